@@ -12,9 +12,9 @@ Everything follows from the configuration: links, computers, examples and the si
 instant, and kills and resumes change no bit.
 
 Source: FedBuff, Nguyen et al. 2022, Algorithm 1, https://arxiv.org/abs/2106.06639; for sites, asynchronous
-PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275. Differs: a client whose upload waits in the
-buffer waits, too, so that its state is never two versions ahead; where a codec's size depends on the values,
-the clock counts its upper bound.
+PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275. Differs: a client waits while its
+upload is in the buffer, so that its state is never two versions ahead; if a codec's size depends on the
+values, the clock uses its upper bound.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ USAGE = f"{FORM.usage}[+damp:P]"
 
 @dataclass(frozen=True)
 class AsyncRule:
-    """fedbuff:B[+damp:P]. buffer: B. damping: P; None: what the algorithm is known with."""
+    """fedbuff:B[+damp:P]. buffer: B. damping: P; None: the algorithm's own default."""
 
     buffer: int
     damping: float | None = None
@@ -49,7 +49,7 @@ def async_rule(text: str, clients: int) -> AsyncRule:
     """The rule that --async names.
 
     Raises:
-        UsageError: If it does not fit.
+        UsageError: If it has another form.
     """
     head, modifiers = split_modifiers(text, "--async", ("damp",), exponent)
     _, arguments = parse(head, "rule of --async", {FORM.name: FORM})
@@ -116,7 +116,7 @@ class AsyncSchedule:
         return sum(self.step(r).seconds for r in range(1, rounds + 1))
 
     def weight(self, staleness: int, default: float) -> float:
-        """(1 + staleness)^-P, what an upload counts; default: P where the rule leaves it open."""
+        """(1 + staleness)^-P, the weight of an upload. default: P if the rule has none."""
         damping = default if self.rule.damping is None else self.rule.damping
         return float((1 + staleness) ** -damping)
 
@@ -148,7 +148,8 @@ class AsyncSchedule:
         self._users[round + 1] = len(arrived)
         by_id = sorted((client, answered, self._now - instant) for instant, answered, client, _ in arrived)
         clients, rounds, waits = zip(*by_id, strict=True)
-        seconds = longest if fresh else self._now - before  # fresh: to the bit what a synchronous round lasts
+        # Fresh uploads have exactly the duration of a synchronous round.
+        seconds = longest if fresh else self._now - before
         return ServerStep(clients, rounds, seconds, in_use, waits)
 
 
@@ -156,8 +157,8 @@ class AsyncSchedule:
 class Asynchrony:
     """The broadcast that an upload answers, and the upload's weight.
 
-    schedule: None of a synchronous run, in which every upload answers the broadcast of its round. damping: P
-    where the rule leaves it open.
+    schedule: None in a synchronous run, where every upload answers the broadcast of its round. damping: P if
+    the rule has none.
     """
 
     schedule: AsyncSchedule | None
@@ -180,12 +181,12 @@ class Asynchrony:
         return self.schedule.weight(round - self.answered(round, client), self.damping)
 
     def participants(self, round: int) -> tuple[int, ...]:
-        """Those of a round; empty of a synchronous one."""
+        """The staleness of a round's uploads; empty in a synchronous run."""
         return () if self.schedule is None or not round else self.schedule.step(round).participants
 
     def origins(self, round: int) -> tuple[int, ...]:
-        """The rounds, ascending, behind which the server has sent the broadcasts that clients compute from
-        when this round begins, without the one before it: 0 is the start. Empty of a synchronous run."""
+        """The rounds, ascending, after which the server sent the broadcasts in use when this round begins,
+        except the round before it; 0 is the start. Empty in a synchronous run."""
         if self.schedule is None or not round:
             return ()
         return tuple(r - 1 for r in sorted(self.schedule.step(round).in_use) if r < round)

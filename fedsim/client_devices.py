@@ -3,15 +3,15 @@
 --link is KEY=VALUE,... for all clients, or a CSV file with a line per client; the keys are the columns.
 
     up, down                   rates of the client's link, 10mbit (per second); without limit if absent
-    rtt, jitter                seconds of a round trip, and the scale of what comes on top of it, 40ms
+    rtt, jitter                seconds of a round trip, and the scale of its random delay, 40ms
     compute, noise             time per example (5ms) or examples per second (200/s), its spread; in files
     joules_up, joules_down     energy of one byte on the stream, 2e-6 (joules)
     joules_example             energy of one example (joules)
     server_up, server_down     the server's link, which all clients share; in a file the line `server`
-    edge_up, edge_down, ...    with --tree, of every edge server: edge_rtt, edge_clients_up and
-                               edge_clients_down, too (fedsim.edge_links); in a file the lines `edge NAME`
+    edge_up, edge_down, ...    with --tree, for every edge server; also edge_rtt, edge_clients_up and
+                               edge_clients_down (fedsim.edge_links); in a file the lines `edge NAME`
 
-Directions are those of the clients: `up` of the server is the rate at which all uploads together come in.
+Directions are those of the clients: the server's `up` is the rate of all uploads together.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 _PER_SECOND = re.compile(r"(\d+(?:\.\d+)?)/s")
 _SCALE = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 SERVER = "server"
-"""The client of the file's line that is about the server's own link."""
+"""The name in the client column for the server's own link."""
 EDGE = "edge"
 """Prefix of an edge server's line, `edge NAME`; `edge` alone is for all edge servers without a line."""
 
 SHARED = ("clients_up", "clients_down")
-"""Columns of these lines alone: the link that an edge server's clients share."""
+"""Columns only in lines of edge servers: the link that their clients share."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class Computer:
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """Links and computers of all K clients: a column (K,) of each number, named as in Link and Computer."""
+    """Links and computers of all K clients: one column (K,) for each field of Link and Computer."""
 
     up: Floats
     down: Floats
@@ -137,10 +137,10 @@ def is_file(link: str) -> bool:
 
 
 def computer(text: str, where: str) -> Computer:
-    """5ms, 200/s or 5ms,noise=0.3.
+    """Parse a computer: 5ms, 200/s or 5ms,noise=0.3.
 
     Raises:
-        UsageError: If it is none of these; where: how the message begins.
+        UsageError: If it has another form; the message starts with `where`.
     """
     if not text:
         return Computer()
@@ -158,7 +158,7 @@ def computer(text: str, where: str) -> Computer:
 
 @dataclass
 class _Column:
-    """A column of the file: how a cell is read, where the values go, and those of the texts seen so far."""
+    """A column of the file: its parser, its array of values, and the parsed values of texts seen so far."""
 
     name: str
     read: Callable[[str, str], float]
@@ -171,10 +171,10 @@ class _Column:
 
 
 class _File:
-    """A file of devices, which is read line by line: it may have a million.
+    """A file of devices, read line by line, because it may have a million lines.
 
-    devices: what it describes. server: the link of its line `server`. edges: of its lines `edge`.
-    computes: whether it says of a client what it computes with.
+    devices: the clients'. server: the link of its line `server`. edges: the links of its lines `edge`.
+    computes: True if it has a computer for any client.
     """
 
     def __init__(self, text: str, clients: int, of_all: Computer) -> None:
@@ -250,7 +250,7 @@ class _File:
         return _per_example(cell, where)
 
     def _other(self, client: str, heads: list[str], row: list[str], line: int) -> None:
-        """A line that is about no client: the server's, an edge server's, or a mistake."""
+        """A line without a client: the server's, an edge server's, or a mistake."""
         where = self._where(line)
         kind, _, name = client.partition(" ")
         cells = {name: cell for name, cell in zip(heads, row, strict=False) if cell and name != "client"}
@@ -280,7 +280,7 @@ def _numbers(link: Link, computer: Computer) -> dict[str, float]:
 
 
 def parse_value(key: str, text: str, where: str) -> float:
-    """A value of --link KEY=VALUE,..., in bits per second, seconds or joules; where: how a message begins.
+    """A value of --link KEY=VALUE,..., in bits per second, seconds or joules; messages start with `where`.
 
     Raises:
         UsageError: If there is no such key, or the value is wrong.
@@ -302,7 +302,7 @@ def parse_time(text: str, where: str) -> float:
     """Seconds, of a time such as 40ms.
 
     Raises:
-        UsageError: If it is none; where: how the message begins.
+        UsageError: If it has another form; the message starts with `where`.
     """
     if result := _TIME.fullmatch(text):
         return float(result[1]) * _SCALE[result[2]]
@@ -310,7 +310,7 @@ def parse_time(text: str, where: str) -> float:
 
 
 def _per_example(text: str, where: str) -> float:
-    """Seconds of one example: a time, or how many examples there are in a second."""
+    """Seconds per example, from a time or a number of examples per second."""
     if (result := _PER_SECOND.fullmatch(text)) and float(result[1]) > 0:
         return 1 / float(result[1])
     return parse_time(text, where)

@@ -1,11 +1,11 @@
 """The links of edge servers: to the root, and the one that its clients share.
 
-    T_e = the slowest upload of edge server e's clients, and no less than the bytes of all of them take on
-          clients_down and clients_up
+    T_e = the time of the slowest upload of edge server e's clients, and at least the time of all their
+          bytes on clients_down and clients_up
     E_e = rtt + 8 hop_down / down + T_e + 8 hop_up / up
 
 hop_down is the broadcast that the edge server gets once, hop_up the sums that it sends. An exchange lasts as
-long as the slowest E_e, and no less than the bytes of all hops take on the root's own link.
+long as the slowest E_e, and at least the time of all hops' bytes on the root's own link.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EdgeLinks:
 
     @staticmethod
     def of(values: Mapping[str, Mapping[str, float]], names: tuple[str, ...]) -> EdgeLinks:
-        """values: by edge server, and '' for all others, the columns that are not the default."""
+        """values: the columns that differ from the default, by edge server, with '' for all others."""
         every = values.get("", {})
         columns = {
             f.name: np.array([{**every, **values.get(e, {})}.get(f.name, _DEFAULT[f.name]) for e in names])
@@ -56,7 +56,7 @@ COLUMNS = tuple(_DEFAULT)
 
 @dataclass(frozen=True, eq=False)
 class Hops:
-    """Stream bytes between each edge server and the root in one exchange, (E,) each; 0 of those without a
+    """Stream bytes between each edge server and the root in one exchange, (E,) each; 0 for those without a
     client in it."""
 
     down: Ints

@@ -68,9 +68,8 @@ class Evaluation:
     def score(self, model: Model, chunk: int, round: int) -> ChunkScore:
         """Score one test chunk at the mean of `model`.
 
-        If the model is a distribution and posterior samples are asked for, the softmax is also averaged over
-        samples of it, which are the same ones for every chunk: draws of a Gaussian, or those that the model
-        is made of.
+        If the model is a distribution and posterior samples are requested, the softmax is also averaged over
+        samples: draws from a Gaussian, or the model's own samples. They are the same for every chunk.
         """
         rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
         inputs = torch.from_numpy(np.array(self.dataset.test_inputs[rows])).to(self.net.device)

@@ -1,6 +1,6 @@
 """Checks folders in Hugging Face's layout: they may hold data, but neither code nor references elsewhere.
 
-It is checked before a library opens the folder: whoever has written it may be a stranger.
+A folder is checked before a library opens it, because its author may be a stranger.
 
 Source: https://huggingface.co/docs/transformers/custom_models (auto_map),
 https://huggingface.co/docs/hub/datasets-manual-configuration (data_files).
@@ -19,18 +19,18 @@ from fedsim.errors import DataError, UsageError
 from fedsim.extras import needed
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
-"""Ends of names of weights that are no safetensors; most of them are pickles."""
+"""File name endings of weights that are not safetensors; most are pickles."""
 BUILDERS = ("csv", "json", "parquet", "arrow", "text", "imagefolder")
-"""The readers of the datasets package whose files hold data alone."""
+"""The readers of the datasets package whose files have only data."""
 _SOURCES = re.compile(
     r"(^|_)(pretrained|checkpoints?|ckpts?|files?|filenames?|dirs?|folders?|urls?|uris?|hub|hf|cfg|overlay|custom|"
     r"trust|remote|revision|repo|filter|state_dict)(_|$)|^(source|token|weights)$"
 )
-"""Parts of the names of keywords that say what is read, fetched or executed."""
+"""Parts of keywords that name something to read, fetch or execute."""
 
 
 def check_model(folder: Path, owner: str) -> None:
-    """Refuse a model that would be unpickled, run code, or take anything from elsewhere.
+    """Refuse a model that is pickled, runs code, or reads anything elsewhere.
 
     Raises:
         UsageError: It begins with `owner`.
@@ -55,7 +55,7 @@ def check_model(folder: Path, owner: str) -> None:
 
 
 def check_tokenizer(folder: Path, owner: str) -> None:
-    """Refuse a tokenizer that would run code or take anything from elsewhere.
+    """Refuse a tokenizer that runs code or reads anything elsewhere.
 
     Raises:
         UsageError: It begins with `owner`.
@@ -88,13 +88,13 @@ def _json(path: Path, owner: str) -> dict[str, Any]:
 
 
 def names_source(key: str) -> bool:
-    """Return whether a keyword of a model library says what is read, fetched or executed."""
+    """Return whether a keyword of a model library names something to read, fetch or execute."""
     key = key.lower()
     return bool(_SOURCES.search(key)) or (key.endswith("path") and not key.endswith("drop_path"))
 
 
 def _beyond(config: Any, folder: Path) -> Iterator[str]:
-    """Why a configuration is refused: what it has that is code, or that lies outside the folder."""
+    """The reason to refuse a configuration: its references to code, or to files outside the folder."""
     items = config.items() if isinstance(config, dict) else enumerate(config)
     for key, value in items:
         name = str(key)
@@ -168,7 +168,7 @@ def load(folder: Path, scratch: str) -> Any:
         scratch: A folder for what the library writes.
 
     Raises:
-        DataError: If the folder refers to anything outside it, or is to be read by a reader not of BUILDERS.
+        DataError: If the folder refers to anything outside it, or needs a reader that is not in BUILDERS.
     """
     files_inside(folder)
     datasets = needed("datasets", f"data set hf:{folder.name}")
@@ -197,7 +197,7 @@ def load(folder: Path, scratch: str) -> Any:
 
 
 def _check_saved(folder: Path) -> None:
-    """Check what save_to_disk has written: the names of its splits, and of their files."""
+    """Check a folder from save_to_disk: the names of its splits, and of their files."""
     try:
         splits = json.loads((folder / "dataset_dict.json").read_bytes())["splits"]
         for split in splits:
@@ -208,7 +208,7 @@ def _check_saved(folder: Path) -> None:
 
 
 def _check_card(folder: Path) -> None:
-    """Check README.md, whose header may say what the files of the data set are."""
+    """Check README.md, whose header may name the files of the data set."""
     if (folder / ".huggingface.yaml").exists():
         raise DataError(f"{folder} has a .huggingface.yaml, which is not read; README.md may say the same")
     if not (folder / "README.md").is_file():
@@ -234,7 +234,7 @@ def _check_files(folder: Path, names: list[str]) -> None:
 
 
 def _referred(array: Any) -> list[str]:
-    """The files that pyarrow's array of images and the like refers to, whose bytes are not in it."""
+    """The external files to which a pyarrow array of images, or similar, refers."""
     kind = array.type
     if hasattr(array, "storage"):
         return _referred(array.storage)

@@ -27,7 +27,7 @@ _objects: dict[str, object] = {}
 
 
 def register(thing: object, option: str) -> str:
-    """Keep an object under its name, in the place of an earlier one of this name; returns the name."""
+    """Keep an object under its name, instead of an earlier one with this name, and return the name."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     name = re.sub(r"[^\w.]", "", str(getattr(named, "__qualname__", type(thing).__name__)))
     module = re.sub(r"[^\w.]", "", str(getattr(named, "__module__", "") or "unnamed"))
@@ -37,7 +37,7 @@ def register(thing: object, option: str) -> str:
 
 
 def is_live(spec: str) -> bool:
-    """Return whether a choice is an object of this process, or of the process that the run was begun in."""
+    """Return whether a choice is an object of this process, or of the process that started the run."""
     return spec.startswith(ROOT)
 
 
@@ -57,7 +57,7 @@ def load(spec: str, option: str) -> object:
 
 
 def refuse_workers(spec: str, option: str) -> UsageError:
-    """The error for an object in a run with worker processes, which says what to write instead."""
+    """The error for an object in a run with worker processes; it names the alternative."""
     thing = _objects.get(spec)
     name = str(getattr(thing, "__qualname__", type(thing).__name__))
     file = inspect.getsourcefile(thing) if inspect.isclass(thing) or inspect.isfunction(thing) else None
@@ -74,7 +74,7 @@ def refuse_workers(spec: str, option: str) -> UsageError:
 def digest(spec: str) -> str:
     """The sha256 of an object: of a class or function by its bytecode, of a dataclass also by its values.
 
-    It changes when the code changes, and not when a comment does. It does not cover what the code imports.
+    It changes with the code, but not with comments. It does not cover imported code.
     """
     result = hashlib.sha256()
     for piece in _pieces(_objects[spec], set()):

@@ -17,7 +17,7 @@ def network_of(experiment: Experiment, dataset: Dataset, device: torch.device) -
     """The network at the experiment's start.
 
     Raises:
-        UsageError: If there is no such model, or nothing of it is trained.
+        UsageError: If there is no such model, or it has no trained parameter.
     """
     shape = tuple(dataset.train_inputs.shape[1:])
     with seeded_torch(experiment.seed):

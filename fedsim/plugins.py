@@ -3,8 +3,8 @@
 An algorithm, a model, a data set, a partition, a schedule or a codec.
 
 A file is executed at most once per process, from the bytes whose digest the manifest records: bits
-depend on them. It stands by itself: what it imports must be installed, or on PYTHONPATH. Imports
-nothing heavy, because options are resolved before the fork server is made.
+depend on them. A file may import only modules that are installed or on PYTHONPATH. This module
+imports nothing heavy, because options are resolved before the fork server starts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _files: dict[Path, _File] = {}
 
 
 def is_spec(text: str) -> bool:
-    """Return whether a choice is an object in a user's file, and not a name of ours."""
+    """Return whether a choice is an object in a user's file, and not a built-in name."""
     return ".py:" in text or text.endswith(".py")
 
 
@@ -58,7 +58,7 @@ _FOLDERS = re.compile(r"((?:^hf|\+weights):)[^+,]*/")
 
 
 def short(choice: str) -> str:
-    """A spec for display, mine:Mine; a name of ours as it is, without the folders of a model's files."""
+    """A spec for display, mine:Mine; other names unchanged, but without the folders of a model's files."""
     if user_files.is_table(choice):
         return user_files.short_table(choice)
     choice = _FOLDERS.sub(r"\1", choice)
@@ -83,7 +83,7 @@ def fingerprint(spec: str) -> str:
 
 
 def load(spec: str, option: str) -> object:
-    """The object that `spec` names; `option` is the one that a complaint is about ("--algo").
+    """The object that `spec` names; `option` is the option for error messages ("--algo").
 
     Raises:
         UsageError: if there is no such file or no such name in it (with the nearest one), or if executing
@@ -123,12 +123,12 @@ def computing_options(experiment: Experiment) -> tuple[tuple[str, str], ...]:
 
 
 def computing_choices(experiment: Experiment) -> tuple[str, ...]:
-    """Their values."""
+    """The values of these options."""
     return tuple(choice for _, choice in computing_options(experiment))
 
 
 def all_choices(experiment: Experiment) -> tuple[str, ...]:
-    """These, and the schedule, which only the coordinator resolves."""
+    """The values of these options and of the schedule, which only the coordinator resolves."""
     return (*computing_choices(experiment), traces.split(experiment.participation)[0])
 
 
@@ -197,7 +197,7 @@ def _executed(path: Path, spec: str, option: str) -> _File:
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
-    """The public names that a file binds at its top level, other than by importing."""
+    """The public names that a file defines at its top level, without imported ones."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             bound = [node.name]

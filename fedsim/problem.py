@@ -62,7 +62,7 @@ class Problem:
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Training rows whose inputs the server and all clients have, without labels."""
     split: tuple[np.ndarray, ...] = ()
-    """The rows of all `experiment.clients`: what scores per client are about. It is `clients` but for a
+    """The rows of all `experiment.clients`, for scores per client. It differs from `clients` only for a
     centralised algorithm. An outline has none."""
 
     @staticmethod
@@ -119,8 +119,8 @@ class Problem:
     def outline(
         experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any], data_dir: Path | None
     ) -> Problem:
-        """A problem for plans of any number of clients, without a split: every client has the one example 0,
-        and all that the sizes of messages depend on.
+        """A problem without a split, for plans with any number of clients: every client has the one example
+        0. Message sizes are those of the problem.
 
         Raises:
             FedsimError: As build, except for errors of the partition.
@@ -172,8 +172,7 @@ class Problem:
     def schedule(
         self, sizes: tuple[int, ...] | None = None, asynchrony: Asynchrony | None = None
     ) -> Schedule:
-        """The schedule of participation; sizes: of all clients, where an outline does not know them, with
-        what follows from them.
+        """The schedule of participation. sizes: N_k of all clients, for an outline, which does not know them.
 
         Raises:
             UsageError: If it does not fit the clients.
@@ -194,7 +193,7 @@ class Problem:
         return self.asynchrony_of(self.sizes)
 
     def asynchrony_of(self, sizes: tuple[int, ...]) -> Asynchrony:
-        """The same for other N_k, where an outline does not know them."""
+        """The same for other N_k, for an outline, which does not know them."""
         e = self.experiment
         if not e.asynchronous:
             return Asynchrony(None)
@@ -280,7 +279,7 @@ class Problem:
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """All that a run may have: the set-up's, and a round's."""
+        """The exchanges of the set-up, then those of a round."""
         return (*self.algorithm.setup, *self.algorithm.exchanges)
 
     def version(self, round: int, exchange: int) -> int:
@@ -346,9 +345,9 @@ class Problem:
 
     @cached_property
     def label_shares(self) -> LabelShares | None:
-        """The classes of every client's rows, which scores per client follow from; None without classes.
+        """The classes of every client's rows, for scores per client; None without classes.
 
-        A centralised algorithm's has all K clients that the rows come from.
+        A centralised algorithm has them for all K clients of its rows.
         """
         if self.measure.per_class is None:
             return None
@@ -367,7 +366,7 @@ class Problem:
 def _held_by(
     algorithm: Algorithm[Any, Any, Any, Any], rows: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, ...]:
-    """The rows of every client that the algorithm has: of a centralised one a single client has all, once."""
+    """The rows of the algorithm's clients; a centralised one has a single client with all rows, each once."""
     return (np.unique(np.concatenate(rows)),) if algorithm.centralised else rows
 
 

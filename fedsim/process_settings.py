@@ -1,12 +1,12 @@
 """Settings of torch and NumPy that results depend on, and that a user's program or file may have changed.
 
 `fix_settings` gives them the values of a fresh interpreter. Every process that computes calls it, through
-workers.assembly. `settings_kept` is for code of a user that may change them. `own_settings` is for the
-process of a user's program: it puts the caller's back, with the states of the global random generators, of
-which a run uses none.
+workers.assembly. `settings_kept` is for a user's code, which may change them. `own_settings` is for the
+process of a user's program: it restores the caller's settings and the states of the global random generators,
+which a run does not use.
 
-What is of one thread (the mode of autograd, autocast, the default device) is that of the calling thread;
-threads that a run starts begin with torch's own.
+Settings of a thread (autograd mode, autocast, the default device) are those of the calling thread; threads of
+a run start with torch's defaults.
 """
 
 from __future__ import annotations
@@ -134,11 +134,11 @@ def flushes_denormals() -> bool:
 
 @contextmanager
 def own_settings() -> Iterator[None]:
-    """A block with the settings of a fresh interpreter, after which the caller's are back, also those of
+    """A block with the settings of a fresh interpreter, which restores the caller's, including those of
     fix_numerics: the number of threads and the flushing of denormals.
 
     Raises:
-        UsageError: if the caller intercepts torch's functions, saying what does.
+        UsageError: if the caller intercepts torch's functions; it names the interceptor.
     """
     _refuse("fedsim cannot run in this block")
     with ExitStack() as closing:
@@ -159,8 +159,8 @@ def _restore(generators: tuple[Any, Any, Any]) -> None:
 
 @contextmanager
 def settings_kept() -> Iterator[None]:
-    """A block after which the settings, the number of threads and the flushing of denormals are what they
-    were before, and there is no default device."""
+    """A block that restores the settings, the number of threads and the flushing of denormals, without a
+    default device."""
     before = [(setting, setting.get()) for setting in SETTINGS]
     threads, flushes = torch.get_num_threads(), flushes_denormals()
     try:
@@ -177,8 +177,8 @@ def settings_kept() -> Iterator[None]:
 
 @contextmanager
 def _without_default_device() -> Iterator[None]:
-    """A block in which tensors are made on the CPU, whatever torch.set_default_device or `with
-    torch.device(...)` says around it."""
+    """A block in which tensors are created on the CPU, in spite of torch.set_default_device or `with
+    torch.device(...)` around it."""
     with ExitStack() as closing:
         for _ in range(_modes()):
             closing.enter_context(overrides._pop_mode_temporarily())
@@ -194,7 +194,7 @@ def _refuse(begin: str | None) -> None:
     """Refuse what intercepts torch's functions in this thread; `begin`: except the default device.
 
     Raises:
-        UsageError: saying what does.
+        UsageError: it names the interceptor.
     """
     devices = DeviceContext if begin else ()
     modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]

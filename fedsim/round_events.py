@@ -44,7 +44,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Left:
-    """A worker has left, so it will not answer what it held; it may join again."""
+    """A worker has left and will not answer its tasks; it may join again."""
 
     worker: int
 
@@ -57,7 +57,7 @@ class Arrived:
     dropout, the worker has reported that no upload will come.
 
     Attributes:
-        late: The upload is paid for and not folded: it missed the deadline of the virtual clock, or its
+        late: The upload is counted but not folded: it missed the deadline of the virtual clock, or its
             content must not be folded.
     """
 
@@ -89,7 +89,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class EdgeLost:
-    """An edge server has ended before its sums were here, and with it all that its clients have sent."""
+    """An edge server has ended before its sums arrived, so its clients' uploads are lost."""
 
     clients: tuple[int, ...]
 

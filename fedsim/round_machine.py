@@ -54,16 +54,16 @@ class RoundMachine:
 
     Attributes:
         cost: Orders the tasks of a round, the largest first, which balances workers; ties go by id.
-        order: Puts clients in the order in which their uploads are folded (fedsim.tree); by default of ids.
-        chunks: How many chunks the test set has; 0 switches evaluation off.
-        setup: How many exchanges round 0 has.
-        lanes: How many tasks a worker computes at once.
-        ahead: Whether a worker gets its next task before it has answered the last one.
-        edges: Edge servers are processes, so that an exchange is closed also if nothing is folded in it.
+        order: Sorts clients into the order of the fold (fedsim.tree); by default ascending ids.
+        chunks: The number of chunks of the test set; 0 disables evaluation.
+        setup: The number of exchanges in round 0.
+        lanes: The number of tasks that a worker computes at once.
+        ahead: True if a worker gets its next task before it answers the last one.
+        edges: Edge servers are processes; an exchange is then closed even if it folds no upload.
         round: The present round.
-        folded_rounds: How many committed rounds, without the set-up, have folded an upload.
-        has_target: Whether the run ends with the first round that reaches a target accuracy. Then no round is
-            opened while a score of one before it is missing.
+        folded_rounds: The number of committed rounds, without the set-up, that folded an upload.
+        has_target: True if the run ends with the first round that reaches a target accuracy. No round is then
+            opened while a score of an earlier round is missing.
         target_reached: A committed round has reached the target accuracy, so no further one is opened.
     """
 
@@ -102,7 +102,7 @@ class RoundMachine:
         self._assignment = TaskAssignment(lanes=self.lanes, ahead=self.ahead)
 
     def seat(self, client_group: Callable[[int], int], worker_group: Callable[[int], int]) -> None:
-        """Give workers tasks of their group's clients alone; call it before `start`."""
+        """Restrict workers to the clients of their group; call it before `start`."""
         self._assignment = TaskAssignment(client_group, worker_group, self.lanes, self.ahead)
 
     def start(self, resumed: bool = False, unscored: Sequence[int] = ()) -> list[Command]:
@@ -124,7 +124,7 @@ class RoundMachine:
         """Take an event, or several of the same moment, and return the commands that follow.
 
         Raises:
-            ProtocolError: If an event does not fit the state. It does not change the state then.
+            ProtocolError: If an event does not fit the state, which does not change then.
         """
         commands = [command for event in events for command in self._take(event)]
         return commands + self._assignment.assign(self.round, self._participation.dropouts)
@@ -266,7 +266,7 @@ class RoundMachine:
         return commands
 
     def _on_edge_lost(self, clients: Iterable[int]) -> None:
-        """Have answered tasks of this exchange computed again, also of dropouts, whose bytes it counted."""
+        """Repeat answered tasks of this exchange, including those of dropouts, whose bytes were counted."""
         if not self._folding:
             return
         lost = [k for k in clients if k in self._arrived]

@@ -19,10 +19,10 @@ class Form:
     """The syntax of a spec with one name.
 
     Attributes:
-        arguments: What may follow the name after a colon, in the notation of error messages. If there is
+        arguments: The arguments after the name and a colon, in the notation of error messages. If there is
             one argument, it may contain commas.
-        optional: How many of the last arguments may be left out.
-        help: What the arguments mean, for error messages.
+        optional: The number of trailing arguments that may be omitted.
+        help: The meaning of the arguments, for error messages.
     """
 
     name: str
@@ -66,7 +66,7 @@ def split_modifiers(
 
     Args:
         text: The spec.
-        what: Whose it is, for messages.
+        what: Its owner, for messages.
         names: The modifiers.
         read: What P is, as (text, whose) -> number; without it a probability.
 
@@ -85,7 +85,7 @@ def split_modifiers(
 
 
 def plain_share(text: str) -> str:
-    """30%+lost:0.1 as 0.3+lost:0.1: a leading percentage as the share that it is; any other text stays."""
+    """Convert a leading percentage to a share: 30%+lost:0.1 to 0.3+lost:0.1; other texts are unchanged."""
     head, plus, modifiers = text.partition("+")
     if not head.endswith("%") or not 0 < number(head[:-1]) <= 100:
         return text
@@ -135,11 +135,11 @@ def key_values(text: str, owner: str = "", repeatable: Collection[str] = ()) -> 
 
     Args:
         text: The pairs.
-        owner: How an error begins.
-        repeatable: Keys that may stand there several times, with different values.
+        owner: The beginning of an error.
+        repeatable: Keys that may occur several times, with different values.
 
     Raises:
-        UsageError: for a key that stands there twice.
+        UsageError: for a key that occurs twice.
     """
     parts = [part.partition("=") for part in text.split(",") if part]
     keys = [f"{key}={value}" if key in repeatable else key for key, _, value in parts]

@@ -1,4 +1,4 @@
-"""Step sizes, penalties and dampings that depend on where a formula is evaluated."""
+"""Step sizes, penalties and dampings that depend on client and round."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ Step = (
         ),
     ]
 )
-"""A damping or step size: a number or a rule. 1/K counts all clients, 1/|S| those that are asked in the
-round, and N_k/N is the client's share of the examples; 20/K is 20 times 1/K. A:R:B is rule A in rounds 1 to
-R, and B after that: N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6. Asynchronous rounds refuse
-1/|S|, because no set of clients is asked together there."""
+"""A damping or step size: a number or a rule. 1/K counts all clients, 1/|S| those that get the round's
+broadcast, and N_k/N is the client's share of the examples; 20/K is 20 times 1/K. A:R:B is rule A in rounds 1
+to R, and B after that: N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6. Asynchronous rounds
+refuse 1/|S|, because they have no set of clients that share a broadcast."""
 
 OverK = (
     Annotated[float, Meta(gt=0)]
     | Annotated[str, Meta(pattern=rf"^{NUMBER}/K\Z", title="1/K, or a multiple such as 20/K")]
 )
-"""The same for what must be equal for all clients and in all rounds: a number, or A/K."""
+"""The same for values that are equal for all clients and rounds: a number, or A/K."""
 
 
 @dataclass(frozen=True)
 class At:
     """The place at which a formula is evaluated: client k of K in a round, on the client or on the server.
 
-    sizes: N_k of all K clients; asked: |S|, how many clients get the round's broadcast, those included
-    whose upload is lost later. Both sides know it before anything is uploaded. 0: all K, as in the set-up.
-    weight: what a dual step counts for the staleness of its upload, in (0, 1]; 1 in a synchronous run.
+    sizes: N_k of all K clients; asked: |S|, the number of clients that get the round's broadcast, including
+    those whose upload is lost later. Both sides know it before any upload. 0: all K, as in the set-up.
+    weight: the weight of a dual step by the staleness of its upload, in (0, 1]; 1 in a synchronous run.
     """
 
     sizes: tuple[int, ...]
@@ -51,12 +51,12 @@ class At:
         return len(self.sizes)
 
     def value(self, rule: Step) -> float:
-        """The number that a step, penalty or damping stands for here."""
+        """The value of a step, penalty or damping here."""
         return step_size(rule, self)
 
 
 def step_size(rule: Step, at: At) -> float:
-    """The number that a Step stands for at one client in one round."""
+    """The value of a Step for one client in one round."""
     if not isinstance(rule, str):
         return float(rule)
     first, _, later = rule.partition(":")

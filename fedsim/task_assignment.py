@@ -26,9 +26,9 @@ class ProtocolError(Exception):
 class TaskAssignment:
     """The queues of waiting work and the loads of the workers.
 
-    client_group, worker_group: numbers of groups. A worker gets tasks of its group's clients alone, as one
-    behind an edge server does (fedsim.tree); by default there is one group. lanes: how many tasks a worker
-    computes at once. ahead: whether it also has tasks that wait beside it.
+    client_group, worker_group: numbers of groups. A worker gets only tasks of its group's clients, such as
+    those of its edge server (fedsim.tree); by default there is one group. lanes: the number of tasks that a
+    worker computes at once. ahead: True if a worker also holds tasks in advance.
     """
 
     client_group: Callable[[int], int] = lambda client: 0
@@ -120,7 +120,7 @@ class TaskAssignment:
         self._load[worker].remove(task)
 
     def take_back(self, worker: int, task: TaskId) -> None:
-        """Queue a task again before all others, for the worker that is free first.
+        """Queue a task again, before all others, for the first free worker.
 
         Raises:
             ProtocolError: If the worker does not hold the task.
@@ -129,7 +129,7 @@ class TaskAssignment:
         self.again(task)
 
     def again(self, task: TaskId) -> None:
-        """Queue a task before all others that was answered, and whose answer is lost."""
+        """Queue an answered task, whose answer was lost, before all others."""
         self._taken_back.add(task)
         self._home.pop(task.client, None)
         self._queue(task.client, ANYWHERE).appendleft(task)
@@ -152,9 +152,8 @@ class TaskAssignment:
     def assign(self, round: int, dropouts: AbstractSet[int]) -> list[Command]:
         """Assign waiting work to workers.
 
-        Training goes first, and evaluation where a worker would idle. The workers get tasks in turn until all
-        have one for every lane, and as many in advance while there are plenty, so that they do not wait for
-        messages, but not at the end of a round.
+        Training comes before evaluation. Workers get tasks in turn until each has one for every lane. While
+        many tasks wait, each also gets as many in advance, so that it does not wait for messages.
         """
         commands: list[Command] = []
         for ahead in range(2 * self.lanes):
@@ -185,8 +184,7 @@ class TaskAssignment:
     def _by_load(self) -> Sequence[int]:
         """The workers, idle ones first, and among them those whose own clients wait.
 
-        Otherwise a worker without waiting clients would take a client from a worker that is just as idle
-        and has the client's state cached.
+        Otherwise a worker could take a client from another idle worker that has the client's state cached.
         """
         waiting, group = self._waiting, self.worker_group
         return sorted(self._load, key=lambda w: (len(self._load[w]), not waiting.get((group(w), w)), w))

@@ -73,7 +73,7 @@ class Clock:
         bytes_up: int | Ints,
         exchange: int = 1,
     ) -> Floats:
-        """The same of several clients (n,), to the bit; examples: N_k of each of them, (n,)."""
+        """The same for several clients (n,), with equal bits; examples: N_k of each client, (n,)."""
         d = self.devices
         computing, noise, jitter = examples * d.seconds[clients], d.noise[clients], d.jitter[clients]
         noisy = np.flatnonzero(noise)
@@ -90,7 +90,7 @@ class Clock:
     def mean_seconds_of(
         self, clients: Ints, examples: Ints, bytes_down: int | Ints, bytes_up: int | Ints
     ) -> Floats:
-        """The expectation of seconds_of over the draws, which are not made."""
+        """The expectation of seconds_of over jitter and noise, without drawing them."""
         d = self.devices
         computing = examples * d.seconds[clients] * np.exp(d.noise[clients] ** 2 / 2)
         jitter = MEAN_OF_ABSOLUTE * d.jitter[clients]
@@ -103,7 +103,7 @@ class Clock:
     def joules_of(
         self, clients: Ints, examples: Ints, bytes_down: int | Ints, bytes_up: int | Ints
     ) -> Floats:
-        """The energy that clients (n,) spend; examples: those computed, (n,)."""
+        """The energy of clients (n,) in joules; examples: the computed ones, (n,)."""
         d = self.devices
         links = d.joules_down[clients] * bytes_down + d.joules_up[clients] * bytes_up
         return links + d.joules[clients] * examples
@@ -124,8 +124,8 @@ class Clock:
             hops: Bytes between edge servers and the root, if there is a tree.
 
         Returns:
-            Seconds until the last upload, or sums, arrive. If a client missed the deadline or sent nothing,
-            it is waited for until the deadline.
+            Seconds until the last upload, or sums, arrive. The deadline if a client missed it or
+            sent nothing.
         """
         if self.tree is None or self.edges is None or hops is None:
             seconds, answered = answers
@@ -140,13 +140,13 @@ class Clock:
 
         Args:
             slowest: Seconds until the last upload arrived.
-            silent: Whether a client got the broadcast and sent nothing.
+            silent: True if a client got the broadcast and sent nothing.
             bytes_down: Of all clients together.
             bytes_up: Of all clients together.
 
         Returns:
-            Seconds until the slowest upload arrives, and no fewer than all bytes need on the server's link.
-            If a client missed the deadline or sent nothing, until the deadline.
+            Seconds until the slowest upload arrives, and at least the time of all bytes on the server's link.
+            The deadline if a client missed it or sent nothing.
         """
         if silent and self.deadline < math.inf:
             return self.deadline
@@ -162,7 +162,7 @@ class Clock:
         return d.rtt[clients] + 8 * bytes_down / d.down[clients] + 8 * bytes_up / d.up[clients]
 
     def _normals(self, round: int, exchange: int, clients: Ints) -> Floats:
-        """y of every client: its place in the stream of its block."""
+        """y of every client, by its position in the stream of its block."""
         blocks, at = np.unique(clients // BLOCK, return_inverse=True)
         purpose = f"jitter.{exchange}"
         draws = standard_normals(self.seed, purpose, round, blocks.tolist(), "rtt", BLOCK)
@@ -190,9 +190,8 @@ class ExchangeClock:
         decided: Callable[[int], float] | None = None,
         sums: Callable[[int, int, int], int] | None = None,
     ) -> None:
-        """decided: the seconds of a round, where a schedule has them already (fedsim.asynchrony); no upload
-        is late then. sums: with a tree, the bytes of an edge server's sums: of a round, an exchange, and how
-        many uploads they are of."""
+        """decided: a round's seconds from a schedule (fedsim.asynchrony); no upload is late then. sums: with
+        a tree, the bytes of an edge server's sums, by round, exchange and number of uploads."""
         self._clock, self._sizes, self._decided, self._sums = clock, sizes, decided, sums
         self._relayed, self._exchange = 0, 1
         self._counted: set[int] = set()
@@ -206,11 +205,11 @@ class ExchangeClock:
 
     @property
     def has_hops(self) -> bool:
-        """True if it counts what edge servers get and send."""
+        """True if it counts the bytes of edge servers."""
         return self._clock is not None and self._clock.tree is not None
 
     def opened(self, exchange: int, relayed: int) -> None:
-        """Record that an exchange has begun, with the bytes of its broadcast as an edge server gets it."""
+        """Record the start of an exchange, with the bytes of its broadcast to an edge server."""
         self._exchange, self._relayed = exchange, relayed
 
     def counted(self, client: int) -> None:

@@ -1,10 +1,10 @@
 """The numerics of a process, which decide bits besides the experiment, and their comparison.
 
-Registration compares a worker with the coordinator; resume, verify and replay compare today's process with
-the one that began the run. All use `differences`. Facts are texts by name: versions, the instruction set and
-the settings that torch computes with, the GPU, and the probe digest (workers/probe.py), which decides where
-labels do not suffice. What is not known of both sides is not compared: a coordinator without a GPU has no
-digest of one, and takes that of the first worker.
+Registration compares a worker with the coordinator; resume, verify and replay compare this process with
+the one that started the run. All use `differences`. Facts are texts by name: versions, the instruction set
+and the settings that torch computes with, the GPU, and the probe digest (workers/probe.py), which decides
+where labels do not suffice. Facts that only one side knows are not compared: a coordinator without a GPU
+takes the GPU's digest from the first worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 Facts = Mapping[str, str]
 
 COMPUTES = ("torch", "numpy")
-"""Libraries that compute; others carry numbers about."""
+"""Libraries that compute; others only move numbers."""
 HERE = ("python", *COMPUTES, "machine", "processor")
 """Names of facts that hold for every process of this program on this machine."""
 PROBE = "probe digest ({})"
@@ -30,7 +30,7 @@ DRIFT = "this run's bits depend on who computed what"
 
 
 class Difference(NamedTuple):
-    """One fact that differs. there: as the other side has it; here: as this side has it."""
+    """One fact that differs. there: the other side's value; here: this side's."""
 
     name: str
     there: str
@@ -78,7 +78,7 @@ def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(there: Facts, here: Facts) -> Iterator[Difference]:
-    """Yield what both sides know and have different, in the order of `here`."""
+    """Yield the facts that both sides know and that differ, in the order of `here`."""
     for name, value in here.items():
         if there.get(name, value) != value:
             yield Difference(name, there[name], value)

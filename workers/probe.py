@@ -1,4 +1,4 @@
-"""One number for how this process computes: two that have the same one give the same bits.
+"""The probe digest: two processes with the same digest compute the same bits.
 
 Versions and names of processors do not suffice. An Intel Xeon and an AMD EPYC with the same libraries and the
 same capability (AVX512) give different model digests, because MKL and oneDNN choose their kernels by vendor.
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 def probe(problem: Problem) -> dict[str, str]:
-    """The probe digest of this process by the kind of device that it computes on (cpu, cuda). A run may be
-    begun by a process that computes on another kind than the process that resumes it."""
+    """The probe digest of this process by kind of device (cpu, cuda), because a run may be resumed on another
+    kind of device."""
     return {problem.net.device.type: probe_digest(problem)}
 
 
@@ -48,7 +48,7 @@ def probe_digest(problem: Problem) -> str:
     Every probe has an epoch of training and an evaluation of the run's own model, and its diagonal GGN where
     targets are classes. With an algorithm of the registry it also has one round of that algorithm with one
     client: set-up, local training, dual step and fold. A user's own algorithm is not called, because its code
-    may keep something from call to call. Call workers.assembly.fix_numerics before.
+    may keep state between calls. Call workers.assembly.fix_numerics before.
     """
     hashed = sha256()
     small = _small(problem)
@@ -56,15 +56,15 @@ def probe_digest(problem: Problem) -> str:
         hashed.update(value)
     if not plugins.is_spec(problem.experiment.algo):
         for state in _round(small):
-            for chunk in state_chunks(state):  # not in one piece: a large one would be there twice
+            for chunk in state_chunks(state):  # in pieces, because a large one would need its memory twice
                 hashed.update(chunk)
     return hashed.hexdigest()[:32]
 
 
 def check_repeatable(problem: Problem, data_dir: Path | None) -> None:
-    """Check that a user's own data set and model give the same numbers when they are asked again.
+    """Check that a user's data set and model return the same numbers when they are called again.
 
-    The bits of a run, and the agreement of its processes, rest on that. Nothing of ours is asked.
+    The bits of a run, and the agreement of its processes, depend on it. Built-in ones are not checked.
 
     Raises:
         UsageError: naming the file and what differs.
@@ -116,7 +116,7 @@ def _training(problem: Problem) -> Iterator[Buffer]:
 
 
 def shortened(value: T) -> T:
-    """The same hyperparameters with those of SHORT in the place of larger ones."""
+    """The same hyperparameters, with larger ones replaced by those of SHORT."""
     changes: dict[str, Any] = {}
     for f in fields(value):  # type: ignore[arg-type]
         now = getattr(value, f.name)

@@ -36,16 +36,16 @@ def execute(
 
     Args:
         problem: The experiment.
-        of: The task; its base is not looked at.
+        of: The task; its base is not used.
         state: The client's state, from which the task starts, on any device. The caller should hold no
-            reference: what the update does not need any more is given back before the commit.
+            reference, so that unused memory is freed before the commit.
         down: The decoded broadcast, on the CPU.
-        folds: How many rounds before this one have folded an upload.
-        asked: How many clients take part in the round.
+        folds: The number of rounds before this one that folded an upload.
+        asked: The number of clients that take part in the round.
         copied: The broadcast on the network's device, if the caller has it.
 
     Returns:
-        What the task gives. Committing uses the decoded message, because the server folds that one.
+        The result. The commit uses the decoded message, because the server folds that one.
     """
     algorithm, device = problem.algorithm, problem.net.device
     codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout
@@ -57,7 +57,7 @@ def execute(
         problem.shard(of.client),
         task,
     )
-    state = None  # what the update does not need any more is given back
+    state = None  # free what the update no longer needs
     if problem.net.layout.size >= LARGE:  # before the commit needs memory
         problem.net.release()
     draft, up = to_cpu((draft, up))

@@ -270,7 +270,7 @@ NO_NUMBER = """Tools that we looked at and that give no such number:
   1827 asked in 2023; the template's estimators are of 2024 and later.
 - **APPFL**: its SZ3 compressor sums sizes and drops the sums (APPFL/APPFL@52e56fb,
   src/appfl/compressor/sz3_compressor.py). **FedLab**, **OpenFL**, **pfl-research**: we found no count of
-  bytes in what the search shows of them, which is no proof that there is none.
+  bytes in what the search shows of them, which does not prove that there is none.
 
 Issues are open or closed as in the stored copies that we searched in November 2026."""
 
@@ -422,7 +422,7 @@ The ledger's sums are of the kind algorithm: broadcasts and uploads, no control 
   only, [6] and [11] would be as good as [8].
 - The two that ask Python for the size of objects ([4], [5]) are {objects:.0f} and {container:.0f} times too
   small here, and the larger the tensors the worse it gets: see below.
-- A number near the truth is no evidence: [12] beside the compressed run is close by chance."""
+- A number near the truth is not evidence: [12] beside the compressed run is close by chance."""
 
 OBJECTS = """One copy of the model per message; the last two columns say how many times too small the size as
 Python objects and sys.getsizeof of the state dict are. Both depend on the number of tensors only. A few large

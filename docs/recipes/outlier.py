@@ -299,7 +299,7 @@ rounds; Bayesian-ADMM, which knows in which directions each client is certain, i
 by {a[4]:.1f}°; Bayesian-ADMM's by {b[0]:.1f}° after one. In the picture its first two rounds and the
 optimum lie together. But:
 
-- The distribution is not there yet: KL 16 after round 1 (much too wide, dashed), 1.4 after round 2.
+- The distribution has not converged: KL 16 after round 1 (much too wide, dashed), 1.4 after round 2.
 - Later rounds are no better than ADMM's in angle. The samples are new every round, so the mean jitters by
   some degrees; the delta method, without samples, converges to the mode (KL 3e-10 in round 20).
 - At ρ = {how.rho:g} the client's problem as printed has no minimum from round 2 on; without our bound on

@@ -71,7 +71,7 @@ are in [participation_digits_10.md](participation_digits_10.md) and
 - `silent = "participants"` (the default) for fedadmm, ivon_admm and the other members with an averaging
   server. `last`, which counts a silent client's last upload, is what the augmented Lagrangian says and is
   worse in every column where somebody is silent: fedadmm 56 against 85 % (0.1, ten clients), and ivon_admm
-  does not learn at all where few take part (10 %), because K stale posteriors outvote the participants.
+  does not learn if few take part (10 %), because K stale posteriors outvote the participants.
 - rho = 20/K and gamma = 2/K for ivon_admm, its defaults. With the fixed values 2 and 0.2, which are the
   same at K = 10, a hundred clients learned nothing (7 to 11 % on clients alike, 90 with a tenth of both;
   [decision 022](../decisions/022-ivon-admm-defaults.md)).

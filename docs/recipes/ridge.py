@@ -294,9 +294,9 @@ at the least loss after one round; BregmanADMM and ADMM approach it over ten.
 error of {exact:.0e} after one round, {wide:.0e} with float64 messages. ADMM with its best ρ needs {rounds}
 rounds to come within 1 %. Less flattering:
 
-- Undamped PVI is exact after one round too. On quadratics with full covariance nothing tells the two apart.
+- Undamped PVI is exact after one round too. On quadratics with full covariance the two are identical.
 - The property hangs on ρ = 1/K: with ρ = 1 Bayesian-ADMM is as slow as damped PVI.
-- It hangs on the full covariance: with a diagonal one Bayesian-ADMM (ρ = 1) is no faster than the best
+- This depends on the full covariance: with a diagonal one Bayesian-ADMM (ρ = 1) is no faster than the best
   ADMM, and with ρ = 1/K it diverges.
 - Rounds are not bytes. A round with full covariance is P + P(P+1)/2 numbers each way, {ratio:.0f} times
   ADMM's P. ADMM is within 1 % after {mb_admm:.2f} MB per client and within 0.01 % after {mb_close:.2f} MB,

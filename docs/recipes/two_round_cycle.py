@@ -54,7 +54,7 @@ S6: dict[str, Any] = {
 
 FINDING = """
 On [MNIST with two classes a client](mnist_two_classes.md) fedavg reaches 94.0 % and then falls within seven
-rounds, while the clients' training loss goes on falling. **The server's model swings between two states,
+rounds, while the clients' training loss keeps falling. **The server's model swings between two states,
 one round each, and the swing grows**: in one round some classes are preferred (4, 8), in the next others
 (5, 9), and the clients raise too much what was too low. The mean of two successive models does not fall: it
 has 94.4 % to the end. The cosine between successive steps of the server falls from .95 on, well before the

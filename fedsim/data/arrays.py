@@ -1,4 +1,4 @@
-"""The arrays of a data set: what a reader makes, what they must look like, and their digest.
+"""The arrays of a data set: their form, their checks and their digest.
 
     likelihood    inputs (n, *shape)    targets
     categorical   float32, uint8, int32 (n,) int64, 0..C-1
@@ -47,7 +47,7 @@ def bundle(
     centres: Array | None = None,
     targets: type[np.generic] = np.int64,
 ) -> Arrays:
-    """Contiguous arrays: inputs (n, *shape) as they are, targets as `targets`, centres (n,) as int64."""
+    """Contiguous arrays: inputs (n, *shape) unchanged, targets as dtype `targets`, centres (n,) as int64."""
     arrays = {
         "train_inputs": np.ascontiguousarray(train_inputs),
         "train_targets": np.ascontiguousarray(train_targets, dtype=targets),
@@ -148,7 +148,7 @@ def _check_numbers(what: str, values: Array) -> None:
 
 
 def _first(selected: npt.NDArray[np.bool_]) -> tuple[tuple[int, ...], str]:
-    """The first that is selected: its index, and 'row 5, column 2 (counted from 0)'."""
+    """The first selected entry: its index, and the text 'row 5, column 2 (counted from 0)'."""
     row, *rest = at = tuple(map(int, np.unravel_index(int(selected.argmax()), selected.shape)))
     place = f", column {rest[0]}" if len(rest) == 1 else f", place {tuple(rest)}" if rest else ""
     return at, f"row {row}{place} (counted from 0)"

@@ -7,8 +7,8 @@ One folder per data set and content of its source files, however many copies of 
 
 The state of a source is its path, device, inode, size, and the times of its last change of content (mtime)
 and of anything (ctime). mtime and size alone are not enough: tar, cp -p and rsync -t restore an mtime. The
-second file is empty: it says that these sources, in this state, have this content, so that they are read
-once. Sources of more than LARGEST bytes together are not read for it: their state stands for them.
+second file is empty. It records that these sources, in this state, have this content, so that they are read
+only once. For sources with more than LARGEST bytes together, the digest is that of their state.
 
 CACHE is $FEDSIM_CACHE, else $XDG_CACHE_HOME/fedsim, else ~/.cache/fedsim. A folder is filled under
 a temporary name beside its final one and renamed, so that a reader sees all of it or nothing and
@@ -85,7 +85,7 @@ def cached(name: str, sources: Sequence[Path], build: Callable[[], Arrays]) -> A
 
 
 def _state(sources: Sequence[Path]) -> str:
-    """The digest of where the sources are, which files, how long, and when they changed."""
+    """The digest of the sources' paths, identities, sizes and times of change."""
     digest = hashlib.sha256()
     for path in sources:
         s = path.stat()
@@ -101,7 +101,7 @@ def _known(root: Path, name: str, state: str) -> Path | None:
 
 
 def _content(sources: Sequence[Path], state: str) -> str:
-    """The digest of the sources' bytes; of very large ones their state."""
+    """The digest of the sources' bytes, or of their state if they are very large."""
     if sum(path.stat().st_size for path in sources) > LARGEST:
         return state
     digest = hashlib.sha256()

@@ -36,9 +36,9 @@ class Dataset:
     scale                         "scaled" inputs are x / scale, "raw" are x, both as float32;
                                   255 for images (digits: 16), 1 for tables
     centres                       (n,) int64, the natural client of every training row, or None
-    likelihood                    what targets are: a name of fedsim.learning.likelihoods
+    likelihood                    the meaning of targets: a name of fedsim.learning.likelihoods
 
-    Every process makes its own, so a user's must be the same numbers each time, in every process: draw
+    Every process creates its own, so a user's function must return the same numbers in every process: draw
     from a generator with a fixed seed, and never from the clock, a global generator or a set's order.
     """
 
@@ -96,7 +96,7 @@ def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
     parse = table_files.TableFile.parse if is_table(spec) else hub.HubDataset.parse
     described: hub.HubDataset | table_files.TableFile = parse(spec, root)
     files = described.files()
-    # where a file lies in its folder says of what split and class it is
+    # the path of a file in its folder gives its split and class
     named = (spec, *(os.path.relpath(file, described.folder) for file in files))
     options = hashlib.sha256(os.fsencode("\0".join(named))).hexdigest()[:8]
     arrays = cached(f"{described.name}-{options}", files, described.read)
@@ -221,7 +221,7 @@ def _users(spec: str) -> Dataset:
 
 
 def _checked(dataset: Dataset, owner: str) -> Dataset:
-    """A data set that is not ours, with everything checked that an experiment relies on, read-only."""
+    """A user's data set, read-only, after checks of everything that an experiment relies on."""
     if dataset.likelihood not in ARRAY_RULES:
         raise unknown(f"likelihood of {owner}", str(dataset.likelihood), ARRAY_RULES)
     names = REQUIRED if dataset.centres is None else (*REQUIRED, "centres")

@@ -206,7 +206,8 @@ def _mix(rng: RandomState, alpha: float, n: int) -> list[float]:
 
 
 def _picked(mix: Sequence[float], still: Sequence[bool], draw: float) -> int:
-    """Draws one of the `still` available entries: the one at `draw` in [0, 1) of their normalised shares."""
+    """The index of an available entry, drawn by its share: `draw` is in [0, 1), `still` marks available
+    ones."""
     open_ = [i for i, there in enumerate(still) if there]
     target = draw * sum(mix[i] for i in open_)
     for i in open_:
@@ -244,7 +245,7 @@ def _deal(parts: list[list[Indices]], rows: Indices, counts: Sequence[int]) -> N
 def _none_empty(split: Split) -> Split:
     """Every client without rows, in order, takes the last 2 of the (first) largest client.
 
-    One where the largest has only 2 or 3; none where it has 1, for then there are too few rows.
+    It takes 1 if the largest has only 2 or 3, and none if it has 1: there are then too few rows.
     """
     filled = list(split)
     for k, rows in enumerate(split):

@@ -8,8 +8,8 @@ p_k(c) is the share of class c among the rows of client k, accuracy_c the accura
 c. A class without test rows is left out, and the other shares of a client are divided by their sum; a client
 that has no other class has no score.
 
-This measures label skew. It is the expected score on test rows that are drawn as the client's labels are, if
-the inputs of a class are distributed alike at all clients: so for partitions by label. It does not measure
+This measures label skew. It is the expected score on test rows with the client's distribution of classes, if
+each class has the same inputs at all clients, as in partitions by label. It does not measure
 feature skew, such as hospitals with other devices or writers with another hand.
 
 Mean, worst and spread (the population standard deviation) are over clients, each of which counts once,
@@ -31,7 +31,7 @@ from fedsim.learning.score_names import CLIENT_LISTS, CLIENT_NUMBERS
 Values = npt.NDArray[np.float64]
 
 MOST_LISTED = 100
-"""Clients up to which metrics.jsonl has the scores of every one."""
+"""The largest number of clients for which metrics.jsonl has the scores of each."""
 
 HISTOGRAM_BINS = 20
 """The number of bins of equal width from 0 to 1; a bin includes its lower edge, the last one both."""
@@ -96,7 +96,7 @@ class ClientScores:
         return dict(zip(CLIENT_NUMBERS, values, strict=True))
 
     def lists(self) -> dict[str, list[float | None]]:
-        """The scores of every client in its place, with six digits; null if it has none, or it is not finite.
+        """The scores by client id, with six digits; null if there is none, or it is not finite.
 
         Nothing if there are more than MOST_LISTED clients.
         """

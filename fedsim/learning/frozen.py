@@ -1,8 +1,7 @@
 """Selects the trained parameters. The others are never sent; every process reads them from its own files.
 
-A frozen parameter is part of the model and not of the Layout. Its values come from where the model comes from
-(a seed, a user's file), so every process makes them itself; their digest, which a run's manifest has, says
-that all have the same.
+A frozen parameter is part of the model but not of the Layout. Its values follow from the model (a seed, or a
+user's file), so every process creates them itself; the digest in a run's manifest proves that they are equal.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ def freeze(module: nn.Module, train: str = "", freeze: str = "") -> None:
     """Set requires_grad of all parameters, in place.
 
     Args:
-        module: The model. What it has frozen itself stays frozen, unless `train` names it.
-        train: Comma-separated patterns of names, with * and ?; only what fits one is trained. '': all.
-        freeze: The same; what one of them fits is not trained.
+        module: The model. Parameters that it has frozen itself stay frozen, unless `train` matches them.
+        train: Comma-separated patterns of names, with * and ?; only matching parameters are trained. '': all.
+        freeze: Patterns of the parameters that are not trained.
 
     Raises:
-        UsageError: If a pattern fits no parameter, or if nothing is left to train.
+        UsageError: If a pattern matches no parameter, or if nothing is left to train.
     """
     parameters = dict(module.named_parameters())
     trained, frozen = _patterns(train, "--train", parameters), _patterns(freeze, "--freeze", parameters)

@@ -86,7 +86,7 @@ class Net:
         self.grads = torch.zeros_like(self.weights)
         grads = self.layout.unflatten(self.grads)
         for name, view in self.layout.unflatten(self.weights).items():
-            leaf = module.get_parameter(name)  # the same object: a model may hold it elsewhere, too
+            leaf = module.get_parameter(name)  # the same object, because a model may also hold it elsewhere
             leaf.data, leaf.grad = view, grads[name]
         self._evaluating = kept_in_evaluation(module)
         self.stochastic = any(_may_draw(m) for m in module.modules())
@@ -95,7 +95,8 @@ class Net:
         """If there is one, training steps are recorded with it where that is possible."""
 
     def noise(self, key: int) -> AbstractContextManager[None]:
-        """A block in which the module's own draws (dropout) are those of `key`, and no one else's change."""
+        """A block in which the module's own draws (dropout) come from `key`, without changing other
+        generators."""
         return seeded_torch(key, self.device) if self.stochastic else nullcontext()
 
     def train(self) -> None:
@@ -109,7 +110,7 @@ class Net:
         self.weights.copy_(weights)
 
     def release(self) -> None:
-        """Give the memory of both buffers back until they are acquired or loaded; on a GPU do nothing."""
+        """Free the memory of both buffers until they are acquired or loaded; on a GPU do nothing."""
         if self.device.type == "cpu":
             for buffer in (self.weights, self.grads):
                 buffer.untyped_storage().resize_(0)

@@ -5,7 +5,7 @@ computing them. All of a step's buffers (network, optimiser, penalties) stay whe
 a step can be recorded and repeated: the same kernels on the same addresses, hence the same bits, in one
 launch.
 
-What is recorded must not ask the device for a number, and its only input is the choice of the batch's rows.
+A recorded step must not read a number from the device, and its only input is the rows of the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 Work = Callable[[], Tensor]
 """Kernels on buffers that stay where they are; it returns the buffer of its result."""
 Record = Callable[[Work], tuple[Callable[[], object], Tensor]]
-"""Carries work out once; returns what repeats it, and the buffer where every repetition leaves the result."""
+"""Executes work once; returns a function that repeats it, and the buffer of its result."""
 
 
 def _nothing(*_: object) -> None:
@@ -85,7 +85,7 @@ def cuda_graphs() -> Recorder:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         graph.replay()
-        kept[:] = [graph]  # torch does not let a pool be used again whose graphs are all gone
+        kept[:] = [graph]  # torch cannot reuse a pool after all of its graphs are deleted
         return graph.replay, result
 
     return Recorder(record)

@@ -132,7 +132,7 @@ class Shard:
     def curvature(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
         """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative.
 
-        Of sequences, whose loss is a mean over places, that sum is N_k times the mean over all places.
+        For sequences, whose loss is a mean over places, the sum is N_k times the mean over all places.
         """
         if self.net.likelihood.name in SEQUENCES:
             return self._curvature_of_sequences(weights, estimator, rng)

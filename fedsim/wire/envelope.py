@@ -114,12 +114,12 @@ def reference(selected: Codec, name: str, context: MessageContext) -> Tensor | N
 
 
 def scaled(codecs: Mapping[str, str]) -> bool:
-    """Return whether a field's codec measures by a precision (MessageContext.scale)."""
+    """Return whether a field's codec needs a precision as its unit (MessageContext.scale)."""
     return any(codec(name).scaled for name in codecs.values())
 
 
 def _scaled_last(fields: Sequence[Field], codecs: Mapping[str, str]) -> list[int]:
-    """The places of fields in the order in which they are encoded: the scale before what it measures."""
+    """The indices of fields in the order of encoding: the scale before the field that it scales."""
     return sorted(range(len(fields)), key=lambda i: codec(codecs.get(fields[i].name, "dense")).scaled)
 
 
@@ -132,11 +132,10 @@ def encode(
 ) -> Payload:
     """Encode every field of a message; `codecs` maps field names to codecs (others are dense).
 
-    context: what the receiver has besides the message; layout: the layers of fields (P,), else one.
+    context: the receiver's context of the message; layout: the layers of fields (P,), else one.
 
     Raises:
-        WireError: if a tensor's shape is not what its schema and `dims` say (a defect of the algorithm that
-            made it).
+        WireError: if a tensor's shape differs from its schema and `dims`, which is a bug of the algorithm.
     """
     all_values = values_of(message)
     headers: dict[int, FieldHeader] = {}
@@ -222,7 +221,7 @@ def check_fields(
     owner: str,
     layout: Layout | None = None,
 ) -> None:
-    """Check the fields that a header announces as decode does, where their frames are elsewhere.
+    """Check the fields that a header announces, like decode, without their frames.
 
     Raises:
         WireError: beginning with `owner`.
@@ -235,10 +234,10 @@ def check_fields(
 
 
 def _present(message: type[Any], headers: Sequence[FieldHeader], owner: str) -> tuple[Field, ...]:
-    """The fields of a message that are there: those of its optional part may be.
+    """The fields that are present in a message, with or without its optional part.
 
     Raises:
-        WireError: beginning with `owner`, if others are, or not all.
+        WireError: beginning with `owner`, if fields are missing or unknown.
     """
     expected, part, names = schema(message), optional_group(message), [h.name for h in headers]
     whole = expected + (schema(part.message) if part else ())
@@ -258,7 +257,7 @@ def _agreed(f: Field, h: FieldHeader, codecs: Mapping[str, str], dims: Dims, lab
         WireError: beginning with `label`.
     """
     selected = codec(codecs.get(f.name, "dense"))
-    # dense: what its codec would not have made smaller; alone: a broadcast with nothing to refer to
+    # dense: its codec would not be smaller; alone: a broadcast without an earlier one
     if h.codec not in (selected.name, "dense", *([selected.alone] if selected.last else [])):
         raise WireError(f"{label} is encoded as {h.codec!r}; this run uses {selected.name!r}")
     if h.dtype not in f.dtypes:
@@ -280,7 +279,7 @@ def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], owner: str)
 
 
 def _scalar(tensor: Tensor, field: Field, label: str) -> Any:
-    """A group, a float or a bool; a flag is one byte with two values, or it would not encode to itself."""
+    """A group, a float or a bool; a flag's byte has only two values, so it encodes to itself."""
     if field.members:
         return field.python(*tensor.tolist())
     value = tensor.item()
@@ -303,8 +302,8 @@ def decode_own(
 
 
 def without_references(payload: Payload, message: object, dims: Dims, layout: Layout | None) -> Payload:
-    """An encoded broadcast for clients that do not have the last one: what refers to that is sent dense, so
-    that they decode the same values. message: the broadcast as it is decoded."""
+    """An encoded broadcast for clients without the last one: fields that refer to it are sent dense, so that
+    these clients decode the same values. message: the decoded broadcast."""
     if not any(codec(f.codec).last for f in payload.fields):
         return payload
     dense = encode(message, {}, dims, layout=layout)

@@ -149,7 +149,7 @@ def write_header(header: Header) -> bytes:
 
 
 def read_header(head: bytes, owner: str) -> Header:
-    """The header in a frame of which nothing is believed, its size apart.
+    """The header in an untrusted frame, whose size has been checked.
 
     Raises:
         WireError: beginning with `owner`.

@@ -1,7 +1,7 @@
-"""The ledger: what every byte on the streams was, booked where frames meet the socket.
+"""The ledger: every byte on the streams by its meaning, booked by the endpoint that sends or receives it.
 
-kind: algorithm (tasks and uploads), simulation (evaluation and the like: traffic that a real federation
-would not have; of a centralised reference also tasks and uploads), control (handshakes, set-up, stop),
+kind: algorithm (tasks and uploads), simulation (evaluation and other traffic that a real federation
+would not have; for a centralised reference also tasks and uploads), control (handshakes, set-up, stop),
 retry, edge (between edge servers and the root: broadcasts, and sums of uploads; column hop). direction is
 seen from the coordinator. layer: values, indices (per field), header, framing (ZMTP; per envelope).
 """
@@ -29,8 +29,8 @@ KINDS = {
     "relayed": "edge",
     "sums": "edge",
 }
-"""Kinds of envelopes by kind of entry; every other envelope is control. A "gone" envelope is a task, byte for
-byte as long, to a client that the schedule takes out after the download."""
+"""Kinds of envelopes by kind of entry; all other envelopes are control. A "gone" envelope has the bytes of a
+task, for a client that the schedule drops after the download."""
 
 
 def kind_of(message: str) -> str:
@@ -42,13 +42,14 @@ class Ledger:
     """Entries not yet written, and totals of all entries ever booked."""
 
     def __init__(self, mechanism: Mechanism = NULL, *, centralised: bool = False) -> None:
-        """centralised: of an algorithm whose traffic no federation would have (Algorithm.centralised)."""
+        """centralised: True if a federation would not have the algorithm's traffic
+        (Algorithm.centralised)."""
         self.mechanism = mechanism
         self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
         self.hops: Mapping[int, str] = {}
-        """By worker, the edge server behind which it is, or which has this number, if those are processes."""
+        """The edge server of each worker, or with this worker number, if edge servers are processes."""
         self._streams: Counter[str] = Counter()
         """Bytes on this process's streams, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
@@ -59,7 +60,7 @@ class Ledger:
     def book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
         """Book one envelope that crosses the socket, every frame and its framing.
 
-        retry: of a task that was given before and whose worker was lost.
+        retry: True if the task is repeated because its worker was lost.
         """
         for entry in self.rows_of(envelope, worker, direction, retry):
             self._add(entry)
@@ -71,13 +72,13 @@ class Ledger:
             self._add(entry)
 
     def book_edge(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
-        """Book an envelope between an edge server and the root, by the closed form: where edge servers are no
-        processes, no socket carries it. number: of the edge server, in the column worker."""
+        """Book an envelope between an edge server and the root by its closed form, if edge servers are not
+        processes and no socket carries it. number: the edge server's, for the column worker."""
         for entry in self.rows_of(envelope, number, direction, retry=False):
             self._add(entry._replace(kind="edge", hop=name))
 
     def book_as_retry(self, envelope: Envelope, worker: int) -> None:
-        """An upload that was booked does not count: it was a duplicate, or the task is computed once more."""
+        """Move a booked upload to retry: it was a duplicate, or the task is computed once more."""
         counted = self.rows_of(envelope, worker, "up", retry=False)
         for entry, instead in zip(counted, self.rows_of(envelope, worker, "up", retry=True), strict=True):
             self._open.remove(entry)
@@ -151,7 +152,7 @@ class Ledger:
         return sorted(ready)
 
     def forget(self, after: int) -> None:
-        """Take back the entries of all later rounds, which will never be committed as they are."""
+        """Remove the entries of all later rounds, which will not be committed."""
         for entry in (e for e in self._open if e.round > after):
             self._total(entry, -1)
             if (

@@ -3,12 +3,12 @@
     bits       of a field's frames, per value
     entropy    zeroth-order, of the integers of an entropy-coded field, per value
     step       c of a mean in units of the posterior's standard deviation (sigma)
-    rounding   the root mean square of its rounding over that of what the upload changes
+    rounding   the root mean square of its rounding, relative to that of the upload's change
     kl         KL(q_k || q_g) per parameter, in bits, of an upload with mean and diagonal precision; q_g is of
-               the broadcast that it answers. A sample of q_k costs about that to who knows q_g
+               the broadcast that it answers. A sample of q_k costs about that if the receiver knows q_g
 
-A run measures one upload a round, so that the cost does not grow with K. Unlike clients take turns: of the M
-participants it is number (round mod M), or the next one that is folded.
+A run measures one upload per round, so that the cost does not grow with K. Clients take turns, because they
+differ: of the M participants it is number (round mod M), or the next one that is folded.
 Sources: docs/compression.md#the-limit-as-a-column; for the KL, Havasi et al. 2019,
 https://arxiv.org/abs/1810.00440.
 """
@@ -32,7 +32,7 @@ Numbers = dict[str, Any]
 
 
 def of_message(kind: type, payload: Payload, layout: Layout) -> Numbers:
-    """By name, what every entropy-coded field of an encoded message of this class costs."""
+    """The cost of every entropy-coded field in an encoded message of this class, by name."""
     known, out, at = {f.name: f for f in all_fields(kind)}, {}, 0
     for header in payload.fields:
         frames = payload.frames[at : at + len(header.parts)]

@@ -1,8 +1,9 @@
 """The context that both ends of a message share: reference tensors, and a random stream.
 
 An upload refers to the broadcast that it answers, as the client decoded it. A broadcast refers to the last
-one, if the client is known to have it (workers.coordinator.broadcasts). The precision by which a mean is
-measured (sigma) is an upload's broadcast's; where that has none, or none above 0, the message's own.
+one, if the client is known to have it (workers.coordinator.broadcasts). The precision that scales a
+mean (sigma) is that of the broadcast for an upload; if the broadcast has none, or none above 0, it is the
+message's own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedsim.seeds import RandomStream
 from fedsim.wire.schema import schema
 
 SCALES = ("precision", "curvature")
-"""Fields whose values measure those of a scaled codec."""
+"""Fields whose values are the scale of a scaled codec."""
 FLOOR = 1e-3
 """The floor of a curvature, which may be 0, as a fraction of its mean."""
 
@@ -40,7 +41,7 @@ NOTHING = MessageContext()
 def of_upload(down: object, stream: RandomStream | None = None, scaled: bool = True) -> MessageContext:
     """The context of an upload: the decoded broadcast that it answers, and the task's stream.
 
-    scaled: whether a codec may need the measure, which takes time and memory to check.
+    scaled: True if a codec may need the scale, whose check takes time and memory.
     """
     fields = _tensors(down)
     scales = (scale_of(name, fields[name]) for name in SCALES if scaled and name in fields)
@@ -58,7 +59,7 @@ def codec_stream(seed: int, round: int, exchange: int, client: int = -1) -> Rand
 
 
 def scale_of(name: str, values: Tensor) -> Tensor | None:
-    """A field of SCALES as a measure, (P,); None if it is none."""
+    """A field of SCALES as a scale, (P,); None if it cannot be one."""
     if values.dim() != 1 or not values.numel():
         return None
     least, most = (float(end) for end in torch.aminmax(values))  # NaN if there is one

@@ -13,7 +13,7 @@ A field `info: Info`, with Info a frozen dataclass of scalars, is a group: diagn
 as one vector of float64.
 
 A field `memory: Memory | None = None`, with Memory such a message too, is a part that only some
-envelopes carry: in a broadcast what one client has not been sent yet, in an upload what is sent once.
+envelopes carry: in a broadcast data that this client does not have yet, in an upload data that it sends once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FieldKind:
     unit: its values lie in [0, 1].
     elastic: the first size may be anything up to its Dims entry, which is a bound.
     stored: integers of the sender's data set (uint8 pixels) are sent as they are stored.
-    over: how a round's uploads are summed up in metrics.jsonl (scalars only): the N_k-weighted mean,
+    over: the aggregation of a round's uploads in metrics.jsonl (scalars only): the N_k-weighted mean,
     the least, the sum, the root of the sum of squares, or not at all.
     """
 
@@ -86,7 +86,7 @@ Check = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
 Draws = Annotated[Tensor, FieldKind("mean", ("L", "P"), elastic=True)]
 """At most L samples of the weights, as evaluation requests have them."""
 Sum = Annotated[Tensor, FieldKind("sum", dtype="f64")]
-"""Over the uploads that an edge server has got (fedsim.tree): float64, or it would not add up."""
+"""A sum over an edge server's uploads (fedsim.tree); float64, so that sums of sums agree."""
 FullSum = Annotated[Tensor, FieldKind("sum", (TRIANGLE,), dtype="f64")]
 Count = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
 """A sum of weights, or of uploads."""
@@ -217,13 +217,14 @@ def _members(group: type[Any]) -> tuple[Field, ...]:
 
 
 def scalars_of(message: type[Any]) -> tuple[tuple[Field, str], ...]:
-    """The numbers of a message class, each with the group that it stands in ('' for none)."""
+    """The numbers of a message class, each with its group ('' for none)."""
     own = [(f, "") for f in schema(message) if f.python is float]
     return (*own, *((m, f.name) for f in schema(message) for m in f.members))
 
 
 def summed_scalars(message: Any) -> dict[str, float]:
-    """The numbers of a message, or of a class without their values, that a round sums up in metrics.jsonl."""
+    """The numbers of a message, or of a class without their values, that a round aggregates in
+    metrics.jsonl."""
     named = scalars_of(message if isinstance(message, type) else type(message))
     summed = [(f.name, group) for f, group in named if f.kind.over != "nothing"]
     if isinstance(message, type):

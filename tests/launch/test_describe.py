@@ -77,7 +77,7 @@ def test_describe_prints_the_meanings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner(catch_exceptions=False).invoke(main, ["describe", "fedlap"])
     assert result.exit_code == 0
-    for words in ("meaning", "precision of the prior N(0, I/delta)", "lr * decay^(r-1)", "Adam goes on"):
+    for words in ("meaning", "precision of the prior N(0, I/delta)", "lr * decay^(r-1)", "Adam continues"):
         assert words in result.stdout
 
 

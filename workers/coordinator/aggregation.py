@@ -1,7 +1,7 @@
 """server_update in a thread of its own, fed with uploads in ascending client id.
 
-The iterable it consumes blocks until the next upload is released, so folding overlaps computing and
-one upload at a time is decoded: O(P) memory whatever K.
+The iterable blocks until the next upload is released, so folding overlaps with computing. One upload at a
+time is decoded, so memory is O(P) for any K.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class _Stop(Exception):
 
 @dataclass(frozen=True)
 class Fold:
-    """A finished fold: the next server state, and the uploads' scalars summed up as their kinds say.
+    """A finished fold: the next server state, and the uploads' scalars, aggregated by their kinds.
 
     limits: fedsim.wire.limits of the broadcast and of one upload, by direction, and the kl of that.
-    edges: of a run with edge servers, what each has sent to the root, without its frames: its sums, or its
-    clients' uploads.
+    edges: with edge servers, the envelopes of each to the root (its sums, or its clients' uploads),
+    without their frames.
     """
 
     server: Any
@@ -60,10 +60,10 @@ class AggregationThread:
     def __init__(
         self, problem: Problem, take: Callable[[int], tuple[Envelope, int]], on_done: Callable[[], None]
     ) -> None:
-        """take: returns a client's upload and the worker that has sent it."""
+        """take: returns a client's upload and the worker that sent it."""
         self.problem, self._take, self._on_done = problem, take, on_done
         self.edges: EdgeServers | None = None
-        """Those that are processes: their sums are folded, and not uploads."""
+        """The edge servers that are processes: their sums are folded instead of uploads."""
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
@@ -80,8 +80,8 @@ class AggregationThread:
     ) -> None:
         """Begin the fold of an exchange.
 
-        down: the broadcast as clients decode it. stale: by client, where uploads answer broadcasts of
-        different rounds (fedsim.asynchrony). payload: the broadcast as it is encoded.
+        down: the decoded broadcast. stale: the broadcasts by client, if uploads answer different ones
+        (fedsim.asynchrony). payload: the encoded broadcast.
         """
         self._jobs.put((server, down, command, stale, payload))
 
@@ -110,14 +110,14 @@ class AggregationThread:
         self._thread.join(deadline)
 
     def _run(self) -> None:
-        # a server may compute, too; how many threads it has is part of the experiment
+        # the server computes with the experiment's number of threads
         torch.set_num_threads(self.problem.experiment.threads)
         while (job := self._jobs.get()) is not None:
             try:
                 self._done.put(self._fold(*job))
             except _Stop:
                 return
-            except BaseException as e:  # handed to the main thread, which knows what to do
+            except BaseException as e:  # passed to the main thread, which handles it
                 self._done.put(e)
             del job  # the server of the round before
             self._on_done()
@@ -129,13 +129,13 @@ class AggregationThread:
         scalars = _Scalars(self.problem.exchange(round, exchange).up)
 
         first = self._next()
-        if first is None:  # all were too late
+        if first is None:  # all uploads were late
             return Fold(server, {})
         if self.edges is not None and self.edges.merges(round):
             return self._fold_sums(server, down, command, first, scalars)
         measured: dict[str, Any] = {}
         tree, passed_on = self.problem.tree, list[tuple[int, Payload | Envelope]]()
-        merges = tree is not None and tree.merges and bool(round)  # the set-up's uploads are passed on
+        merges = tree is not None and tree.merges and bool(round)  # the set-up's uploads are forwarded
 
         aim = command.participants[round % len(command.participants)]
 
@@ -172,7 +172,7 @@ class AggregationThread:
         return Fold(next_server, scalars.result(), measured, tuple(passed_on))
 
     def _fold_sums(self, server: Any, down: Any, command: Open, first: int, scalars: _Scalars) -> Fold:
-        """Fold what edge servers send, in their order; first: the first one."""
+        """Fold the sums of edge servers in their order. first: the first sums."""
         assert self.edges is not None
         problem, edge = self.problem, cast(int | None, first)
         algorithm, tree = problem.algorithm, self.edges.tree
@@ -222,7 +222,7 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
         problem: The experiment.
         envelope: The upload.
         down: The decoded broadcast that it answers.
-        worker: The worker that has sent it.
+        worker: The worker that sent it.
 
     Raises:
         WireError: If it must not be folded; it names client, round, worker and field.
@@ -239,7 +239,7 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
 
 
 class _Scalars:
-    """The scalars of a round's uploads, each summed up in the way that its kind names."""
+    """The scalars of a round's uploads, each aggregated by its kind."""
 
     def __init__(self, up: type) -> None:
         scalars = [(f, group) for f, group in scalars_of(up) if f.kind.over != "nothing"]

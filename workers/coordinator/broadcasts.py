@@ -53,8 +53,8 @@ class ReplicaMap:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """An encoded broadcast. complete: for clients that do not have what it may refer to. decoded: as clients
-    decode it."""
+    """An encoded broadcast. complete: for clients without the broadcast that it refers to. decoded: as
+    clients decode it."""
 
     opened: Open
     payload: Payload
@@ -63,7 +63,7 @@ class Broadcast:
 
 
 class Dispatch:
-    """Sends envelopes to workers, and notes for clock and timeline when.
+    """Sends envelopes to workers, and records their times for clock and timeline.
 
     epoch: the number of this start of the run, which every task names. replicas: of remote workers, None if
     all workers share the run's folder.
@@ -85,11 +85,11 @@ class Dispatch:
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
         self.edges: EdgeServers | None = None
-        """Those that are processes."""
+        """The edge servers that are processes."""
         nothing = Payload((), ())
         self._current = Broadcast(Open(0, 0, (), False), nothing, nothing, None)
         self._in_use: dict[int, Broadcast] = {}
-        """By round, of an asynchronous run: those from which a client still computes."""
+        """In an asynchronous run, the broadcasts from which clients still compute, by round."""
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._sent_in = self._last_in = NONE
@@ -107,10 +107,10 @@ class Dispatch:
     def restore(
         self, checkpoint: Checkpoint[Any] | None, earlier: Mapping[int, Checkpoint[Any]] | None = None
     ) -> None:
-        """Go on behind a committed round: the next broadcast may refer to that round's.
+        """Continue after a committed round: the next broadcast may refer to that round's.
 
-        earlier: the checkpoints of rounds behind which clients of an asynchronous run have got the broadcasts
-        that they still compute from (Asynchrony.origins).
+        earlier: in an asynchronous run, the checkpoints of the rounds after which the broadcasts in use were
+        sent (Asynchrony.origins).
         """
         if checkpoint is None:
             return
@@ -160,7 +160,7 @@ class Dispatch:
         return self.sent
 
     def _book_relayed(self) -> None:
-        """Book what edge servers that are no processes get of the broadcast: it once, not once a client."""
+        """Book the broadcast to edge servers that are not processes: once each, not once per client."""
         tree, opened = self.problem.tree, self._current.opened
         for edge in tree.active(opened.participants) if tree and self.edges is None else ():
             self.endpoint.ledger.book_edge(self.relayed(), edge, tree.names[edge], "down")  # type: ignore[union-attr]
@@ -170,7 +170,7 @@ class Dispatch:
         return edge_messages.relayed(self.run, self.epoch, self._current.opened, self._current.payload)
 
     def book_sums(self, sent: Iterable[tuple[int, Payload | Envelope]]) -> None:
-        """Book what edge servers have sent to the root: sums, or uploads as they came."""
+        """Book the envelopes of edge servers to the root: sums, or forwarded uploads."""
         tree = self.problem.tree
         for edge, what in sent if tree and self.edges is None else ():
             opened = self._current.opened
@@ -201,7 +201,7 @@ class Dispatch:
         return self._current if answered == round else self._in_use[answered]
 
     def give(self, server: Any, give: Give) -> None:
-        """Send a task: the broadcast, and behind it the fields that only this client gets."""
+        """Send a task: the broadcast, then the fields that only this client gets."""
         problem, task = self.problem, give.task
         has_last = self._last is not None and task.base == problem.version(self._last_in, task.exchange)
         broadcast = self._broadcast_to(task.round, task.client)
@@ -232,8 +232,8 @@ class Dispatch:
             self.replicas.has(worker, of.client, of.base)
 
     def _transfer_last(self, worker: int, of: Header, needed: bool) -> None:
-        """Send a worker the last broadcast, if a client of its has it and the worker does not: it may have
-        been another worker's client, or this process may be new."""
+        """Send a worker the last broadcast if its client has it but the worker does not: the client may have
+        been another worker's, or the process may be new."""
         held = self._broadcasts_held.get(worker, set())
         if needed and self._last_in not in held:
             payload = encode(self._last, {}, self.problem.dims, layout=self.problem.net.layout)
@@ -252,12 +252,12 @@ class Dispatch:
         self.timeline.gave(score.worker, round, chunk, NONE, "evaluate")
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """Send an envelope, unless the worker has gone: its end will soon be known."""
+        """Send an envelope; ignore a worker that has ended, because its end will be noticed soon."""
         with suppress(TaskError):
             self.endpoint.send(worker, envelope, retry)
 
     def left(self, worker: int) -> None:
-        """Forget what a worker that has left had been sent."""
+        """Forget the envelopes to a worker that has left."""
         if self.replicas is not None:
             self.replicas.forget(worker)
         self._models_sent.pop(worker, None)

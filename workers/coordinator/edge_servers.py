@@ -1,6 +1,6 @@
-"""Edge servers that are processes, as the root sees them: what each was given and has sent in an exchange.
+"""The root's side of edge servers that are processes: their state in an exchange.
 
-They register as workers do, with the numbers behind those of the workers.
+They register like workers, with the numbers after those of the workers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from workers.transport.edge_addresses import edge_of_worker, workers_behind
 class Closing:
     """One edge server in the present exchange.
 
-    sent: it has the broadcast. clients: whose uploads count, ascending. asked: the root has said so. done: it
-    has sent its sums, if there are any, and its account.
+    sent: it has the broadcast. clients: those with uploads that count, ascending. asked: the root has asked
+    for their sum. done: it has sent its sums, if any, and its account.
     """
 
     sent: bool = False
@@ -36,7 +36,7 @@ class Closing:
 
 
 class EdgeServers:
-    """Says to edge servers what counts, and takes their sums in the order of the tree."""
+    """Asks edge servers for the sums of uploads that count, and takes them in the order of the tree."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class EdgeServers:
         name: tuple[str, int],
         clock: Callable[[], float],
     ) -> None:
-        """workers: how many there are. send: to a worker's or an edge server's number, and whether it had it
-        before. name: the run's, and this start's number."""
+        """workers: their number. send: sends to a worker's or an edge server's number; the flag marks a
+        repeat. name: the run's name, and the number of this start."""
         assert problem.tree is not None
         tree = problem.tree
         self._problem, self._checks = problem, AccountChecks(problem, ledger.mechanism)
@@ -59,17 +59,17 @@ class EdgeServers:
         self._relayed: Envelope | None = None
         self._closing: dict[int, Closing] = {}
         self._answers: dict[int, tuple[Envelope, int]] = {}
-        """By client the header of the upload that counts, and its worker."""
+        """The header and the worker of the upload that counts, by client."""
         self._here: set[int] = set()
-        """Those that have said hello, and not ended since."""
+        """The edge servers that have sent a hello, and have not ended since."""
         self._present: set[int] = set()
-        """Those of them that are set up."""
+        """The edge servers that are set up."""
         self._lost: set[int] = set()
-        """Those of this exchange that have ended with its broadcast."""
+        """The edge servers of this exchange that ended after they had its broadcast."""
         self._to_merge: list[int] = []
         self._merge: Callable[[int | None], None] = lambda edge: None
         self.residuals: dict[str, Mapping[str, int] | None] = {}
-        """The kernel's count minus the ledger, of each that has sent its last account."""
+        """The kernel's count minus the ledger, for each edge server that has sent its last account."""
         self._over = False
         """True if the last accounts were asked for."""
         names = tree.names
@@ -90,7 +90,7 @@ class EdgeServers:
         return workers_behind(edge, self.workers, len(self.tree.names))
 
     def merges(self, round: int) -> bool:
-        """Return whether sums come up in a round, and not uploads."""
+        """Return whether edge servers send sums, not uploads, in a round."""
         return self.tree.merges and round > 0
 
     def admits(self, worker: int) -> bool:
@@ -118,7 +118,7 @@ class EdgeServers:
             self._heard[worker] = self._clock()
 
     def silent(self, seconds: float) -> list[int]:
-        """The edge servers that have given none for so long: they hang or are stopped."""
+        """The edge servers whose signs of life are overdue: they hang or are stopped."""
         silent = [w for w, at in self._heard.items() if self._clock() - at > seconds]
         for worker in silent:
             del self._heard[worker]
@@ -140,11 +140,11 @@ class EdgeServers:
             self._relay(edge, again=False)
 
     def answered(self, worker: int, upload: Envelope) -> None:
-        """The upload that counts for a client is this worker's: its edge server may have others."""
+        """Note that this worker's upload counts for a client; the edge server may have others."""
         self._answers[upload.header.client] = Envelope(upload.header, upload.head, ()), worker
 
     def release(self, client: int) -> None:
-        """A client's upload counts; it is folded once its edge server's account is here, also where it is."""
+        """Note that a client's upload counts. It is folded once its edge server's account has arrived."""
         self._closing[self.tree.edge_of(client)].clients.append(client)
 
     def clients_of(self, edge: int) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ class EdgeServers:
         return tuple(self._closing[edge].clients)
 
     def close(self) -> None:
-        """Every upload of the exchange has arrived: ask for the sums that are not here."""
+        """Ask for the missing sums: every upload of the exchange has arrived."""
         for edge, closing in self._closing.items():
             if not closing.asked:
                 closing.asked = True
@@ -165,14 +165,14 @@ class EdgeServers:
                 )
 
     def check_upload(self, upload: Envelope, passed_on: bool) -> None:
-        """Check how an upload has come, and what its header announces: an edge server may have its frames.
+        """Check an upload's path and its header; its edge server may keep the frames.
 
         Args:
             upload: The upload.
-            passed_on: It has come with its frames.
+            passed_on: True if it came with its frames.
 
         Raises:
-            ProtocolViolation: If it is none that an edge server of this run sends.
+            ProtocolViolation: If no edge server of this run would send it.
         """
         h, problem = upload.header, self._problem
         if h.kind != "upload" or passed_on == self.merges(h.round):
@@ -188,7 +188,7 @@ class EdgeServers:
         """Take sums or an account.
 
         Raises:
-            ProtocolViolation: If it was not asked for, or is not what it must be; nothing of it is booked.
+            ProtocolViolation: If it was not requested or is invalid; nothing of it is booked.
         """
         try:
             self._take(worker, envelope)
@@ -243,7 +243,7 @@ class EdgeServers:
         self.residuals[name] = residual
 
     def _task(self) -> Envelope:
-        """A task of this exchange as an edge server gives it, without frames."""
+        """A task of this exchange as an edge server sends it, without frames."""
         assert self._relayed is not None
         h = self._relayed.header
         task = TaskId(h.round, h.exchange, 0, 0)
@@ -260,7 +260,7 @@ class EdgeServers:
             self._merge(None)
 
     def sums_of(self, edge: int) -> tuple[Envelope, tuple[int, ...]]:
-        """An edge server's sums, and of whose uploads they are."""
+        """An edge server's sums, and the clients of the uploads in them."""
         closing = self._closing[edge]
         assert closing.sums is not None  # released only then
         sums, closing.sums = closing.sums, Envelope(closing.sums.header, closing.sums.head, ())
@@ -269,7 +269,7 @@ class EdgeServers:
     # ---- ends
 
     def came(self, worker: int) -> None:
-        """An edge server has registered, maybe again: send the broadcast that its clients answer."""
+        """Send the broadcast to an edge server that has registered, maybe again."""
         edge = self.edge_of(worker)
         again = edge in self._lost
         self._present.add(edge)
@@ -277,19 +277,19 @@ class EdgeServers:
             self._relay(edge, again)
 
     def _relay(self, edge: int, again: bool) -> None:
-        """again: an edge server that has ended had it, so the ledger counts it as a retry."""
+        """again: True if an edge server that has ended had it; the ledger then counts it as a retry."""
         assert self._relayed is not None
         self._closing[edge].sent = True
         self._send(self.workers + edge, self._relayed, again)
 
     def lost(self, worker: int) -> list[EdgeLost]:
-        """An edge server has ended: what it had is computed again, unless its sums are here."""
+        """Handle the end of an edge server: its uploads are computed again, unless its sums have arrived."""
         edge = self.edge_of(worker)
         self._present.discard(edge)
         self._here.discard(edge)
         self._heard.pop(worker, None)
         closing = self._closing.get(edge)
-        if self._over:  # all is folded, and only rows that belong to no exchange are missing
+        if self._over:  # everything is folded; only rows that belong to no exchange are missing
             self.residuals.setdefault(self.tree.names[edge], None)
         if closing is None or closing.done:
             return []
@@ -301,7 +301,7 @@ class EdgeServers:
         clients = [k for k in self._opened.participants if self.tree.edge_of(k) == edge]
         for k in clients:
             answer = self._answers.pop(k, None)
-            if answer is not None and not self.merges(self._opened.round):  # else no row of it came here
+            if answer is not None and not self.merges(self._opened.round):  # else none of its rows arrived
                 self._ledger.book_as_retry(*answer)
         return [EdgeLost(tuple(clients))]
 
@@ -313,5 +313,5 @@ class EdgeServers:
 
     @property
     def accounted(self) -> bool:
-        """True if all have answered that."""
+        """True if all have answered."""
         return len(self.residuals) == len(self.tree.names)

@@ -1,7 +1,7 @@
 """An edge server's sums: from its clients' uploads to a message, and from the message back.
 
-Beside the algorithm's sums (Algorithm.add) the message has the uploads' scalars, row by row, which
-metrics.jsonl sums up: so the root computes the same numbers as it does of uploads.
+Besides the algorithm's sums (Algorithm.add) the message has the scalars of every upload, so that the root
+aggregates the same numbers for metrics.jsonl as from uploads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedsim.wire.schema import Dims, FieldKind, check_values, schema, summed_sca
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 
 Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True)]
-"""(U, S): of U uploads, in the order of their ids, the S numbers that metrics.jsonl sums up."""
+"""(U, S): the S numbers for metrics.jsonl of U uploads, in the order of their clients' ids."""
 
 
 @cache
@@ -87,7 +87,7 @@ def _field(sums: Any, name: str) -> Any:
 def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> tuple[Any, Tensor]:
     """The sums in an edge server's message, as Exchange.sums, and the scalars of its uploads (U, S).
 
-    uploads: how many there are at most.
+    uploads: the largest possible number of uploads.
 
     Raises:
         WireError: If it must not be folded; beginning with `owner`.
@@ -102,10 +102,10 @@ def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) ->
 
 
 def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> None:
-    """Check what the header of sums announces: fields, sizes, and that they are of so many uploads.
+    """Check the fields, sizes and number of uploads that the header of sums announces.
 
     Raises:
-        WireError: If it is something else; beginning with `owner`.
+        WireError: If it differs; beginning with `owner`.
     """
     headers = envelope.header.fields
     exchange = problem.exchange(envelope.header.round, envelope.header.exchange)

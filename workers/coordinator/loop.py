@@ -1,8 +1,8 @@
 """The coordinator: waits for workers, forwards their envelopes, and executes the machine's commands.
 
-Collaborators return events; they are handled here, in one place, after the collaborator has returned. The
-coordinator waits in Endpoint.wait, on sockets and process handles, with a deadline; the disk and the fold
-have deadlines of their own.
+Collaborators return events, which are handled here after the collaborator has returned. The coordinator
+waits in Endpoint.wait, on sockets and process handles, with a deadline; the disk and the fold have their own
+deadlines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ACCOUNT = 60.0
 
 
 class RunCallbacks(WorkerCallbacks, RecordCallbacks, Protocol):
-    """Is informed of everything that is written down or shown."""
+    """Is called for everything that is recorded or displayed."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,16 @@ class Coordinator:
         callbacks: RunCallbacks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set a run up, from its start or from where an earlier start of it has ended.
+        """Set a run up, from its beginning or after an earlier start.
 
         Args:
             problem: The experiment.
-            schedule: Which clients take part in which round.
+            schedule: The participants of each round.
             identity: The run's name and start.
             workers: The workers and their limits.
-            storage: Where the run is kept.
-            callbacks: Is informed of what happens.
-            clock: The seconds in which leases and deadlines are measured.
+            storage: The run's files.
+            callbacks: Are called for what is recorded or displayed.
+            clock: Returns seconds, for leases and deadlines.
 
         Raises:
             DiskError: If files of an earlier start cannot be removed.
@@ -149,7 +149,7 @@ class Coordinator:
         self.members = Membership(workers, self.dispatch, self.machine, callbacks, storage.journal, clock)
 
     def run(self) -> Outcome:
-        """Carry the run out until its last round is committed and evaluated.
+        """Run until the last round is committed and evaluated.
 
         Raises:
             TaskError: If a task, a worker or a fold fails; it names worker, client and round.
@@ -166,7 +166,7 @@ class Coordinator:
         return outcome
 
     def _stop_workers(self, interrupted: bool = False) -> None:
-        """Tell all workers that this start of the run is over, and wait until remote ones have gone."""
+        """Stop all workers, and wait until remote ones have disconnected."""
         farewell = messages.stop(self.dispatch.run, interrupted)
         self.dispatch.stop(self.members.size, farewell)
         if self.timeouts.remote:
@@ -205,7 +205,7 @@ class Coordinator:
         )
 
     def _account(self) -> None:
-        """Take what edge servers have not sent of their ledgers: rows that belong to no exchange.
+        """Fetch the remaining ledger rows of edge servers, which belong to no exchange.
 
         Raises:
             TaskError: If one does not answer.
@@ -228,7 +228,7 @@ class Coordinator:
         self._carry_out(self.machine.handle(*joined))  # at once, so that they share the first tasks
 
     def _step(self, timeout: float) -> bool:
-        """Wait once and handle what has come; False if nothing of it matters."""
+        """Wait once and handle what arrived; return False if nothing of it counts."""
         incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.worker_pool.fds()], timeout)
         matters = bool(ready)
         for envelope in incoming:
@@ -252,7 +252,8 @@ class Coordinator:
         return matters or bool(lost or unreadable)
 
     def _receive(self, incoming: Incoming) -> list[Event] | None:
-        """Pass an envelope on; None: a duplicate, or a heartbeat of nothing that the worker holds."""
+        """Handle an envelope; None for a duplicate, or a heartbeat of a task that the worker does not
+        hold."""
         worker, envelope = incoming.worker, incoming.envelope
         if self.dispatch.edges is not None:
             self.dispatch.edges.heard(worker)
@@ -313,14 +314,14 @@ class Coordinator:
         self._handle(self.members.give_up(worker, why))
 
     def _give_up_silent(self) -> None:
-        """Give up the workers and edge servers whose leases have ended."""
+        """Remove the workers and edge servers whose leases have ended."""
         for worker in self.dispatch.edges.silent(self.timeouts.lease) if self.dispatch.edges else ():
             self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
         for worker in self.members.silent():
             self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
 
     def _edge_ended(self, worker: int) -> None:
-        """End the workers behind an edge server that has ended: they come again to the next one."""
+        """End the workers behind an edge server that has ended; new ones join the next edge server."""
         edges = self.dispatch.edges
         if edges is None or not edges.is_edge(worker):
             return
@@ -328,7 +329,9 @@ class Coordinator:
         for event in edges.lost(worker):
             self.executor.lost(event.clients)
             self._handle([event])
-        for behind in edges.workers_of(edges.edge_of(worker)):  # one by one: one's tasks may go to the next
+        for behind in edges.workers_of(
+            edges.edge_of(worker)
+        ):  # one by one, because the tasks of one may go to the next
             self._handle(self.members.end_behind(behind))
 
     def _carry_out(self, commands: list[Command]) -> None:

@@ -33,10 +33,10 @@ from workers.transport.handshake import Hello, refusal
 REFUSED_GRACE = 10.0
 """Seconds for which a run that has not begun waits for others when all missing workers were refused."""
 MAX_TASK_FAILURES = 3
-"""A task at which so many workers have died is not given again, and a worker that has died so often while it
-started is not started again."""
+"""After this many deaths of workers in one task, the task is not repeated; after this many deaths during its
+start, a worker is not started again."""
 FIRST_WORD = 20.0
-"""Seconds until a process says hello, at least: an interpreter of its own has torch to import."""
+"""The least number of seconds until a process sends its hello: a new interpreter has to import torch."""
 
 
 class WorkerCallbacks(Protocol):
@@ -67,7 +67,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of a run: how they are reached, who they must be, and how long they may take.
+    """The workers of a run: their endpoint, their authentication and their time limits.
 
     edges: the edge servers of the tree are processes, too, with the numbers behind the workers'.
     """
@@ -132,9 +132,9 @@ class Membership:
         self.leases = Leases(workers.timeouts.lease, clock)
         self.begun = False
         self._expected: set[int] = set()
-        """Workers that were ended because their edge server has: their ends say nothing of their tasks."""
+        """Workers that were ended with their edge server; these ends do not count against tasks."""
         self._task_failures: Counter[WorkItem | str] = Counter()
-        """The number of workers that died, by their state."""
+        """The number of workers that died, by their task or state."""
         self._join_until = math.inf
         """The time at which the run stops waiting for workers."""
 
@@ -146,11 +146,11 @@ class Membership:
     # ---- joining
 
     def waiting(self, all_of_them: bool) -> Iterator[float]:
-        """Yield the seconds that are left to wait, until all workers have joined, or any worker has.
+        """Yield the seconds left to wait until all workers, or any worker, have joined.
 
         Raises:
             TaskError: If they do not join in time.
-            AccessError: If all that were missing have come and cannot take part.
+            AccessError: If all missing workers were refused.
         """
         self._join_until, last_chance = self._clock() + self.timeouts.join_within, math.inf
         while self.registration.missing if all_of_them else self.size and not self.registration.ready:
@@ -195,7 +195,7 @@ class Membership:
         self.callbacks.joined(worker, hello)
 
     def refuse(self, worker: int, why: str) -> None:
-        """Refuse a worker that may come again, by another connection."""
+        """Refuse a worker; it may reconnect."""
         self.dispatch.send(worker, refusal(why))
         self.endpoint.dismiss(worker)
 
@@ -278,9 +278,9 @@ class Membership:
         return events
 
     def end_behind(self, worker: int) -> list[Event]:
-        """End a worker whose edge server has ended: it comes again, to the next one.
+        """End a worker whose edge server has ended; a new one joins the next edge server.
 
-        On another machine it does so by itself, and its connection, which the edge server held, is dismissed.
+        A worker on another machine reconnects by itself; the edge server's connection for it is dismissed.
         """
         if not self.timeouts.remote:
             self._expected.add(worker)
@@ -328,9 +328,9 @@ class Membership:
     def _watched(self) -> list[int]:
         """The workers whose leases count: those with work, and those that start.
 
-        A process of this machine starts until it is ready. One behind an edge server cannot before that is
-        there; an edge server that has said hello has a lease of its own (EdgeServers.silent). A remote worker
-        starts when it has said hello.
+        A local process is starting until it is ready, and a remote worker from its hello on. A process behind
+        an edge server can start only after its edge server, whose own lease begins with its hello
+        (EdgeServers.silent).
         """
         registration, edges = self.registration, self.dispatch.edges
         missing = sorted(registration.setting_up) if self.timeouts.remote else registration.missing
@@ -341,12 +341,10 @@ class Membership:
         return [*self.machine.working, *missing]
 
     def alive(self, worker: int, envelope: Envelope) -> bool:
-        """Renew a lease; return whether the worker holds what its heartbeat names.
+        """Renew a lease; return whether the worker holds the task that its heartbeat names.
 
-        While a worker sets itself up, its heartbeats name nothing.
-
-        One about no task is answered with the same, so that an idle worker knows of a coordinator that it
-        hears nothing of.
+        During a worker's set-up its heartbeats name no task. A heartbeat without a task is answered with a
+        heartbeat, so that an idle worker knows that the coordinator is alive.
         """
         if worker in self.registration.setting_up:
             self.leases.heard(worker)
@@ -379,5 +377,5 @@ class Membership:
 
 
 def _starting(worker: int) -> str:
-    """The name of a worker's start among what workers die at."""
+    """The key of deaths during a worker's start."""
     return f"start of worker {worker}"

@@ -14,7 +14,7 @@ class Registration:
     """The expected workers.
 
     worker_config: for all workers; each also gets its index. manifest: the values that a worker must have.
-    workers: how many there should be, 0 in process. allow_drift: let workers in that compute other bits.
+    workers: their number, 0 in process. allow_drift: accept workers that compute other bits.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Registration:
         """Check a worker that is set up, and count it as ready if it may take part.
 
         Returns:
-            Why it must not take part, '' if it may; and how its bits may differ from this run's although it
-            takes part, '' if they do not.
+            The reason to refuse it, '' if it may take part; and the possible difference of its bits, '' if
+            there is none.
 
         Raises:
             WireError: If its message cannot be read.
@@ -73,7 +73,7 @@ class Registration:
         return why, "; ".join(map(str, drift))
 
     def _other_bits(self, theirs: WorkerManifest, drift: list[Difference]) -> str:
-        """Return why a worker that computes other bits is refused, and what can be done."""
+        """Return the reason for refusing a worker that computes other bits, with possible remedies."""
         processors = ""
         if theirs.processor != self.manifest.processor:
             processors = f" (it runs on {theirs.processor}, the coordinator on {self.manifest.processor})"

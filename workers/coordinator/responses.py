@@ -1,9 +1,9 @@
 """Handles workers' responses: uploads, absences, drafts of states, and scores.
 
-A task's response counts once: from the worker that holds the task, and in the start of the run that gave it.
-What an honest worker may send besides (a response twice, one to a task that was taken back from it, one to an
-earlier start) is dropped and counted; what no worker sends that keeps to the protocol is a ProtocolViolation.
-Two uploads of one task must be the same bits: tasks are pure, so the second is compared before it is dropped.
+A task's response counts once: from the worker that holds the task, and in the same start of the run. A
+correct worker may also send a response twice, one to a task that was taken back from it, or one to an earlier
+start: these are dropped and counted. Any other response is a ProtocolViolation. Two uploads of one task must
+have the same bits, because tasks are pure, so the second is compared before it is dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workers.storage.journal import Journal
 from workers.storage.upload_spool import Spool
 
 REMEMBERED = MAX_EVALUATIONS_BEHIND + 2
-"""Rounds of which it is known which worker was given what, the present one included."""
+"""The number of rounds, including the present one, whose assignments are remembered."""
 
 
 def piece_of(envelope: Envelope) -> WorkItem:
@@ -85,7 +85,7 @@ class ResponseFilter:
         return False
 
     def _had(self, worker: int, piece: WorkItem, round: int) -> bool:
-        """Return whether a worker was given this; of rounds long ago it is not known, and assumed."""
+        """Return whether a worker was given this; assumed for rounds whose assignments are forgotten."""
         if round in self._sent_to:
             return (worker, piece) in self._sent_to[round]
         return 0 <= round <= self.machine.round - REMEMBERED
@@ -110,7 +110,7 @@ def checksums(envelope: Envelope) -> tuple[int, ...]:
 
 
 class ResponseHandler:
-    """Decides what a response means, keeps what it carries, and returns the events for the round machine."""
+    """Interprets a response, stores its content, and returns the events for the round machine."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ResponseHandler:
             The events that follow; None if it is a duplicate or stale, and was dropped.
 
         Raises:
-            ProtocolViolation: If no worker that keeps to the protocol sends this.
+            ProtocolViolation: If a correct worker would not send this.
             TaskError: If two uploads of a task are not the same.
             DiskError: If the disk cannot be read or written.
         """
@@ -152,7 +152,8 @@ class ResponseHandler:
         return events
 
     def _does_not_count(self, worker: int, envelope: Envelope) -> None:
-        """Book an upload as a retry: an algorithm's rows are of what was folded, or lost by the schedule."""
+        """Book an upload as a retry: an algorithm's rows have only uploads that are folded or lost by the
+        schedule."""
         if envelope.header.kind == "upload":
             self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
@@ -227,9 +228,9 @@ class ResponseHandler:
         return ""
 
     def _once_more(self, worker: int, envelope: Envelope, why: str) -> list[Event]:
-        """Have a task computed again.
+        """Repeat a task.
 
-        Tasks are pure, so this helps against broken memory and the like, and not against a divergence.
+        Tasks are pure, so this helps against faulty memory, but not against divergence.
         """
         task = task_of(envelope)
         self._retried.add(task)
@@ -240,7 +241,7 @@ class ResponseHandler:
         return [Rejected(worker, task)]
 
     def _draft(self, worker: int, envelope: Envelope) -> list[Event]:
-        """Keep the state that a remote worker has made; its upload comes next."""
+        """Store the state from a remote worker; its upload comes next."""
         task, replicas = task_of(envelope), self.dispatch.replicas
         if replicas is None or len(envelope.frames) != 1:
             raise ProtocolViolation(f"sent a state of {task}, for which it was not asked")
@@ -252,7 +253,7 @@ class ResponseHandler:
         return []
 
     def _absent(self, worker: int, envelope: Envelope) -> list[Event]:
-        """Note a client that the schedule takes out after the download."""
+        """Note a client that the schedule drops after the download."""
         task = task_of(envelope)
         self._answered(worker, envelope)
         self.journal.append("gone", round=task.round, client=task.client)
@@ -278,5 +279,5 @@ class ResponseHandler:
         self.dispatch.timeline.arrived(worker, h.round, h.exchange, h.client, h.micros)
 
     def _makes(self, task: TaskId) -> int:
-        """Return the version of the client's state that a task makes."""
+        """Return the version of the client's state that a task creates."""
         return self.problem.version(task.round, task.exchange)

@@ -24,10 +24,10 @@ from workers.storage.recovery import Recovery
 
 
 class RecordCallbacks(Protocol):
-    """Writes and shows what happens."""
+    """Records and displays the events of a run."""
 
     def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
-        """Append a round's ledger rows; return what the run's growing files hold with them."""
+        """Append a round's ledger rows; return the new contents of the growing files."""
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
 
@@ -38,8 +38,8 @@ class RecordCallbacks(Protocol):
 class Storage:
     """The files of a run.
 
-    recovery: where an earlier start of the run has ended. keep: the folder of the message trace, if the run
-    leaves one. experiment: the digest of the manifest's experiment.
+    recovery: the end of an earlier start of the run. keep: the folder of the message trace, if any.
+    experiment: the digest of the manifest's experiment.
     """
 
     checkpoints: Checkpoints
@@ -56,7 +56,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The run's name, and when this process was started, as time.time() counts."""
+    """The run's name, and the start of this process by time.time()."""
 
     name: str
     started: float
@@ -65,7 +65,7 @@ class RunIdentity:
 class RunRecords:
     """Records rounds as they are opened, folded, committed and evaluated (commands.RoundRecords).
 
-    clock: the seconds in which the rounds' durations are measured.
+    clock: returns seconds, for the durations of rounds.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class RunRecords:
             start.model, start.committed = self._model(server), not setup
 
     def begin(self, epoch: int) -> None:
-        """Count seconds from now on: all workers have joined."""
+        """Start counting seconds: all workers have joined."""
         self._round_began = self._clock()
         self.timeline.start()
         self.storage.journal.append("start", epoch=epoch)
 
     def opened(self, command: Open, spent: ExchangeCost | None) -> None:
-        """Record that an exchange is opened; spent: of the one before, on the virtual clock."""
+        """Record that an exchange is opened. spent: the cost of the one before on the virtual clock."""
         if command.exchange == 1:
             record = self.round_log.open(command.round, command.participants)
             record.staleness = self.problem.asynchrony.staleness(command.round)
@@ -117,12 +117,12 @@ class RunRecords:
         self.storage.journal.append("lost", round=round, client=client)
 
     def folded(self, round: int, fold: Fold) -> None:
-        """Record what the uploads of an exchange report, summed up, and what its messages could have cost."""
+        """Record the aggregated scalars of an exchange's uploads, and the limits of its messages."""
         self.round_log[round].report(fold.scalars)
         self.round_log[round].limits = fold.limits
 
     def committed(self, command: Commit, server: Any, spent: ExchangeCost | None) -> None:
-        """Record a round's numbers; spent: of its last exchange, on the virtual clock."""
+        """Record a round's numbers. spent: the cost of its last exchange on the virtual clock."""
         r, now = command.round, self._clock()
         record = self.round_log.open(r, command.participants)
         record.folded = command.folded

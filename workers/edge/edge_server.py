@@ -37,18 +37,18 @@ from workers.transport.router import ZmqEndpoint
 HEARTBEAT = 1.0
 """Seconds between two signs of life towards the root."""
 DRAIN_SECONDS = 2.0
-"""Seconds in which workers of other machines take leave. The root waits longer for this edge server."""
+"""Seconds for workers of other machines to close their connections; the root waits longer."""
 AT_ONCE = 0.0
 
 
 class Connect(Protocol):
-    """Opens a connection to the root in the name of a worker."""
+    """Opens a connection to the root for a worker."""
 
     def __call__(self, hello: Hello) -> Connection: ...
 
 
 class EdgeEndpoint(ZmqEndpoint):
-    """A worker that comes again takes its place anew: the root, which starts workers, has seen its end."""
+    """A worker that reconnects registers again: the root, which starts workers, has seen its end."""
 
     def _register(self, route: bytes, hello: Hello, frame: zmq.Frame) -> int:
         if hello.index in self._routes and self.listener.identify(hello, "") == hello.index:
@@ -70,9 +70,9 @@ class EdgeServer:
         unanswered: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """root: its own connection. connect: for its workers. folder: where uploads may lie. unanswered: so
-        many seconds without a word from a root on another machine, and its connection is as good as lost.
-        clock: gives those seconds."""
+        """root: its own connection. connect: opens one for a worker. folder: for uploads. unanswered:
+        after this many seconds of silence, a root on another machine counts as lost. clock: returns those
+        seconds."""
         self.problem, self.run, self.root, self.endpoint = problem, run, root, endpoint
         self._connect, self._spool = connect, Spool(folder)
         self._above: dict[int, Connection] = {}
@@ -84,19 +84,19 @@ class EdgeServer:
         """Assignments whose broadcast is still on its way."""
         self._assigned: set[TaskId] = set()
         self._uploads: dict[tuple[int, int], Envelope] = {}
-        """The headers of uploads of this exchange, by (client, worker). There are several of a client if the
-        root gave a worker up before it knew of its upload."""
+        """The headers of uploads of this exchange, by (client, worker). A client has several if the
+        root removed a worker before it knew of its upload."""
         self._closed = False
-        """True if the root has said which of them count."""
+        """True if the root has named the uploads that count."""
         self._unanswered, self._clock = unanswered, clock
         self._heartbeat = self._heard = clock()
 
     def serve(self) -> Envelope:
-        """Pass envelopes on until the root says 'stop'; returns that.
+        """Forward envelopes until the root's stop, and return it.
 
         Raises:
             ConnectionLost: If the connection to the root has ended.
-            FedsimError: If something goes wrong; the root has been informed if that was possible.
+            FedsimError: If anything fails; the root has been informed if possible.
         """
         try:
             while True:
@@ -111,7 +111,7 @@ class EdgeServer:
             raise
 
     def step(self) -> Envelope | None:
-        """Pass on what has come, without waiting; returns the root's 'stop' if that was the last.
+        """Forward the envelopes that have arrived, without waiting; return the root's stop, if any.
 
         Raises:
             FedsimError: As serve.
@@ -150,25 +150,25 @@ class EdgeServer:
         """Connect to the root for a worker; if the root refuses the worker, pass it the reason."""
         self._hang_up(worker)
         try:
-            # the listener knows who it is; what a hello says of its number is only said
+            # the listener has authenticated it; the number in its hello is only a claim
             self._above[worker] = self._connect(msgspec.structs.replace(hello, index=worker))
         except FedsimError as e:
             self._send(worker, refusal(str(e)))
             self.endpoint.dismiss(worker)
 
     def _hang_up(self, worker: int) -> None:
-        """End the connection to the root in a worker's name, so that the root knows that it has gone."""
+        """Close a worker's connection to the root, so that the root knows that it has left."""
         connection = self._above.pop(worker, None)
         if connection is not None:
             connection.close()
 
     def _part(self, worker: int) -> None:
-        """Forget a worker: it is asked to join again if it says anything."""
+        """Forget a worker; if it sends anything, it is asked to join again."""
         self._hang_up(worker)
         self.endpoint.dismiss(worker)
 
     def _part_from_lost(self) -> None:
-        """Part from workers whose connection has ended, or who have sent what cannot be read."""
+        """Dismiss workers whose connection has ended, or whose envelopes cannot be read."""
         lost, self.endpoint.lost = self.endpoint.lost, []
         unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
         for worker in lost:
@@ -212,7 +212,7 @@ class EdgeServer:
         try:
             while worker in self._above and (envelope := self._above[worker].receive(AT_ONCE)) is not None:
                 self._to_worker(worker, envelope)
-        except ConnectionLost:  # the root has given this worker up
+        except ConnectionLost:  # the root has removed this worker
             self._part(worker)
 
     def _to_worker(self, worker: int, envelope: Envelope) -> None:
@@ -221,7 +221,7 @@ class EdgeServer:
             return self._send(worker, envelope)
         here = (self._opened.round, self._opened.exchange)
         if (h.round, h.exchange) != here:
-            if (h.round, h.exchange) > here:  # else it is long over, and came late by its own connection
+            if (h.round, h.exchange) > here:  # else its exchange is over: it came late by its own connection
                 self._waiting.append((worker, envelope))
             return None
         task = messages.task_of(envelope)
@@ -232,7 +232,7 @@ class EdgeServer:
         return None
 
     def _send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        with suppress(TaskError):  # it has ended, which the root will soon know
+        with suppress(TaskError):  # it has ended; the root will notice soon
             self.endpoint.send(worker, envelope, retry)
 
     # ---- upwards
@@ -244,13 +244,13 @@ class EdgeServer:
         try:
             if worker in self._above:
                 self._above[worker].send(envelope)
-        except ConnectionLost:  # its task comes again, maybe to another worker
+        except ConnectionLost:  # its task is repeated, maybe by another worker
             self._part(worker)
 
     def _keep(self, worker: int, envelope: Envelope) -> Envelope:
-        """Keep an upload of this exchange; return what goes up in its place.
+        """Keep an upload of this exchange; return the envelope for the root.
 
-        Where uploads are passed on, the first one of a client counts: others have the same bits.
+        If uploads are forwarded, the first one of a client counts: others have the same bits.
         """
         h, tree = envelope.header, self.problem.tree
         merges = tree is not None and tree.merges and h.round > 0
@@ -285,7 +285,7 @@ class EdgeServer:
         self._account(h.round, h.exchange)
 
     def _clear(self, named: dict[int, int]) -> None:
-        """Forget the uploads that are left; one of a client counts, also if the schedule has lost it."""
+        """Forget the remaining uploads; count one per client, even if the schedule lost it."""
         for (k, worker), upload in self._uploads.items():
             if named.setdefault(k, worker) != worker:
                 self.endpoint.ledger.book_as_retry(upload, worker)

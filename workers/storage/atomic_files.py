@@ -17,7 +17,7 @@ Buffer = bytes | memoryview
 """As fedsim.wire.envelope.Buffer, without its import of torch: `fedsim revoke` locks a run without it."""
 
 SPARE = "spare"
-"""The name of a file in its folder that is needed no more."""
+"""The name of a folder's spare file, which is no longer needed."""
 SPARE_BYTES = 1 << 18
 """Smaller files are deleted."""
 
@@ -37,11 +37,11 @@ def write_atomically(
     """Write under a temporary name and rename; returns the bytes.
 
     Args:
-        path: The file; one that is there is replaced.
+        path: The file; an existing one is replaced.
         chunks: Its content.
         mode: Its permissions, less the process's umask; 0o600 for secrets.
-        spare: A file that may be there and is not needed any more: it is written over and becomes this one,
-            because new pages of the page cache can cost more than what is written into them.
+        spare: A file that is no longer needed, if it exists. It is overwritten and becomes this one,
+            because new pages of the page cache can cost more than writing to existing ones.
 
     Raises:
         DiskError: with the path.
@@ -67,8 +67,8 @@ def write_atomically(
 def remove_or_spare(path: Path) -> None:
     """Remove a file; a large one that has no second name becomes the spare of its folder.
 
-    Whoever reads what is written over it must be able to tell the old bytes from the new: a power cut may
-    leave the new name with the old bytes.
+    A reader of the file that overwrites it must be able to detect old bytes, because a power cut may leave
+    the new name with the old bytes.
 
     Raises:
         OSError: if that is not possible.
@@ -106,13 +106,13 @@ ATTEMPTS, PAUSE = 5, 0.01
 
 
 class RunLock:
-    """Held from construction until release, or until this process ends, however it ends."""
+    """A lock from construction until release, or until the end of this process."""
 
     def __init__(self, folder: Path) -> None:
         """Lock a run's folder.
 
         Raises:
-            UsageError: if another process carries this run out.
+            UsageError: if another process runs it.
             DiskError: if the disk cannot be read or written.
         """
         path = folder / "lock"
@@ -132,7 +132,7 @@ class RunLock:
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def _acquire(self) -> None:
-        """Try a few times: is_locked of another process holds the lock for a moment."""
+        """Try a few times, because is_locked in another process holds the lock briefly."""
         for _ in range(ATTEMPTS):
             with suppress(BlockingIOError):
                 return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +146,7 @@ class RunLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process carries this run out now; False where that cannot be known."""
+    """Return whether a process is running it now; False if that cannot be known."""
     try:
         file = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -164,12 +164,12 @@ def is_locked(folder: Path) -> bool:
 
 @contextmanager
 def at_rest(folder: Path) -> Iterator[None]:
-    """Keep other processes from carrying the run out while the block lasts.
+    """Keep other processes from running it during the block.
 
     A folder that cannot be written needs no lock.
 
     Raises:
-        UsageError: If another process carries the run out.
+        UsageError: If another process runs it.
     """
     lock = None
     if (folder / "lock").exists():

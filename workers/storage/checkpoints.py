@@ -30,9 +30,9 @@ from workers.storage.growing_file import LEDGER, FileDigest
 
 Server = TypeVar("Server")
 KEEP: Mapping[Durability, int] = {"power": 3, "process": 2, "none": 1}
-"""Checkpoints that are kept in any case: the states that they name are what a run has on its disk."""
+"""The number of checkpoints that are always kept, with the states that they name."""
 DISK_DEADLINE = 120.0
-"""Seconds that the disk may take for one checkpoint."""
+"""The most seconds for writing one checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Checkpoint(Generic[Server]):
         versions: Of all clients' states, (K,) int64.
         server: The server's state.
         folds: How many rounds have folded an upload.
-        files: What the run's growing files held when it was committed.
+        files: The lengths and digests of the run's growing files at its commit.
         experiment: The digest of the manifest's experiment.
         run: The run's name.
         states: The checksums of the states that it names, (K,) int64, 0 of version 0; None where an earlier
@@ -66,7 +66,7 @@ class Checkpoint(Generic[Server]):
 
     @property
     def vouches(self) -> bool:
-        """True if it has digests of the run's files; one that an earlier fedsim has written has none."""
+        """True if it has digests of the run's files; checkpoints of earlier versions have none."""
         return bool(self.files) and all(file.sha256 for file in self.files)
 
     def load_state(self, states: ClientStates, client: int) -> Any:
@@ -87,9 +87,9 @@ class Checkpoint(Generic[Server]):
 def read_checkpoint(
     path: Path, server_type: type[Server], broadcast_type: type | None = None
 ) -> Checkpoint[Server]:
-    """Read a checkpoint; one that an earlier fedsim has written knows only where ledger.csv ends.
+    """Read a checkpoint; one of an earlier version has only the length of ledger.csv.
 
-    broadcast_type: of the broadcast that it may have.
+    broadcast_type: the class of the broadcast in it, if any.
 
     Raises:
         WireError: if the file is damaged or of another algorithm.
@@ -116,8 +116,8 @@ class Checkpoints:
     """The coordinator's side: commits, and what they keep alive.
 
     One thread writes and renames, in order; another makes durable what has been written. commit()
-    returns at once unless the previous checkpoint is still being written: a kill -9 costs at most the
-    round just committed and what was under way, and no round waits for fsync.
+    returns at once unless the previous checkpoint is still being written. A kill -9 costs at most the
+    last committed round and the current one, and no round waits for fsync.
     """
 
     def __init__(
@@ -127,11 +127,10 @@ class Checkpoints:
         beside: Sequence[Path] = (),
         durability: Durability = "power",
     ) -> None:
-        """beside: the run's other files that are made durable before a checkpoint is; they may not be there
-        yet."""
+        """beside: the run's other files, which are synced before a checkpoint; they may not exist yet."""
         self.folder, self.states, self._keep = folder, states, KEEP[durability]
         self._spares = durability != "power"
-        """True if a client's file is kept to be written over even if not all clients take part."""
+        """True if clients' files are overwritten in place even if not all clients take part."""
         self._kept: deque[Written] = deque()
         self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)

@@ -1,8 +1,8 @@
 """Versioned client states: state/<client>/<version>.state.
 
-Workers are caches of these files. A worker writes version s+1 before it replies; which version counts is
-named by the round's checkpoint (workers.storage.checkpoints). A large one is written over an older version
-that is needed no more: new pages of the page cache cost ten times what is written into them.
+Workers are caches of these files. A worker writes version s+1 before it replies; the round's checkpoint names
+the version that counts (workers.storage.checkpoints). A large state overwrites an older version that is no
+longer needed, because new pages of the page cache cost ten times as much as writing to existing ones.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from workers.storage.descriptors import patiently
 from workers.storage.state_mark import ANY, checksum, mark, unmarked
 
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
-"""Encoded bytes of the states that a process keeps decoded, by the machine's memory; the page cache has the
-others."""
+"""The encoded size of the states that a process keeps decoded, by the machine's memory; the page cache has
+the others."""
 LARGEST_CACHED = 32 << 20
-"""A larger state is read again when it is needed: from the page cache, in a small part of the time of a task
+"""Larger states are not kept but read again from the page cache, which takes little time compared with a task
 on a model of that size."""
 SMALL_BYTES = 4096
-"""A state file up to this size is compared with its predecessor, and linked to it if they are equal; it is
-not written over, and its mark names no version."""
+"""State files up to this size are compared with their predecessor and linked to it if they are equal. They
+are not overwritten, and their mark names no version."""
 
 
 class ClientStates:
@@ -60,7 +60,7 @@ class ClientStates:
 
         Args:
             client: The client.
-            version: Which of its states.
+            version: The version of its state.
             expected: The checksum that it must have, if one is known.
 
         Raises:
@@ -98,7 +98,7 @@ class ClientStates:
         return bytes(self.mapped(client, version))
 
     def mapped(self, client: int, version: int) -> memoryview:
-        """Return an encoded state as read-only memory, of which decoding copies each tensor once.
+        """Return an encoded state as read-only memory; decoding copies each tensor once.
 
         Raises:
             WireError: If the file is of another version.
@@ -166,8 +166,8 @@ class ClientStates:
         return mark(self.run, client, version if size > SMALL_BYTES else ANY, start)
 
     def _linked(self, client: int, version: int, data: bytes) -> bool:
-        """Make this version a hard link to the last one if it has the same bytes: a stateless client's
-        file is written once, not every round."""
+        """Make this version a hard link to the last one if the bytes are equal, so that a stateless client's
+        file is written only once."""
         before, same = self._small.get(client, (version, b""))
         self._small[client] = (version, data)
         if before == version or same != data:
@@ -186,7 +186,7 @@ class ClientStates:
     def remove(self, client: int, below: int, spare: bool = False) -> None:
         """Delete the files of all versions older than `below`, also of drafts that no round committed.
 
-        spare: Leave a large one to be written over by the client's next version.
+        spare: Keep a large one, which the client's next version overwrites.
         """
         folder = self.path(client, 0).parent
         for name in patiently(lambda: os.listdir(folder)):

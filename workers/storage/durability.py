@@ -1,9 +1,9 @@
 """Durability: the fsyncs after which a power cut costs at most the rounds that are not yet synced.
 
-A file that has been renamed survives kill -9. What is sure after a power cut is only this: a file holds what
-it held at its last fsync, and a folder names what it named at its own; of everything since, any part may be
-there. So a checkpoint is durable once the states that it names, the files that recovery reads beside it, and
-it itself have been fsynced, each with the folder that names it, and nothing of that has been removed since.
+A renamed file survives kill -9. After a power cut, a file has its content of the last fsync, and a folder its
+entries of its last fsync; any part of later changes may be there. So a checkpoint is durable once it, the
+states that it names and the other files that recovery reads have been fsynced, each with its folder, and none
+of them has been removed.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from fedsim.errors import DiskError
 from workers.storage.descriptors import patiently
 
 Durability = Literal["process", "power", "none"]
-"""What a committed round survives: the end of any process; also a power cut; or only the end of
+"""The events that a committed round survives: the end of any process; also a power cut; or only the end of
 workers only (workers.storage.memory_folder)."""
 LARGE_PARAMETERS = 4_000_000
-"""From so many parameters on, the default is process: a state that a client keeps is 64 MB and more, and
+"""The number of parameters from which the default is process: a client's state then has 64 MB and more, and
 syncing it takes longer than the round (docs/decisions/026-large-models.md)."""
 SYNC_SECONDS = 1.0
-"""Checkpoints are made durable at most this often; what a power cut costs is rounds not yet synced."""
+"""The shortest time between syncs, in seconds; a power cut costs the rounds that are not yet synced."""
 
 
 @dataclass(frozen=True)
 class Written:
     """A checkpoint that has been renamed.
 
-    versions: of all clients' states. states: the files of those that no checkpoint before it names, by
-    client. needed: recovery may read the checkpoints from this round on, because metrics.jsonl may not have
-    their lines yet.
+    versions: of all clients' states. states: the files of states that no earlier checkpoint names, by client.
+    needed: the first round whose checkpoint recovery may read, because metrics.jsonl may lack its line.
     """
 
     path: Path
@@ -63,8 +62,8 @@ def by_size(parameters: int) -> Durability:
 
 
 class NoSyncer:
-    """durability = process: a checkpoint counts as soon as it has been renamed, and the kernel writes it to
-    the disk when it likes. Only the results of a run that ends are synced."""
+    """durability = process: a checkpoint counts as soon as it is renamed, and the kernel writes it to the
+    disk later. Only the results at the end of a run are synced."""
 
     threads: tuple[threading.Thread, ...] = ()
 
@@ -75,13 +74,13 @@ class NoSyncer:
         self.error: DiskError | None = None
 
     def adopt(self, written: Written) -> None:
-        """Nothing has to be done."""
+        """Do nothing."""
 
     def add(self, written: Written) -> None:
         self.durable = written
 
     def close(self) -> None:
-        """Sync the other files: a summary that says done is only believed with them."""
+        """Sync the other files, without which a summary with status done is not accepted."""
         try:
             _sync_files(self.beside, self.folder.parent)
         except OSError as e:
@@ -89,9 +88,9 @@ class NoSyncer:
 
 
 class Syncer:
-    """Makes checkpoints durable in a thread of its own: no round waits for it.
+    """Syncs checkpoints in its own thread, so that no round waits.
 
-    durable is the newest that is. Whoever removes files keeps that one, the checkpoints from round
+    durable is the newest durable checkpoint. Code that removes files must keep it, the checkpoints from round
     durable.needed on, the states that they name, and everything newer.
     """
 
@@ -107,8 +106,8 @@ class Syncer:
         self.threads[0].start()
 
     def adopt(self, written: Written) -> None:
-        """One that an earlier start of the run has left, synced or not: it is synced with the next that is
-        added. Call it before."""
+        """Add a checkpoint of an earlier start of the run, synced or not; it is synced with the next one.
+        Call this first."""
         self._unsynced.append(written)
 
     def add(self, written: Written) -> None:
@@ -144,8 +143,8 @@ class Syncer:
         return False
 
     def _sync(self) -> None:
-        """Make the newest durable, and those that it needs, each after what it names itself: a power cut may
-        come in between, and recovery would take one of them. Others may be removed already."""
+        """Sync the newest checkpoint and those that it needs, each after the files that it names, because
+        recovery may read any of them after a power cut in between. Others may already be removed."""
         newest = self._unsynced[-1]
         states: dict[int, Path] = {}
         files: dict[Path, None] = {}

@@ -1,8 +1,8 @@
-"""Files that only grow, with the digest of what they hold.
+"""Files that only grow, with the digest of their content.
 
-A run's ledger, metrics, journal and timeline are such files. Their digest is updated with what is appended,
-so no round reads a file again. A checkpoint records it (workers.storage.checkpoints), and summary.json does
-when the run ends.
+A run's ledger, metrics, journal and timeline are such files. Each append updates the digest, so no
+round reads a file again. Checkpoints record it (workers.storage.checkpoints), and so does summary.json at the
+end of a run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class FileDigest:
 
     Attributes:
         name: The file's name in the run folder.
-        bytes: How many bytes it has.
-        rows: How many lines without a header, or records.
-        sha256: The digest of these bytes, hexadecimal; '' where an earlier fedsim has not recorded it.
+        bytes: Its number of bytes.
+        rows: Its number of records, or of lines without the header.
+        sha256: The hexadecimal digest of these bytes; '' if an earlier version did not record it.
     """
 
     name: str
@@ -54,20 +54,20 @@ class FileDigest:
 
 
 class GrowingFile:
-    """A file that rows are appended to. begin() or cut() opens it; nothing is touched before."""
+    """A file to which rows are appended. begin() or cut() opens it; before, the file is not touched."""
 
     def __init__(self, path: Path, header: bytes = b"") -> None:
         """Name a file.
 
         Args:
-            path: Where it is, or will be.
-            header: Its first line, which is no row.
+            path: Its path.
+            header: Its first line, which is not a row.
         """
         self.path, self.header, self._handle = path, header, -1
         self._forget()
 
     def begin(self) -> None:
-        """Let it hold its header and nothing else.
+        """Write a file with only the header.
 
         Raises:
             DiskError: if it cannot be written.
@@ -77,11 +77,11 @@ class GrowingFile:
             self.append(self.header, rows=0)
 
     def cut(self, size: int, rows: int | None = None) -> None:
-        """Keep the first bytes of what an earlier start has written; of 0 bytes, begin anew.
+        """Keep the first bytes from an earlier start; with 0 bytes, write a new file.
 
         Args:
-            size: So many bytes stay.
-            rows: How many rows they are; None: as many as they have lines besides the header.
+            size: The number of bytes to keep.
+            rows: The number of rows in them; None: the number of lines without the header.
 
         Raises:
             DiskError: if it cannot be read or written.
@@ -102,7 +102,7 @@ class GrowingFile:
         """Append whole rows.
 
         Raises:
-            DiskError: if they cannot be written; the file then ends as it did before, if the disk lets it.
+            DiskError: if they cannot be written; the file is then cut to its old length, if possible.
         """
         left = memoryview(data)
         try:

@@ -1,9 +1,9 @@
-"""The journal: what the coordinator decided and accepted, in order, for resume and for looking.
+"""The journal: the coordinator's decisions and accepted uploads, in order, for resume and inspection.
 
-One record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Records are appended with
-one write each: they survive kill -9, and a power cut once a later checkpoint is durable, for the journal is
-synced before it (workers.storage.durability). A torn tail is cut when the journal is opened; a record that
-was damaged on disk is skipped, and costs no other.
+One record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Each record is appended
+with one write, so it survives kill -9. It survives a power cut once a later checkpoint is durable, because
+the journal is synced first (workers.storage.durability). Opening the journal cuts a torn tail; reading
+it skips damaged records without losing others.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PREFIX = struct.Struct(">IQ")
 
 
 def _records(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
-    """Whole records and where each ends."""
+    """Whole records and the positions of their ends."""
     at = 0
     while at + _PREFIX.size <= len(data):
         record, end = _record(data, at)
         if record is None:
-            at += 1  # damaged is perhaps the length, too: the next whole record may begin anywhere
+            at += 1  # the length may also be damaged, so the next whole record may begin anywhere
         else:
             at = end
             yield record, end
 
 
 def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
-    """The record that begins here, None if none does, and where it ends."""
+    """The record that begins here, None if there is none, and the position of its end."""
     length, digest = _PREFIX.unpack_from(data, at)
     start, end = at + _PREFIX.size, at + _PREFIX.size + length
     if end > len(data) or xxhash.xxh3_64_intdigest(memoryview(data)[start:end]) != digest:
@@ -52,7 +52,7 @@ def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, A
 
     Args:
         path: The journal.
-        size: Of so many bytes from the beginning on; None for all.
+        size: The number of bytes to read from the start; None: all.
 
     Raises:
         DiskError: if the file cannot be read.
@@ -64,7 +64,7 @@ def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, A
 
 
 def read_journal(path: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """All whole records, oldest first; size: of so many bytes from the beginning on, None for all.
+    """All whole records, oldest first. size: the number of bytes to read from the start; None: all.
 
     Raises:
         DiskError: if the file cannot be read.

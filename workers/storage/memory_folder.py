@@ -1,9 +1,9 @@
-"""durability = none: a run's states and checkpoints in the machine's memory, and nothing of them on a disk.
+"""durability = none: a run's states and checkpoints in memory, not on a disk.
 
-They lie in a folder of the memory file system (/dev/shm), to which `state` and `checkpoints` in the run
-folder are links while the run lasts. All processes of the machine see them there as ever, so that a worker
-that dies is replaced; with the coordinator they are gone. What a coordinator that was killed left is removed
-by the next run of the same user with durability = none.
+During the run, `state` and `checkpoints` in the run folder are links to a folder in the memory file system
+(/dev/shm). All processes of the machine can read it, so a worker that dies is replaced; without the
+coordinator the states are lost. The next run of the same user with durability = none removes the files of a
+killed coordinator.
 
 Differs: a dead worker does not end the run, because its clients' states are not its own.
 """
@@ -26,7 +26,7 @@ def put_in_memory(run: Path, memory: Path = MEMORY) -> Path:
     """Make the folders of a run links into memory.
 
     Args:
-        run: The run folder; its FOLDERS are there and empty.
+        run: The run folder; its FOLDERS exist and are empty.
         memory: A folder of a memory file system.
 
     Returns:
@@ -34,7 +34,7 @@ def put_in_memory(run: Path, memory: Path = MEMORY) -> Path:
 
     Raises:
         UsageError: If this machine has no memory file system, or the folders are not empty.
-        DiskError: If they cannot be made.
+        DiskError: If they cannot be created.
     """
     if not os.access(memory, os.W_OK | os.X_OK):
         raise UsageError(f"--durability none keeps states in {memory}, which is not there; use process")
@@ -54,7 +54,7 @@ def put_in_memory(run: Path, memory: Path = MEMORY) -> Path:
 
 
 def remove(run: Path, folder: Path) -> None:
-    """Give the memory back; the run folder has no states and checkpoints from now on."""
+    """Free the memory; the run folder then has no states and checkpoints."""
     for name in FOLDERS:
         with suppress(OSError):
             if (run / name).is_symlink():

@@ -1,9 +1,9 @@
 """Finds the round after which a run continues.
 
 The journal's record of a commit is written when the round's ledger rows are in the file, and the checkpoint
-after that record. The checkpoint has digests of what the files held then. A run continues after the newest
-round whose checkpoint can be read and whose files still hold that. What comes after it is cut off and
-computed again, with the same bits: tasks are pure. Damaged lines of metrics.jsonl are computed again if the
+after that record. The checkpoint has digests of the files at that time. A run continues after the newest
+round whose checkpoint can be read and whose files still match. Everything later is cut off and computed
+again, with the same bits, because tasks are pure. Damaged lines of metrics.jsonl are computed again if the
 models are still there.
 """
 
@@ -34,14 +34,14 @@ class Recovery:
     """The start of a resumed run.
 
     Attributes:
-        epoch: How often the run has been started, this time included.
+        epoch: The number of starts of the run, including this one.
         checkpoint: Of the last commit, None if there is none.
         commits: The journal's records up to it, by round.
-        unscored: The rounds up to it that metrics.jsonl has no sound line of, with their models.
+        unscored: The rounds up to it without a valid line in metrics.jsonl, with their models.
         kept: The readable checkpoints up to it.
-        ends: Where the run's growing files are cut, by name; of those that are not named, all is kept.
-        notes: What a user should know: why newer checkpoints are not used, and what is not vouched for.
-        target_reached: Whether a round up to it has reached the target accuracy.
+        ends: The lengths to which growing files are cut, by name; other files are kept whole.
+        notes: Messages for the user: why newer checkpoints are not used, and which files have no digest.
+        target_reached: True if a round up to it has reached the target accuracy.
     """
 
     epoch: int
@@ -55,7 +55,7 @@ class Recovery:
 
     @property
     def round(self) -> int:
-        """The last committed one; 0 of a set-up; NOTHING."""
+        """The last committed round; 0: the set-up; NOTHING: none."""
         return self.checkpoint.round if self.checkpoint else NOTHING
 
     @property
@@ -69,15 +69,14 @@ def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "")
 
     Args:
         folder: The run folder.
-        problem: What its manifest describes.
+        problem: The problem that its manifest describes.
         experiment: The digest of the manifest's experiment; '' if it is not to be compared.
         run: The manifest's name of the run; '' if it is not to be compared.
 
     Raises:
         MismatchError: if the checkpoints are of another experiment, or all of another run.
-        DataError: if there are checkpoints and none can be used, and more than a power cut could take would
-            have to be computed again.
-        DiskError: if a file cannot be read at all.
+        DataError: if no checkpoint can be used, and more rounds would be lost than in a power cut.
+        DiskError: if a file cannot be read.
     """
     records = read_journal(folder / JOURNAL) if (folder / JOURNAL).exists() else []
     epoch = 1 + sum(r["what"] == "start" for r in records)
@@ -122,8 +121,9 @@ def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "")
 
 
 def _from_the_start(folder: Path, problem: Problem) -> bool:
-    """Return whether a run may begin anew: it has no checkpoint, or none was cleared away, which happens only
-    after a later one was durable. So no more is lost than a power cut may take.
+    """Return whether a run may start again: it has no checkpoint, or none was ever removed.
+
+    Checkpoints are removed only after a later one is durable, so no more is lost than in a power cut.
     """
     first = 0 if problem.algorithm.setup else 1
     rounds = [int(path.stem) for path in _checkpoints(folder)]
@@ -131,12 +131,12 @@ def _from_the_start(folder: Path, problem: Problem) -> bool:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The newest first."""
+    """The checkpoints, the newest first."""
     return sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True)
 
 
 def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]], list[str]]:
-    """By round; and why others cannot be read, the newest first."""
+    """The readable checkpoints by round, and the errors of the others, the newest first."""
     kept: dict[int, Checkpoint[Any]] = {}
     skipped = []
     for path in _checkpoints(folder):
@@ -144,7 +144,7 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
             read: Checkpoint[Any] = read_checkpoint(
                 path, problem.algorithm.server_type, problem.broadcast_type
             )
-            if read.round != int(path.stem):  # after a power cut: the file was written over
+            if read.round != int(path.stem):  # after a power cut: the file was overwritten
                 raise WireError(f"checkpoint {path} holds round {read.round}")
             kept[read.round] = read
         except (WireError, DiskError) as e:
@@ -174,7 +174,7 @@ def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> l
     """Remove another run's checkpoints from `kept`, and return why.
 
     Raises:
-        MismatchError: if all are of another run: then the manifest is the file that does not belong here.
+        MismatchError: if all are of another run; the manifest is then the wrong file.
     """
     foreign = [r for r, checkpoint in kept.items() if run and checkpoint.run not in ("", run)]
     if foreign and len(foreign) == len(kept):
@@ -186,7 +186,7 @@ def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> l
 
 
 def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Problem) -> None:
-    """Check that the broadcasts which clients of an asynchronous run compute from can be made again.
+    """Check that the broadcasts in use in an asynchronous run can be encoded again.
 
     Raises:
         WireError: naming the round whose checkpoint is missing.
@@ -201,7 +201,7 @@ def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Prob
 
 
 def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Mapping[int, Mapping[str, Any]]:
-    """The journal's records of commits, by round, if the run's files hold what they held at a checkpoint.
+    """The journal's records of commits, by round, if the run's files match their digests at a checkpoint.
 
     Raises:
         WireError: if it is of another run, or a file was changed; it names the file and the round.
@@ -241,10 +241,10 @@ def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
 
 
 def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
-    """After a power cut a checkpoint that was not synced may be there, and a state that it names not.
+    """Check the states that a checkpoint names: after a power cut, a checkpoint may exist without them.
 
     Raises:
-        WireError: if one is damaged, does not fit or is another one.
+        WireError: if a state is damaged or differs.
         DiskError: if the disk cannot be read or written.
     """
     for k, version in enumerate(checkpoint.versions.tolist()):
@@ -298,7 +298,7 @@ def _unscored(
     """The records of committed rounds without evaluation, with the models to evaluate.
 
     Raises:
-        WireError: if one is not known any more.
+        WireError: if one of them is no longer known.
     """
     algorithm, e, ctx = problem.algorithm, problem.experiment, problem.context(0, 0)
     for r in range(last + 1):

@@ -1,16 +1,15 @@
-"""The mark behind a state's file: whose state it is, so that no other one's bytes pass for it.
+"""The mark at the end of a state's file, which names its owner and version.
 
-The checksum of a state says that its bytes are whole, and neither which client they belong to nor which
-version they are. Files may be exchanged by a backup or by hand, and a large file is written over a version
-that is needed no more: after a power cut the new name may be there with the old bytes. The mark names the
-run, the client and the version, and repeats the checksum, so that neither an old file nor old bytes before a
-new mark pass. A small state has version 0, because files of several versions with the same bytes are one
-file; a checkpoint has the checksums of the versions that it names.
+The checksum of a state proves that its bytes are complete, but not their client or version. A backup may swap
+files, and a large file overwrites an old version, so that a power cut may leave the new name with old bytes.
+The mark names the run, the client and the version, and repeats the checksum, so that neither an old file nor
+old bytes with a new mark are accepted. A small state has version 0, because files of several versions with
+the same bytes are one file; a checkpoint has the checksums of the versions that it names.
 
 file = encoded state (fedsim.wire.state_file) | b"FEDOWNER" | xxh3_64 of the run's name (u64) | client (u64) |
 version (u64) | the state's checksum (u64)
 
-An earlier fedsim wrote b"FEDVERSN" | version (u64) | checksum behind large states, and nothing behind small
+Earlier versions wrote b"FEDVERSN" | version (u64) | checksum after large states, and nothing after small
 ones.
 """
 
@@ -42,7 +41,7 @@ def mark(run: str, client: int, version: int, start: bytes | memoryview) -> byte
     Args:
         run: The run's name; '' if it has none.
         client: The client.
-        version: Which of its states, or ANY.
+        version: The version of its state, or ANY.
         start: The encoded state, or its first 16 bytes.
     """
     return _MARK.pack(MAGIC, _tag(run), client, version, checksum(start))
@@ -52,14 +51,14 @@ def unmarked(data: memoryview, run: str, client: int, version: int, owner: str) 
     """Return the encoded state of a file.
 
     Args:
-        data: What the file holds.
-        run: The run's name; '': of any run.
-        client: Whose state is due.
-        version: Which one.
+        data: The content of the file.
+        run: The run's name; '': any run.
+        client: The expected client.
+        version: The expected version.
         owner: The state and its file, for errors.
 
     Raises:
-        WireError: If the file has a mark, and that is of another state; it begins with `owner`.
+        WireError: If the file has the mark of another state; it begins with `owner`.
     """
     if data.nbytes >= _MARK.size and data[-_MARK.size :][:8] == MAGIC:
         _, tag, owned_by, which, written = _MARK.unpack(data[-_MARK.size :])

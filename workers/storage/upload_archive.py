@@ -1,9 +1,9 @@
-"""The message trace: uploads as they arrived, one file each, from which the folds can be done again.
+"""The message trace: every upload as it arrived, in its own file, for folding again.
 
 RUN/uploads/<round>/<exchange>-<client>.envelope = number of frames (u32) | bytes of each (u64) | the frames,
-the header's first. The envelope's own checksums cover them. A task that is computed again is written again:
-the frames of its fields have the same bytes; its header says anew which start of the run it was and how long
-it took.
+the header's first. The envelope's own checksums cover them. The upload of a
+repeated task is written again: the frames of its fields have the same bytes; its header has the new start
+of the run and the new computing time.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ MEMORY_BYTES = 64 * 2**20
 class Spool:
     """Envelopes by client; only frames go to disk, headers stay.
 
-    keep: the folder of the message trace, if the run leaves one.
+    keep: the folder of the message trace, if any.
     """
 
     def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
-        """Remove what an earlier start of the run has left in the folder: no fold will take it.
+        """Remove the files of an earlier start of the run, which no fold will use.
 
         Raises:
             DiskError: If the folder cannot be cleared.
@@ -37,7 +37,7 @@ class Spool:
         self._file: SpillFile | None = None
 
     def put(self, client: int, envelope: Envelope, worker: int = NONE) -> None:
-        """Keep an upload until its turn; worker: the worker that has sent it.
+        """Keep an upload until its turn. worker: the worker that sent it.
 
         Raises:
             DiskError: If it cannot be written.
@@ -59,7 +59,7 @@ class Spool:
             self._envelopes[client] = Envelope(envelope.header, envelope.head, ()), worker
 
     def take(self, client: int) -> tuple[Envelope, int]:
-        """Return an upload and the worker that has sent it, and forget it.
+        """Return an upload and the worker that sent it, and forget it.
 
         Raises:
             WireError: If its bytes were damaged on the disk.
@@ -83,7 +83,7 @@ class Spool:
         return unpack([envelope.head, *frames], f"spooled upload of client {client}, {self.folder}"), worker
 
     def discard(self, client: int) -> None:
-        """Forget an upload, if there is one: a client that has dropped out has sent none."""
+        """Forget an upload, if any; dropouts have none."""
         with self._lock:
             if client not in self._envelopes:
                 return

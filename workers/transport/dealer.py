@@ -31,7 +31,7 @@ _ENDED = (zmq.EVENT_CLOSED, zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_N
 TURNED_DOWN = 5.0
 """Seconds of refused attempts after which a coordinator that answered before is gone."""
 ATTEMPTS = 5
-"""As many there are at least: where a network swallows everything, an attempt takes much longer."""
+"""The least number of refused attempts: in a network that drops everything, an attempt takes much longer."""
 
 
 class KeyRefused(AccessError):
@@ -50,7 +50,7 @@ class CurveKeys:
 class Connection:
     """A connection to the coordinator, from its hello on.
 
-    With CURVE keys it is encrypted and watched: receive and send find out that the other side has gone.
+    With CURVE keys it is encrypted and monitored: receive and send notice the end of the other side.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Connection:
         """Connect and send the hello.
 
         Args:
-            address: The coordinator's.
-            hello: The envelope to begin with.
-            max_frame: The largest frame that may come, in bytes.
+            address: The coordinator's address.
+            hello: The first envelope.
+            max_frame: The largest accepted frame, in bytes.
             curve_keys: None for a worker of the coordinator's machine.
             patience: Seconds for a coordinator that does not answer.
-            again: This worker has been connected. If there is nobody at the address any more, as the network
-                says, the coordinator has ended, and is not waited for longer than TURNED_DOWN.
+            again: True if this worker was connected before. If the network then refuses the connection for
+                TURNED_DOWN seconds, the coordinator has ended.
 
         Raises:
             TaskError: If no coordinator answers within `patience` seconds.
@@ -147,7 +147,7 @@ class Connection:
         until = time.monotonic() + deadline
         while (left := until - time.monotonic()) > 0:
             ready = dict(poller.poll(int(left * 1000)))
-            if self._monitor in ready:  # there may never be another one to send it by
+            if self._monitor in ready:  # there may be no later connection for it
                 raise self._lost()
             with suppress(zmq.Again):
                 self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
@@ -156,7 +156,7 @@ class Connection:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """For a poller that waits for several."""
+        """The descriptor, for a poller that waits for several sockets."""
         return self._socket
 
     def check(self) -> None:
@@ -176,7 +176,7 @@ class Connection:
         """Return the next envelope, or None after `deadline` seconds.
 
         Raises:
-            ConnectionLost: If the connection has ended, or the coordinator has given this worker up.
+            ConnectionLost: If the connection has ended, or the coordinator has removed this worker.
         """
         ready = dict(self._poller.poll(int(deadline * 1000)))
         if self._socket in ready:
@@ -184,7 +184,7 @@ class Connection:
             envelope = unpack([f.buffer for f in frames], "from the coordinator")
             if envelope.header.kind != "rejoin":
                 return envelope
-            if self._monitor not in ready:  # libzmq has not connected anew beneath us
+            if self._monitor not in ready:  # libzmq has not reconnected by itself
                 raise ConnectionLost(f"the coordinator at {self.address} had given this worker up")
         if ready:
             raise self._lost()
@@ -199,7 +199,7 @@ class Connection:
 
 
 def bound(socket: zmq.Socket[bytes], max_frame: int) -> None:
-    """Set what both ends have: no lingering, short queues, no frame above `max_frame` bytes."""
+    """Set the options of both ends: no lingering, short queues, no frame above `max_frame` bytes."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
     socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
@@ -207,8 +207,8 @@ def bound(socket: zmq.Socket[bytes], max_frame: int) -> None:
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let the kernel find out within half a minute that the other machine is gone, whether there is something
-    on its way (MAXRT) or not. Unlike ZMTP's heartbeats this puts no byte on the stream."""
+    """Let the kernel detect within half a minute that the other machine is gone, with (MAXRT) or without data
+    in flight. Unlike ZMTP's heartbeats, this adds no byte to the stream."""
     for option, value in (
         (zmq.TCP_KEEPALIVE, 1),
         (zmq.TCP_KEEPALIVE_IDLE, 10),

@@ -1,8 +1,8 @@
-"""RUN/edges/join-000.json: what an edge server on another machine joins a run with.
+"""RUN/edges/join-000.json: the join file of an edge server on another machine.
 
-It holds the edge server's own keys, those of the workers behind it, in whose names it speaks to the root, and
-the keys of the port that it opens for them. So it holds secrets, as join.json does, and its mode is 0600. The
-edge server writes from it the join file of its workers, once it knows its own address.
+It has the edge server's own keys, those of its workers, whose connections to the root it opens, and the keys
+of the port for these workers. It is secret, like join.json, and its mode is 0600. Once the edge server knows
+its address, it writes the join file of its workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EDGE_FORMAT = 1
 
 
 class EdgeCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """edge: its number in the tree. seat: its number among all that register at the root. own: its keys
+    """edge: its number in the tree. seat: its number at the root's registration. own: its keys
     there. port: the keys of the port for its workers, which are `first`, `first` + 1, ... max_frame: the
     largest frame that a peer sends, in bytes."""
 
@@ -42,7 +42,7 @@ class EdgeCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of_workers(self, url: str) -> JoinCredentials:
         """The join credentials of the workers behind this edge server, at its address.
 
-        It is `lasting`: an edge server that has ended may come again with the same file.
+        It is `lasting`: an edge server that has ended may return with the same file.
         """
         public, keys = self.port.public, self.workers
         return JoinCredentials(
@@ -80,9 +80,9 @@ def of_edge(
     """The credentials of one edge server.
 
     Args:
-        keys: The run's: of all workers, and behind them of all edge servers.
+        keys: The run's keys: of all workers, then of all edge servers.
         edge: Its number.
-        edges: How many there are.
+        edges: The number of edge servers.
         run: The run's name.
         url: The root's address.
         max_frame: The largest frame that a peer sends, in bytes.

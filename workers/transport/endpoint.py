@@ -1,6 +1,6 @@
-"""The coordinator's connection to its workers, and the one that stays in its process.
+"""The coordinator's connection to its workers, and the loopback inside its process.
 
-Every envelope is booked in the ledger by an endpoint, as it is sent or received, and nowhere else.
+Only endpoints book envelopes in the ledger, when they send or receive them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.transport.handshake import Hello
 
 @dataclass(frozen=True)
 class Incoming:
-    """An envelope from a worker; hello: what it says if the envelope is the worker's first."""
+    """An envelope from a worker. hello: the content of its hello, if this is the worker's first envelope."""
 
     worker: int
     envelope: Envelope
@@ -36,7 +36,7 @@ class Endpoint(ABC):
         self.lost: list[int] = []
         """Workers whose connection has ended, until the coordinator handles them."""
         self.unreadable: dict[int, str] = {}
-        """Workers that have sent what cannot be read, and why, until the coordinator handles them."""
+        """Workers with unreadable envelopes, and the errors, until the coordinator handles them."""
 
     @abstractmethod
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
@@ -49,7 +49,7 @@ class Endpoint(ABC):
     def residual(self) -> dict[str, int] | None:
         """Return the kernel's count of the streams minus the ledger's, by direction.
 
-        None where the kernel has none (ipc, in process).
+        None if the kernel has no count (ipc, in process).
         """
         return None
 
@@ -66,8 +66,8 @@ class Endpoint(ABC):
     def drain(self, farewell: Envelope, seconds: float) -> None:
         """Wait until stopped workers have closed their connections, at most `seconds`.
 
-        Whoever says hello meanwhile is answered with `farewell`. Does nothing where a worker's end is not
-        known from its connection.
+        A hello in this time is answered with `farewell`. Does nothing if the end of a worker is not known
+        from its connection.
         """
 
     def close(self) -> None:

@@ -1,16 +1,15 @@
-"""Ends connections that send more than they may, those of revoked workers, and idle ones that are too many.
+"""Closes connections that send too much, those of revoked workers, and surplus idle ones.
 
-libzmq has no means for either. Its limits are per frame and per number of whole messages: of a message that
-never ends it keeps every part, and its reader sees nothing. A key that is taken off the list is refused at
-its next handshake, and the connection that it has opened before stays. So a small thread looks at what the
-kernel counts of this process's connections, and shuts down what must go. libzmq takes that for the other
-side's end and throws away the parts that it has.
+libzmq cannot do this. It limits frames and the number of whole messages, but keeps every part of a message
+that never ends. A revoked key is refused at its next handshake, but its open connection stays. So a small
+thread reads the kernel's counts of this process's connections, and shuts down those over their limit. libzmq
+treats this as the end of the other side and drops the parts that it has.
 
-Nor does it limit how many connections there are. Each takes a descriptor of this process, which needs some
-for its files: when few are left, connections that have sent no hello are ended, those that sent least first.
+libzmq does not limit the number of connections either. Each takes a descriptor of this process, which needs
+some for its files. When few are left, connections without a hello are closed, those that sent least first.
 
-What a connection may send until its hello is accepted is a hello; then what its worker can owe, beyond what
-was taken from it. A connection can be ahead of that by what comes between two looks.
+Before its hello is accepted, a connection may send only a hello; afterwards, the answers that its worker can
+owe. It can exceed this limit by the bytes that arrive between two checks.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from dataclasses import dataclass
 from workers.transport import tcp_counters
 
 SECONDS = 0.05
-"""Between two looks. One takes 0.3 ms with ten workers, and never more than a tenth of the time."""
+"""Seconds between two checks. A check takes 0.3 ms with ten workers, and at most a tenth of the time."""
 RESERVE = 48
-"""Descriptors that connections without a hello must leave free, where the limit allows so many."""
+"""Descriptors that connections without a hello must leave free, if the limit allows."""
 PLENTY = 4096
-"""Descriptors of a process with a port, if the system allows: to take all takes longer than a look."""
+"""Descriptors of a process with a port, if the system allows; taking all of them lasts longer than a
+check."""
 NOTES = 1 << 20
 """Small envelopes that may pile up while the coordinator is busy: a heartbeat a second."""
 
@@ -58,7 +58,7 @@ class IngressLimiter:
         self._current: dict[int, _Account] = {}
         """By worker."""
         self._since: dict[int, int] = {}
-        """Connections without a hello, by inode: the number of the look that saw them first."""
+        """Connections without a hello, by inode: the number of the check that first saw them."""
         self._looks = 0
         _allow_descriptors()
         self._over = threading.Event()
@@ -74,7 +74,7 @@ class IngressLimiter:
         self._current[worker] = account
 
     def took(self, worker: int, nbytes: int) -> None:
-        """An envelope of a worker was taken from libzmq; nbytes: on the stream."""
+        """Note that an envelope of a worker was read from libzmq. nbytes: its bytes on the stream."""
         self._current[worker].may_send += nbytes
 
     def _watch(self) -> None:
@@ -87,7 +87,7 @@ class IngressLimiter:
             pause = min(pause, SECONDS) if scarce else max(SECONDS, pause)
 
     def _look(self) -> bool:
-        """End what must go; whether descriptors are scarce."""
+        """Close connections over their limit; return whether descriptors are scarce."""
         known, revoked = set(self._accounts), self._revoked()
         streams = tcp_counters.streams(self._port)
         for stream in streams:
@@ -101,7 +101,8 @@ class IngressLimiter:
         return scarce
 
     def _spare_descriptors(self, unknown: list[tcp_counters.TcpStream]) -> bool:
-        """End connections without a hello while too few descriptors are left; whether that was so."""
+        """Close connections without a hello while too few descriptors are left; return whether there were too
+        few."""
         self._looks += 1
         self._since = {s.inode: self._since.get(s.inode, self._looks) for s in unknown}
         limit = tcp_counters.limit()
@@ -109,7 +110,7 @@ class IngressLimiter:
         reserve = min(RESERVE, limit // 4)
         if free >= reserve:
             return False
-        # twice as many as are needed: those that come next have to fill them first
+        # twice as many as needed, so that new connections have to fill them first
         for stream in sorted(unknown, key=lambda s: (s.up, self._since[s.inode]))[: 2 * reserve - free]:
             tcp_counters.end(stream)
         return True
@@ -120,7 +121,7 @@ class IngressLimiter:
 
 
 def _allow_descriptors() -> None:
-    """Raise this process's soft limit of open files to PLENTY, as far as the hard one allows."""
+    """Raise this process's soft limit of open files to PLENTY, or to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     raised = PLENTY if hard == resource.RLIM_INFINITY else min(PLENTY, hard)
     if soft != resource.RLIM_INFINITY and soft < raised:

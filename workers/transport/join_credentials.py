@@ -1,4 +1,4 @@
-"""RUN/join.json and RUN/revoked.json: the keys with which remote workers join, and those taken back.
+"""RUN/join.json and RUN/revoked.json: the keys of remote workers, and the revoked ones.
 
 Keys are CURVE keys in ZeroMQ's Z85 text, 40 characters. join.json holds secrets, so its mode is 0600, and
 every holder of the file can take part in the run; keys are never in argv and never in a log. revoked.json is
@@ -25,7 +25,7 @@ from workers.storage.atomic_files import write_atomically
 FORMAT, REVOKED_FORMAT = 2, 1
 JOIN = "join.json"
 JOIN_HERE = "join-here.json"
-"""The keys of workers that the run starts on its own machine beside remote ones."""
+"""The keys of local workers in a run that also has remote ones."""
 REVOKED = "revoked.json"
 Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
 
@@ -45,8 +45,8 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """workers: key pairs of the workers `first`, `first` + 1, ... max_frame: the largest frame that a peer
-    sends, in bytes. numerics: the run's, which a worker must know before it imports torch. lasting: a
-    coordinator that has ended may come back at this address with these keys."""
+    sends, in bytes. numerics: the run's, which a worker needs before it imports torch. lasting: True if
+    a coordinator may return at this address with these keys after it has ended."""
 
     format: int
     run: str
@@ -68,7 +68,7 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.workers[worker - self.first]
 
     def part(self, seats: range) -> JoinCredentials:
-        """A file with the keys of these workers only, for a machine that needs no others.
+        """A file with the keys of these workers only, for one machine.
 
         Raises:
             UsageError: if it lacks one of them.
@@ -82,7 +82,7 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, workers=some, first=seats.start)
 
     def write(self, path: Path) -> None:
-        """Write the file, readable by its owner only, and there only when it is whole: workers wait for it.
+        """Write the file at once, readable by its owner only; workers wait for it.
 
         Raises:
             DiskError: if the disk cannot be read or written.
@@ -130,8 +130,8 @@ def read_keys(path: Path, kind: type[K], format: int, what: str) -> K:
 def read_private(path: Path) -> bytes:
     """The content of a file of secrets.
 
-    A file of root's that another user reads through its group is a Secret that Kubernetes has mounted for
-    that user (fsGroup): nobody else is in the container.
+    A file of root that another user can read through its group is accepted: Kubernetes mounts a Secret so
+    (fsGroup), and the container has no other users.
 
     Raises:
         UsageError: if it is not there, or open to others.
@@ -152,7 +152,7 @@ class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Revocations:
-    """The workers in the file; there are none while there is no file."""
+    """The workers in the file; none while there is no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

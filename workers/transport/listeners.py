@@ -27,8 +27,8 @@ Transport = Literal["ipc", "tcp"]
 class Listener(Protocol):
     """One way to listen.
 
-    mechanism: what its connections add to frames. port: for the kernel's count, 0 if there is none. watched:
-    a worker's end is known from its connection, not from a process handle.
+    mechanism: the bytes that its connections add to frames. port: for the kernel's count, 0 if none. watched:
+    True if the end of a worker is known from its connection, not from a process handle.
     """
 
     mechanism: wire_size.Mechanism
@@ -46,7 +46,7 @@ class Listener(Protocol):
         """Listen again after stop_accepting(); return the address, which may be another one."""
 
     def identify(self, hello: Hello, key: str) -> int:
-        """Return the worker that has sent a hello.
+        """Return the worker that sent a hello.
 
         Args:
             hello: The hello.
@@ -101,8 +101,8 @@ class _TokenListener:
 class IpcListener(_TokenListener):
     """ipc in a folder that only this user can enter.
 
-    The folder is removed as soon as all workers have joined; open connections stay. Only a crash before that
-    leaves it behind, and the next run removes it.
+    The folder is removed as soon as all workers have joined; open connections stay. After a crash before
+    that, the next run removes it.
     """
 
     def open(self, socket: zmq.Socket[bytes]) -> str:

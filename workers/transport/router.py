@@ -25,13 +25,13 @@ HANDSHAKE_MS = 5000
 """A connection whose handshake takes longer is closed."""
 HELLO_BYTES = 4096
 AHEAD = 16
-"""Frames that a worker may be ahead, unless the caller sets another limit."""
+"""The largest number of unread frames of a worker, unless the caller sets another limit."""
 BATCH = 256
 """Envelopes taken at a time: a peer that sends without end cannot occupy the coordinator."""
 
 
 class NoHello(WireError):
-    """The envelope of a connection that has sent no hello yet, or none since its worker was dismissed."""
+    """An envelope on a connection without a hello, or without a new one since its worker was dismissed."""
 
 
 class ZmqEndpoint(Endpoint):
@@ -40,7 +40,7 @@ class ZmqEndpoint(Endpoint):
     A worker authenticates itself with its first envelope, as the listener demands; everything else that an
     unauthenticated peer sends is dropped and not in the ledger. The connection of a dismissed worker stays
     open: when it sends anything, it is asked to join again. Routing ids are ZeroMQ's own. With MANDATORY an
-    envelope to a vanished worker is an error and not lost.
+    envelope to a vanished worker raises an error.
     """
 
     def __init__(self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None) -> None:
@@ -50,8 +50,8 @@ class ZmqEndpoint(Endpoint):
             ledger: Where envelopes are booked.
             listener: Where to listen.
             max_frame: The largest frame that a peer may send, in bytes.
-            ahead: How many bytes a worker may have sent that were not taken from it yet; behind a port, a
-                connection that sends more is ended.
+            ahead: The largest number of unread bytes of a worker; a connection on a port that sends more
+                is closed.
 
         Raises:
             UsageError: If the listener cannot be opened.
@@ -82,13 +82,13 @@ class ZmqEndpoint(Endpoint):
         self._descriptors: dict[int, int] = {}
         """Workers by the descriptor of their connection, which is what the monitor knows."""
         self._rejoin_sent: dict[int, bytes] = {}
-        """Connections that were asked to join again, once each: a peer is not sent more than it sends."""
+        """Connections that were asked to join again, once each, so that a peer gets no more than it sends."""
         self._poller, self._polled = zmq.Poller(), [-1]
         self._refused = {"up": 0, "down": 0}
         """Bytes of connections that were refused."""
         self.unauthenticated_peers = 0
         self.complete = True
-        """No connection was lost: the kernel still counts all that there were."""
+        """True while the kernel has counts of all connections, because none was lost."""
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
         """Send an envelope to a worker and book it.
@@ -96,7 +96,7 @@ class ZmqEndpoint(Endpoint):
         Raises:
             TaskError: if the worker is gone or does not take its envelopes.
         """
-        # also what is not sent any more: an algorithm's rows do not depend on when which worker was lost
+        # even if it is not sent: an algorithm's rows must not depend on the time at which a worker was lost
         self._book(envelope, worker, "down", retry)
         if worker not in self._routes:
             raise TaskError(f"cannot send to worker {worker}: it has no connection")
@@ -104,12 +104,12 @@ class ZmqEndpoint(Endpoint):
             self._send(self._routes[worker], envelope)
         except zmq.ZMQError as e:
             if e.errno == zmq.EHOSTUNREACH and self._monitor is not None:
-                self._ended(worker)  # before its hello was read, so that the monitor's event named no worker
+                self._ended(worker)  # the monitor's event came before its hello was read, and named no worker
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """For a poller that waits for several."""
+        """The descriptor, for a poller that waits for several sockets."""
         return self._socket
 
     def _send(self, route: bytes, envelope: Envelope) -> None:
@@ -121,7 +121,7 @@ class ZmqEndpoint(Endpoint):
             for item in (*fds, self._socket, *([self._monitor] if self._monitor else [])):
                 self._poller.register(item, zmq.POLLIN)
         until = time.monotonic() + timeout
-        while True:  # an unauthenticated peer is no event: the coordinator takes an empty answer for silence
+        while True:  # ignore unauthenticated peers: the coordinator treats an empty answer as silence
             left = 0.0 if self.lost else max(0.0, until - time.monotonic())
             ready = [item for item, _ in self._poller.poll(math.ceil(left * 1000))]
             envelopes = self._receive_all() if self._socket in ready else []
@@ -191,7 +191,7 @@ class ZmqEndpoint(Endpoint):
         if self._limiter is not None:
             self._limiter.register(descriptor, worker)
         if self._monitor is not None:
-            self._note_ends()  # first: a descriptor may be that of a connection that has just ended
+            self._note_ends()  # first, because the descriptor may be one of a connection that has just ended
             self._descriptors[descriptor] = worker
         self._workers[route] = worker
         self._routes[worker] = route
@@ -214,7 +214,7 @@ class ZmqEndpoint(Endpoint):
             self._refused[direction] += self.ledger.booked(direction) - n
 
     def _ask_to_rejoin(self, route: bytes, frame: zmq.Frame) -> None:
-        """Ask the owner of a key to join again; an unauthenticated peer is sent nothing."""
+        """Ask the owner of a key to join again; send nothing to an unauthenticated peer."""
         worker = self.listener.owner(self._proved(frame))
         if worker is None:
             self.unauthenticated_peers += 1
@@ -223,7 +223,7 @@ class ZmqEndpoint(Endpoint):
         if self._rejoin_sent.get(descriptor) == route:
             return
         envelope = rejoin()
-        with suppress(zmq.ZMQError):  # if its queue is full: with its next envelope
+        with suppress(zmq.ZMQError):  # if its queue is full, after its next envelope
             self._send(route, envelope)
             self._rejoin_sent[descriptor] = route
             self._book(envelope, worker, "down")
@@ -256,7 +256,7 @@ class ZmqEndpoint(Endpoint):
         return tcp_counters.residual(self.listener.port, self._booked)
 
     def _booked(self) -> tuple[int, int] | None:
-        """Return the ledger's totals (down, up), with heartbeats that have just come in."""
+        """Return the ledger's totals (down, up), including heartbeats that have just arrived."""
         self._receive_all()
         if self._monitor is not None:
             self._note_ends()

@@ -1,7 +1,7 @@
 """A run's keys: the coordinator's, and one pair for each of its workers.
 
-A coordinator makes them when it starts. Where its workers are described before it exists, as in a manifest of
-Kubernetes, they are made before and given to it with `--keys FILE`.
+A coordinator generates them when it starts. If its workers need keys earlier, as in a manifest of Kubernetes,
+they are generated first and passed to it with `--keys FILE`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ public key, and trust it."""
 
 
 class RunKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """url: the coordinator as its workers see it, at every start; '' for keys of one start."""
+    """url: the coordinator's address for its workers at every start; '' for keys of a single start."""
 
     format: int
     url: str
@@ -31,12 +31,12 @@ class RunKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def new(workers: int, url: str = "") -> RunKeys:
-        """Make keys for so many workers."""
+        """Generate keys for this many workers."""
         return RunKeys(KEYS_FORMAT, url, KeyPair.new(), tuple(KeyPair.new() for _ in range(workers)))
 
     @staticmethod
     def read(path: Path, workers: int) -> RunKeys:
-        """Read a file of keys for so many workers.
+        """Read a file of keys for this many workers.
 
         Raises:
             UsageError: if it is not there, open to others, or for another number of workers.
@@ -55,7 +55,7 @@ class RunKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Args:
             run: The run's name.
             numerics: The run's.
-            url: The coordinator's address, if the keys do not say it.
+            url: The coordinator's address, if the keys do not have it.
             max_frame: The longest frame that the coordinator sends, in bytes.
         """
         public, lasting = self.server.public, bool(self.url)

@@ -37,10 +37,10 @@ from workers.worker.runtime import WorkerRuntime
 JOIN_DEADLINE = 120.0
 """Seconds within which the coordinator answers a hello."""
 IDLE = 5.0
-"""A remote worker that has heard nothing for so long says that it is there: if the coordinator has given
-it up meanwhile, its answer is that it must join again; else it answers with the same."""
+"""After this many seconds of silence a remote worker sends a heartbeat. The coordinator answers with a
+heartbeat, or asks the worker to join again if it had removed it."""
 UNANSWERED = 3
-"""So often in a row it may say so and hear nothing. Then the connection is as good as lost."""
+"""After this many unanswered heartbeats in a row the connection counts as lost."""
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -99,13 +99,13 @@ def announce(
     digest: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """Tell the coordinator that this worker is ready, and what it has.
+    """Send the coordinator this worker's manifest: it is ready.
 
     Args:
         connection: The connection.
         runtime: What was set up.
-        digest: Whether to say which data it has.
-        names: The coordinator's paths of a user's files, by the paths here, where they differ.
+        digest: True to include the digest of its data.
+        names: The coordinator's paths of a user's files by the paths here, if they differ.
     """
     announce_problem(connection, runtime.problem, runtime.run, digest, names)
 
@@ -117,7 +117,7 @@ def announce_problem(
     digest: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """The same of a process that computes no tasks."""
+    """The same for a process that computes no tasks."""
     e = problem.experiment
     with while_it_starts(connection, run):
         data = problem.data_digest if digest else ""
@@ -147,7 +147,7 @@ def warm_up(problem: Problem) -> None:
 
 
 def check_over(farewell: Envelope) -> None:
-    """Look whether the run that a 'stop' ends has rounds left.
+    """Check whether the run that a 'stop' ends has rounds left.
 
     Raises:
         Interrupted: if it has.
@@ -162,8 +162,8 @@ def serve(
     handle: Callable[[Envelope], list[Envelope]],
     idle: float | None = None,
 ) -> None:
-    """Until 'stop'. idle: seconds of silence after which to speak up; None: wait on, as a worker of this
-    machine does, which the kernel ends with its coordinator.
+    """Serve until 'stop'. idle: seconds of silence before a heartbeat; None: no heartbeats, for a worker of
+    this machine, which the kernel ends with its coordinator.
 
     Raises:
         AccessError: if the coordinator refuses.
@@ -173,7 +173,7 @@ def serve(
     heartbeat, unanswered = Heartbeat(connection), 0
 
     def answer(envelope: Envelope) -> None:
-        """In a function of its own, so that no name keeps a large upload while the next task computes."""
+        """A separate function, so that no name keeps a large upload while the next task computes."""
         heartbeat.begin(envelope.header)
         try:
             replies = handle(envelope)

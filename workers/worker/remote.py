@@ -1,8 +1,8 @@
 """`fedsim worker --join FILE`: a worker on another machine, or in another container.
 
-It has no folder in common with the coordinator. It joins with a key of the join file, reads the data
-set from its own folder, is sent clients' states and sends drafts of them back. Clients stay with their
-worker, so that a state is rarely sent to it.
+It shares no folder with the coordinator. It joins with a key of the join file, reads the data set from its
+own folder, receives clients' states and sends drafts back. Clients stay with their worker, so that states are
+rarely sent.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Notify = Callable[[str], None]
 class RemoteWorker:
     """A worker that is not on the coordinator's machine.
 
-    url: the coordinator's address, seen from here. worker: the worker to join as, None: the first that is
-    missing. patience: seconds to wait for the coordinator to answer. files: where a user's files lie here.
-    locks: of the join file, for processes that share it and were given no worker.
+    url: the coordinator's address, seen from here. worker: the worker number, None: the first
+    missing one. patience: seconds to wait for the coordinator to answer. files: the paths of a user's files
+    here. locks: of the join file, for processes that share it and have no number.
     """
 
     join_credentials: JoinCredentials
@@ -54,11 +54,11 @@ class RemoteWorker:
     locks: SeatLocks = field(default_factory=lambda: SeatLocks(None))
 
     def run(self, notify: Notify) -> None:
-        """Join and serve until the run is over; join again if the connection is lost on the way.
+        """Join and serve until the run is over; reconnect if the connection is lost.
 
         Raises:
             AccessError: if the run refuses this worker.
-            TaskError: if the coordinator does not answer, and whatever setting up raises.
+            TaskError: if the coordinator does not answer, or the set-up fails.
             UsageError: if a file of the user's is not here.
             Interrupted: if the run was, and has rounds left.
         """
@@ -117,10 +117,10 @@ class RemoteWorker:
         """Join.
 
         Args:
-            mine: The worker that this one has been, and will be again if it can.
-            patience: How long to try again if all workers have joined already. After a connection was cut
-                this worker may be one of them: the coordinator finds out a little later.
-            again: This worker has been connected.
+            mine: The worker number that this process had, which it takes again if possible.
+            patience: Seconds to retry if all workers have joined. After a lost connection this worker may
+                still count as joined, until the coordinator notices.
+            again: True if this worker was connected before.
 
         Returns:
             The worker's number, its connection, and the welcome, or 'stop'.
@@ -257,7 +257,7 @@ def run_joined(spec: Mapping[str, Any]) -> int:
 
 
 class RemoteStateCache:
-    """A WorkerRuntime without the run's folder: it keeps clients' states in a folder of its own."""
+    """A WorkerRuntime without the run's folder: it keeps clients' states in its own folder."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self.runtime = runtime

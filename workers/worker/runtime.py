@@ -40,7 +40,7 @@ class WorkerRuntime:
         None: the envelope needs no reply.
 
         Raises:
-            ConnectionLost: If the connection has ended meanwhile, so that nobody waits for the reply.
+            ConnectionLost: If the connection has ended, so that nobody waits for the reply.
         """
         h = envelope.header
         try:
@@ -88,7 +88,7 @@ class WorkerRuntime:
         def stored() -> Any:
             if version:
                 state = self.states.load(client, version)
-                if plugins.is_spec(problem.experiment.algo):  # a user's own may read it after its training
+                if plugins.is_spec(problem.experiment.algo):  # a user's code may read it afterwards
                     return state
                 return give_up(state, above=client_states.LARGEST_CACHED)
             return problem.algorithm.client_init(problem.context(0, 0), client)

@@ -2,7 +2,7 @@
 
 A seat is the number of a worker, and has a key in the join file. `srun`, `mpirun`, `torchrun` and an Indexed
 Job of Kubernetes tell each process its rank, so they start unchanged workers. Without a rank, processes that
-share one file agree by a lock on one byte of it a seat, which the kernel releases with its process.
+share the file lock one byte of it per seat; the kernel releases the lock when the process ends.
 
 References:
     https://slurm.schedmd.com/srun.html (SLURM_PROCID)
@@ -26,15 +26,15 @@ RANKS = (
     *("JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
     *("RANK", "SLURM_PROCID"),
 )
-"""Variables with a process's rank, the nearest starter first: mpirun inside an allocation of Slurm sets its
-own beside SLURM_PROCID, which is that of the batch script."""
+"""Variables with a process's rank, the innermost launcher first: mpirun in a Slurm allocation sets its own,
+and SLURM_PROCID is that of the batch script."""
 
 
 def rank(environment: Mapping[str, str]) -> int:
     """The rank that the engine has given this process.
 
     Raises:
-        UsageError: if it has given none, or something that is no number.
+        UsageError: if there is none, or it is not a number.
     """
     name = next((name for name in RANKS if environment.get(name)), "")
     if not name:
@@ -50,12 +50,12 @@ def rank(environment: Mapping[str, str]) -> int:
 class SeatLocks:
     """Locks on the seats of one join file, between processes of machines that share the file.
 
-    A file system without locks, or a copy of the file elsewhere, locks nothing: then the coordinator refuses
-    the second process that comes as one worker, and it tries the next.
+    Without locks in the file system, or with copies of the file, the coordinator refuses the second process
+    with a seat, which then tries the next seat.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Open the file, if there is one; it stays open, because closing it would release the locks."""
+        """Open the file, if any, and keep it open, because closing it would release the locks."""
         self._file: BinaryIO | None = None
         if path is not None:
             with suppress(OSError):

@@ -43,10 +43,10 @@ class IvonTraining:
     samples: Monte-Carlo samples of the weights per step.
     carry: momentum and step count live with the client over rounds (released code); false resets them.
     cosine_rounds: > 0: lr falls to 0 along half a cosine over so many rounds; 0: constant.
-    noise: who draws the same numbers, batch order and dropout with them. 'independent': every task its own.
-    'common': all clients in all rounds the same, as the released code, which reseeds torch before every
-    client's training. 'common_per_round': all clients of a round the same, every round others
-    (docs/recipes/ivon_noise.toml measures what that does).
+    noise: the tasks that share random numbers (samples, batch order, dropout). 'independent': none.
+    'common': all clients in all rounds, as in the released code, which reseeds torch before every client's
+    training. 'common_per_round': all clients of a round (docs/recipes/ivon_noise.toml measures the
+    effect).
     optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
     """
 
@@ -60,8 +60,7 @@ class IvonTraining:
     beta2: Annotated[float, Meta(ge=0, lt=1, description="average of curvatures: share of the old")] = 0.999
     samples: Annotated[int, Meta(ge=1, description="draws of the weights per step")] = 1
     carry: Annotated[
-        bool,
-        Meta(description="momentum and step count continue from the client's last task; false: from zero"),
+        bool, Meta(description="momentum and step count continue from the last task; false: from zero")
     ] = True
     cosine_rounds: Annotated[
         int,
@@ -77,7 +76,7 @@ class IvonTraining:
     ] = "ivon"
 
     def stream(self, task: RandomStream) -> RandomStream:
-        """The stream of a task's draws, from the task's own."""
+        """The random stream of a task's training, by `noise`."""
         if self.noise == "independent":
             return task
         round = task.round if self.noise == "common_per_round" else 0
@@ -109,7 +108,8 @@ class MeanPrecision:
 
 IvonFit = LocalFit[MeanPrecision, IvonMoments]
 """Its loss is the mean of the last epoch at the sampled weights ('exact': at the mean), without prior and
-duals. info: `moved`, the share of its way to a stationary point that h has gone, 1 - beta2^steps."""
+duals. info: `moved`, the fraction 1 - beta2^steps of the distance to a stationary point that h has
+covered."""
 
 
 def ivon(
@@ -188,8 +188,8 @@ class _Ivon:
 
     The curvature is kept as `stored` with h + d = stored + offset. At first offset is d, so that stored
     is h, as in ivon-opt. Where h falls below -d/2, stored becomes h + d and offset 0 for the rest of the
-    task: next to -d, a sum formed anew from h and d at every step would be nothing but rounding error.
-    The move itself is exact (Sterbenz). A problem that ivon-opt can pose keeps ivon-opt's form.
+    task: near -d, computing h + d anew at every step would give only rounding error.
+    The change itself is exact (Sterbenz). A problem that ivon-opt can pose keeps ivon-opt's form.
     """
 
     def __init__(

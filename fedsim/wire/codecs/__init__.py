@@ -1,8 +1,8 @@
 """Encodings of one tensor: a table of pure pairs, pack(x, spec, ref) and unpack(parts, spec, ref).
 
 The parts of an encoding are named by layer ('values', 'indices'), each one frame on the wire. A codec
-may have one parameter behind a colon, as in csr:0.1. What a sender cannot make smaller it sends dense,
-and says so in the header.
+may have one parameter after a colon, as in csr:0.1. If a codec would not be smaller, the sender uses dense,
+and the header records it.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _of_bits(family: CodecFamily, text: str, name: str) -> Codec:
 def pack_or_dense(
     selected: Codec, x: Tensor, spec: Spec, ref: Tensor | None = None
 ) -> tuple[str, tuple[Part, ...]]:
-    """Parts and the name of their codec: 'dense' if that is smaller, or the only one that can stand for x."""
+    """Parts and the name of their codec: 'dense' if it is smaller, or if the codec cannot represent x."""
     parts = selected.pack(x, spec, ref)
     if parts is not None and sum(part.nbytes for _, part in parts) <= spec.dense_bytes:
         return selected.name, parts

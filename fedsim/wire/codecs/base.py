@@ -1,4 +1,4 @@
-"""Codecs: tensors as bytes, and what a codec knows about a tensor besides its values."""
+"""Codecs: tensors as bytes, and the specs of tensors that codecs use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INCREMENTS = frozenset({"delta", "gradient"})
 
 @dataclass(frozen=True)
 class Spec:
-    """The tensor that both sides know to expect: shape, dtype, and where its layers lie in it.
+    """The expected tensor, which both sides know: shape, dtype, and where its layers lie in it.
 
     positive: the receiver refuses values <= 0, so a codec must not hide one. scale: a precision that both
     sides have, of the same shape, for a codec that is `scaled`. stream: for one that is `noisy`.
@@ -77,13 +77,12 @@ class Bound(NamedTuple):
 class Codec:
     """One encoding: a pure pair and the sizes that a receiver checks before it parses anything.
 
-    lossy: the decoded tensor may differ from what was packed. kinds: the only kinds of field that it is
-    made for, if not all, and why. delta: both sides need `ref`, a tensor of the same shape that both have;
-    may_refer: they use it where there is one. scaled: both sides need the spec's scale. noisy: they need its
-    stream. last: `ref` is of the last broadcast, and `alone` the codec for who does not have that.
-    packer gives None for values that it cannot stand for; they are sent dense. entropy: of the part 'values',
-    if that is entropy-coded, the bits of its symbols' zeroth-order entropy. step: of the same part, with what
-    step in standard deviations a mean was rounded.
+    lossy: the decoded tensor may differ from what was packed. kinds: the only kinds of field that it
+    takes, if not all, and the reason. delta: both sides need `ref`, a tensor of the same shape that both
+    have; may_refer: they use it if there is one. scaled: both sides need the spec's scale. noisy: they need
+    its stream. last: `ref` is the last broadcast, and `alone` is the codec for receivers without it. packer
+    returns None for values that it cannot represent, which are then sent dense. entropy: bits of zeroth-order
+    entropy of an entropy-coded part 'values'. step: the step of a mean in that part, in standard deviations.
 
     The part 'values' is, before any compression, `side` bytes per layer, then `width` bytes per value
     (None: as many as its dtype has) of `kept` entries of each layer (None: of all).

@@ -135,7 +135,7 @@ def _mask(part: memoryview, spec: Spec, p: float) -> Array:
     """A mask of the kept entries (P,).
 
     Raises:
-        WireError: unless they are as many per layer as p says.
+        WireError: if a layer does not have the number of kept entries that p gives.
     """
     bits = np.frombuffer(expanded(part, _bitmap_bytes(spec)), dtype=np.uint8)
     every = np.unpackbits(bits, bitorder="little").view(bool)

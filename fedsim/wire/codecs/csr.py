@@ -126,8 +126,8 @@ def _largest(layer: Array, kept: int) -> Array:
 def largest_and_means(x: Tensor, spec: Spec, p: float) -> tuple[Array, Array, Array] | None:
     """Values (P,), which of them are kept (P,), and the mean of the others per layer, float32.
 
-    None where the mean would hide what the receiver must see: values not finite, or not positive where
-    they have to be.
+    None if the mean would hide invalid values from the receiver: values that are not finite, or not
+    positive if they have to be.
     """
     values = flat32(x)
     if not finite(values) or (spec.positive and values.size and values.min() <= 0):

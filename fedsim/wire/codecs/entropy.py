@@ -57,7 +57,7 @@ def encode_integers(integers: Array) -> bytes:
 
 
 def decode_integers(data: memoryview, count: int) -> tuple[Array, int]:
-    """The `count` integers of a layer, and how many bytes of `data` they take.
+    """The `count` integers of a layer, and the number of bytes of `data` that they take.
 
     Raises:
         WireError: If the bytes are no layer.
@@ -168,7 +168,7 @@ def _table(s: int) -> tuple[Array, Array]:
 
 
 def _rest(size: Array, width: Array) -> bytes:
-    """The low `width` bits of every size: widths ascending, places ascending within a width."""
+    """The low `width` bits of each integer's size, ordered by width and then by position."""
     bits = [
         ((size[width == w][:, None] >> np.arange(w - 1, -1, -1)) & 1).astype(np.uint8).reshape(-1)
         for w in range(1, int(width.max(initial=0)) + 1)
@@ -177,7 +177,7 @@ def _rest(size: Array, width: Array) -> bytes:
 
 
 def _sizes(size: Array, width: Array, data: memoryview) -> tuple[Array, int]:
-    """|k| of every least size with its low bits at the beginning of `data`, and how many bytes these take."""
+    """|k| from the least sizes and the low bits at the start of `data`, and the number of bytes read."""
     total = int(width.sum())
     used = -(-total // 8)
     if used > len(data):

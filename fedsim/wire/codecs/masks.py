@@ -4,18 +4,18 @@
     mrc:b       a mask distributed about as m ~ Bernoulli(q), as an index of b bits per block
     levels:b    q itself as the nearest multiple of 2^-b, entropy-coded
 
-bernoulli and mrc send a sample in the place of q: the decoded values are 0 and 1, and their mean over
+bernoulli and mrc send a sample instead of q: the decoded values are 0 and 1, and their mean over
 messages is q. Upwards p is the same field of the broadcast that the upload answers; where there is none,
 bernoulli codes layer by layer, and mrc takes p = 1/2. Downwards mrc:b+last takes the last broadcast, and
 mrc:bxN sends N samples, of which the decoded values are the mean.
 
 Minimal random coding (mrc). Both ends draw 2^b candidates of a block from Bernoulli(p), by an integer hash
 of the message's key, so that any bit of any candidate can be computed alone and two machines agree. The
-sender chooses candidate c with probability in proportion to q(c) / p(c), and sends its number. A sample is
-exact as 2^b exceeds exp(KL); with fewer candidates it leans towards p. So a block has as many places as
-have a mean KL of SPARE bits less than b: a number before the indices of a layer. The places of a layer are
-permuted first, so that its blocks have about the same KL (differs from the sources, which choose blocks by
-position).
+sender chooses candidate c with probability in proportion to q(c) / p(c), and sends its number. Samples are
+exact if 2^b is much larger than exp(KL); with fewer candidates they are biased towards p. So the number of
+places in a block is chosen for a mean KL of b - SPARE bits, and sent before the indices of a layer. The
+places of a layer are permuted first, so that its blocks have about the same KL (differs from the sources,
+which choose blocks by position).
 
 Sources: FedPM, Isik et al. 2023, https://arxiv.org/abs/2209.15328 (bernoulli); minimal random coding,
 Havasi et al. 2019, Algorithm 1, https://arxiv.org/abs/1810.00440; KLMS, Isik, Pase et al. 2024,
@@ -62,7 +62,7 @@ LONGEST = 1 << 14
 PRIOR = 0.02
 """p of mrc is held in [PRIOR, 1 - PRIOR], so that every mask can be a candidate."""
 HEAD = struct.Struct("<I")
-"""B of a layer."""
+"""The number of places in a layer's blocks."""
 UNIT = 1 << 16
 INDICES = 1 << 16
 """Values that are packed or unpacked at once, a multiple of 8; this bounds the memory of their bits."""
@@ -212,7 +212,7 @@ def _candidate(number: int, size: int, key: int) -> Array:
 
 
 def _drawn(numbers: Array, size: int, key: int) -> Array:
-    """The same where place i belongs to candidate numbers[i], each computed alone."""
+    """The same, with place i from candidate numbers[i]; each place is computed separately."""
     words, places = -(-size // 4), np.arange(size, dtype=np.uint64)
     counters = numbers.astype(np.uint64) * np.uint64(words) + places // np.uint64(4)
     lanes = np.uint64(16) * (places % np.uint64(4))
@@ -233,7 +233,7 @@ def _mrc_bounds(b: int, samples: int, spec: Spec) -> tuple[Bound, ...]:
     for s in spec.layout.slices:
         least += HEAD.size + -(-samples * b * -(-s.size // LONGEST) // 8)
         most += HEAD.size + -(-samples * b * s.size // 8)
-    few = max(spec.dense_bytes, FEW * len(spec.layout.slices), least)  # what is longer is sent dense
+    few = max(spec.dense_bytes, FEW * len(spec.layout.slices), least)  # longer layers are sent dense
     return (Bound("values", least, min(most, few)),)
 
 

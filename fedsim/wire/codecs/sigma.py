@@ -4,8 +4,8 @@
     ratio:e   log(S / S_ref), rounded to multiples of e                S = S_ref exp(e k)
 
 Upwards the references are the fields of the broadcast that the upload answers, as the client decoded them; S
-is the broadcast's precision. Downwards there is none (m_ref = 0, S_ref = 1) but with +last, which refers to
-the last broadcast as decoded; S is the precision of the same message, as decoded. The integers k are
+is the broadcast's precision. A broadcast has no reference (m_ref = 0, S_ref = 1), or with +last the last
+broadcast as decoded; S is the decoded precision of the same message. The integers k are
 entropy-coded layer by layer (fedsim.wire.codecs.entropy). fedsim.wire.message_context has the references.
 
 sigma:c+dither adds noise of a stream that both ends know before it rounds, and subtracts it afterwards: the
@@ -15,8 +15,8 @@ sigma:auto chooses c for every message so that the rounding has a tenth of the s
 changes (root mean squares, in standard deviations), and sends it as a float32 before the layers: late rounds,
 whose changes are small, neither stall nor waste bits.
 
-A step of c costs c^2 / 24 nats of KL per parameter, a step of e about e^2 / 48. That is no measure of what a
-dual loses, which is computed from the decoded values: docs/compression.md has steps that lose nothing.
+A step of c costs c^2 / 24 nats of KL per parameter, a step of e about e^2 / 48. This does not measure the
+error of a dual, which is a difference of decoded values: docs/compression.md has steps without loss.
 
 The error of a mean is at most c / 2 of its standard deviation, the relative error of a precision at most
 exp(e / 2) - 1, and no sign changes. A zero of a curvature stays zero: k counts from 1 on, and 0 stands for
@@ -40,7 +40,7 @@ from fedsim.wire.codecs.base import ONE_SIGN, Array, Bound, Codec, Part, Spec, f
 from fedsim.wire.codecs.entropy import LARGEST, LEAST, decode_layers, encode_layers, layers_entropy
 
 TABLE = 1 << 16
-"""Entries that a table of levels may have more than there are values."""
+"""The number of entries by which a table of levels may exceed the number of values."""
 SMALLEST = float(np.finfo(np.float32).tiny)
 _LOGARITHMS = 104.0
 """No float32 is above exp(88.8) or, normal or not, below exp(-103.3)."""
