@@ -62,14 +62,14 @@ def plan(seed: int) -> tuple[list[Fault], list[int]]:
 
 
 def _draw(rng: Random, round: int) -> Fault:
-    what, assign_devices, early = rng.choice(FAULTS), rng.randrange(6), rng.random() < 0.25
+    what, position, early = rng.choice(FAULTS), rng.randrange(6), rng.random() < 0.25
     if what == "delay":
         amount = rng.uniform(0.1, 1.0)
     else:  # who is silent is so for less than the lease, or for more
         amount = rng.choice((rng.uniform(0.2, 0.8 * LEASE), LEASE + rng.uniform(0.5, 2.5)))
     if early:
-        return Fault(what, None, rng.uniform(0.0, 6.0), assign_devices, amount)
-    return Fault(what, round, rng.uniform(0.0, 0.3), assign_devices, amount)
+        return Fault(what, None, rng.uniform(0.0, 6.0), position, amount)
+    return Fault(what, round, rng.uniform(0.0, 0.3), position, amount)
 
 
 @dataclass
@@ -177,8 +177,8 @@ class Stage:
                 self.placements = [
                     Place(join_credentials, port, self.created.seed + i) for i in range(self.size)
                 ]
-        for assign_devices in self.placements:
-            assign_devices.fill()
+        for position in self.placements:
+            position.fill()
         now = time.monotonic()
         due = [act for at, act in self._later if at <= now]
         self._later = [(at, act) for at, act in self._later if at > now]
@@ -193,7 +193,7 @@ class Stage:
     def inject(self, fault: Fault) -> None:
         what, n = fault.what, fault.amount
         number, of_remote_workers = (
-            fault.assign_devices % len(self.placements) if self.placements else 0,
+            fault.position % len(self.placements) if self.placements else 0,
             "coordinator" not in what,
         )
         timed = f" {n:.1f} s" if what.startswith(("delay", "mute", "stop")) else ""
@@ -240,8 +240,8 @@ class Stage:
         """All faults are over; whether the coordinator has ended as it should."""
         stuck = not self.ended
         self.running.process.kill()
-        for assign_devices in self.placements:
-            assign_devices.calm()
+        for position in self.placements:
+            position.calm()
         output, code = self.running.output(), self.running.process.wait(DEADLINE)
         due = {
             "": (0,),
@@ -256,8 +256,8 @@ class Stage:
 
     def close(self) -> None:
         self.running.kill()
-        for assign_devices in self.placements:
-            assign_devices.close()
+        for position in self.placements:
+            position.close()
 
 
 def trial(seed: int, folder: Path, expected: dict[str, Any]) -> Trial:
@@ -290,8 +290,8 @@ def play(created: Trial, folder: Path, sizes: list[int], expected: dict[str, Any
         for stage, until in stages:
             for remote_worker in (
                 remote_worker
-                for assign_devices in stage.placements
-                for remote_worker in assign_devices.remote_workers
+                for position in stage.placements
+                for remote_worker in position.remote_workers
             ):
                 if not remote_worker.ends(until):
                     created.left.append(remote_worker.command.process.pid)

@@ -27,7 +27,7 @@ class Fault:
     what: str
     round: int | None
     seconds: float
-    assign_devices: int = 0
+    position: int = 0
     amount: float = 0.0
 
 

@@ -23,7 +23,7 @@ from fedsim.wire.codecs.base import INCREMENTS, ONE_SIGN, Array, Bound, Codec, P
 from fedsim.wire.codecs.csr import (
     WHY,
     all_kept,
-    assign_devices,
+    slice_of,
     filled,
     finite,
     keeps,
@@ -143,7 +143,7 @@ def _mask(part: memoryview, spec: Spec, p: float) -> Array:
     if every[spec.count :].any():
         raise WireError("bits set behind the last position")
     for s in spec.layout.slices:
-        result = int(np.count_nonzero(mask[assign_devices(s)]))
+        result = int(np.count_nonzero(mask[slice_of(s)]))
         if result != kept_of(s.size, p):
             raise WireError(f"{result} kept entries in layer {s.name!r}; p says {kept_of(s.size, p)}")
     return mask

@@ -45,7 +45,7 @@ def csr(p: float) -> Codec:
         if selected is None:
             return None
         values, mask, means = selected
-        indices = [a for s in spec.layout.slices for a in _compressed_rows(mask[assign_devices(s)], s)]
+        indices = [a for s in spec.layout.slices for a in _compressed_rows(mask[slice_of(s)], s)]
         return (("indices", joined(*indices)), ("values", joined(means, values[mask])))
 
     def unpack(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
@@ -97,7 +97,7 @@ def all_kept(spec: Spec, p: float) -> int:
     return sum(kept_of(s.size, p) for s in spec.layout.slices)
 
 
-def assign_devices(s: Slice) -> slice:
+def slice_of(s: Slice) -> slice:
     """The slice of a layer in the flat tensor."""
     return slice(s.offset, s.offset + s.size)
 
@@ -112,7 +112,7 @@ def largest(values: Array, spec: Spec, p: float) -> Array:
     for s in spec.layout.slices:
         kept = kept_of(s.size, p)
         if kept:
-            mask[assign_devices(s)] = _largest(values[assign_devices(s)], kept)
+            mask[slice_of(s)] = _largest(values[slice_of(s)], kept)
     return mask
 
 
@@ -134,7 +134,7 @@ def largest_and_means(x: Tensor, spec: Spec, p: float) -> tuple[Array, Array, Ar
         return None
     mask, means = largest(values, spec, p), np.zeros(len(spec.layout.slices), dtype=np.float32)
     for i, s in enumerate(spec.layout.slices):
-        rest = values[assign_devices(s)][~mask[assign_devices(s)]]
+        rest = values[slice_of(s)][~mask[slice_of(s)]]
         if rest.size:
             means[i] = rest.mean(dtype=np.float64)
     return values, mask, means

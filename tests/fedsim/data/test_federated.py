@@ -154,9 +154,9 @@ def test_damaged_bytes_inside_a_file_are_an_error_that_names_the_key(tmp_path: P
         pixels = client["pixels"][()]
         del client["pixels"]
         created = client.create_dataset("pixels", data=pixels, chunks=(20, 28, 28), compression="gzip")
-        assign_devices = created.id.get_chunk_info(0).byte_offset
+        position = created.id.get_chunk_info(0).byte_offset
     content = bytearray(path.read_bytes())
-    content[assign_devices : assign_devices + 64] = bytes(64)
+    content[position : position + 64] = bytes(64)
     path.write_bytes(bytes(content))
     with pytest.raises(DataError, match=f"{path}: examples/f0002_2/pixels cannot be read"):
         load_dataset("emnist62", tmp_path)
