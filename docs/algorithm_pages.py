@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.results.description import cost_once, hyperparameter_rows, message_rows, own_codecs, wire_cost
+from launch.results.describe import cost_once, hyperparameter_rows, message_rows, own_codecs, wire_cost
 from protocols import REGISTRY, AnyAlgorithm
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -106,7 +106,7 @@ class Run(RunFolder):
             DataError: if data is missing or damaged.
             DiskError: if the page cannot be written.
         """
-        from launch.results.run_page import report
+        from launch.results.report import report
 
         return report(self.path, None if path is None else Path(path))
 
@@ -257,7 +257,7 @@ def plan(experiment: Experiment | None = None, /, **options: Unpack[Options]) ->
     Raises:
         FedsimError: as run.
     """
-    from launch.results.traffic_plan import document, planned
+    from launch.results.plan import document, planned
     from launch.terminal import plain
 
     with IN_PYTHON.own_words(), _process_restored():

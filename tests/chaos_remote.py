@@ -289,9 +289,7 @@ def play(created: Trial, folder: Path, sizes: list[int], expected: dict[str, Any
                 break
         for stage, until in stages:
             for remote_worker in (
-                remote_worker
-                for position in stage.placements
-                for remote_worker in position.remote_workers
+                remote_worker for position in stage.placements for remote_worker in position.remote_workers
             ):
                 if not remote_worker.ends(until):
                     created.left.append(remote_worker.command.process.pid)

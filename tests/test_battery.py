@@ -40,7 +40,7 @@ from fedsim.wire.envelope import decode, encode
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.schema import DTYPES, TRIANGLE, Field, all_fields, schema, values_of
 from fedsim.wire.state_file import decode_state, encode_state
-from launch.results.description import cost_once, wire_cost
+from launch.results.describe import cost_once, wire_cost
 from tests.support.endpoints import Counting, LateScores, Pool, Shuffled
 from tests.support.harness import (
     ALGORITHMS,

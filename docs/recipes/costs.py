@@ -23,7 +23,7 @@ from report import ROOT, circumstances, processor, table
 
 import fedsim
 from fedsim.experiment import build_algorithm
-from launch.results.description import all_exchanges, cost_once
+from launch.results.describe import all_exchanges, cost_once
 from launch.runs.client_costs import sent_once
 from launch.runs.folder import RunFolder
 from protocols import REGISTRY, AnyAlgorithm, find

@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, ROOT, SKY, VERMILION, Page, figure, table
 
 import fedsim
-from launch.results.codec_table import kl_bits
+from launch.results.codecs import kl_bits
 from launch.runs.restored import RestoredRun
 
 COLOURS = {

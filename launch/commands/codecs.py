@@ -38,7 +38,7 @@ def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> No
     nothing in the folder is changed. Without RUN, the main job is trained for 3 rounds first.
     """
     prepare_torch(numerics_of(run))
-    from launch.results.codec_table import codecs
+    from launch.results.codecs import codecs
 
     if run is not None:
         return codecs(run, fractions=fractions, **options)

@@ -41,6 +41,6 @@ def describe(
 
         return describe_model(experiment, data_dir, as_json)
     names.check_name("algorithms", algo)
-    from launch.results.description import describe
+    from launch.results.describe import describe
 
     return describe(algo, as_json)

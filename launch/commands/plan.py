@@ -23,7 +23,7 @@ def plan(as_json: bool, **options: Any) -> None:
 
     overrides = Overrides.of(options)
     experiment, execution = overrides.resolve()
-    from launch.results.traffic_plan import show
+    from launch.results.plan import show
 
     with overrides.origins.own_words():
         show(experiment, execution, as_json)

@@ -20,6 +20,6 @@ def replay(run: Path, data_dir: Path | None) -> None:
     code 1 if a checkpoint or the final model differs; nothing in the folder is changed.
     """
     prepare_torch(numerics_of(run))
-    from launch.results.refolding import replay
+    from launch.results.replay import replay
 
     replay(run, data_dir)

@@ -15,6 +15,6 @@ from launch.commands.shared import FILE, run_argument
 @click.option("--out", **FILE, help="Write the page there.  [RUN/report.html]")
 def report(run: Path, out: Path | None) -> None:
     """Write one HTML file that loads nothing: curves, bytes, participation, timeline, configuration."""
-    from launch.results.run_page import report as write_report
+    from launch.results.report import report as write_report
 
     click.echo(write_report(run, out))

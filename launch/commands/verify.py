@@ -26,6 +26,6 @@ def verify(run: Path, **options: Any) -> None:
     with the files, too. Exit code 1 if anything differs; nothing in the folder is changed.
     """
     prepare_torch(numerics_of(run))
-    from launch.results.verification import verify
+    from launch.results.verify import verify
 
     verify(run, **options)

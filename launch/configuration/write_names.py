@@ -20,7 +20,7 @@ from fedsim.specs import Form
 from fedsim.wire.codecs import CODECS
 from fedsim.wire.schema import all_fields
 from launch.configuration import names
-from launch.results.description import all_exchanges
+from launch.results.describe import all_exchanges
 from launch.runs.client_costs import sent_once
 from protocols import REGISTRY, AnyAlgorithm
 

@@ -26,7 +26,7 @@ from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import Spec, codec, pack_or_dense
 from fedsim.wire.message_context import scale_of
 from launch.configuration.execution import Execution
-from launch.results.codec_table import errors, fastest, indices_floor
+from launch.results.codecs import errors, fastest, indices_floor
 from launch.runs.restored import RestoredRun
 from launch.session.run import launch
 from tests.benchmarks.common import FEW, fashion_shaped, options_of

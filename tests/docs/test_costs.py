@@ -16,7 +16,7 @@ import fedsim
 from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.configuration.config import resolve
-from launch.results.traffic_plan import RUN_NAME
+from launch.results.plan import RUN_NAME
 from protocols import REGISTRY
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 from markdown_it import MarkdownIt
 
-from launch.results.description import hyperparameter_rows, wire_cost
+from launch.results.describe import hyperparameter_rows, wire_cost
 from protocols import REGISTRY
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -24,7 +24,7 @@ from fedsim.wire.codecs import CODECS, Spec, codec
 from fedsim.wire.envelope import encode
 from launch.cli import main
 from launch.configuration.execution import Execution
-from launch.results.codec_table import entropy, errors, fastest, indices_floor, values_floor
+from launch.results.codecs import entropy, errors, fastest, indices_floor, values_floor
 from launch.runs.restored import RestoredRun
 from launch.session.run import launch
 from workers.storage.journal import read_journal

@@ -14,7 +14,7 @@ from launch.cli import main
 from launch.results.figures import Line, chart
 from launch.results.frontier import by_budget, ranking
 from launch.results.groups import gather
-from launch.results.run_page import render
+from launch.results.report import render
 from launch.results.tables import NONE, costs, results, unreached
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import MB, Make

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from launch.cli import main
 from launch.configuration import names
-from launch.results.description import hyperparameter_rows, message_rows
+from launch.results.describe import hyperparameter_rows, message_rows
 from protocols import REGISTRY, AnyAlgorithm
 
 USERS = '''

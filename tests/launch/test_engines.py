@@ -23,7 +23,7 @@ from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm
 from launch.engines.submit import ENGINES, submit
 from launch.engines.sweeps import array_script
-from launch.results.run_page import render
+from launch.results.report import render
 from launch.runs.folder import RunFolder
 from launch.sweep.task import Task, Tasks
 from tests.launch.test_remote_workers import Federation, ends, eventually, here, same_bits

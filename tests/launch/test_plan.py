@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fedsim.algorithm import Algorithm
 from fedsim.problem import Problem
 from launch.cli import main
-from launch.results.traffic_plan import Plan, plan
+from launch.results.plan import Plan, plan
 from protocols import REGISTRY
 from tests.support.harness import play, problem_of
 

@@ -16,7 +16,7 @@ from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.problem import Problem, _held_by
-from launch.results.traffic_plan import plan
+from launch.results.plan import plan
 from launch.runs.folder import RunFolder
 from protocols.fedavg import FedAvg
 from protocols.pooled import Pooled

@@ -14,7 +14,7 @@ from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError
 from fedsim.problem import Problem
 from fedsim.wire.ledger_rows import Entry
-from launch.results.traffic_plan import plan
+from launch.results.plan import plan
 from protocols import REGISTRY
 from tests.support.harness import Run, leaves, play, problem_of
 

@@ -23,13 +23,13 @@ from fedsim.wire.codecs.base import INCREMENTS, ONE_SIGN, Array, Bound, Codec, P
 from fedsim.wire.codecs.csr import (
     WHY,
     all_kept,
-    slice_of,
     filled,
     finite,
     keeps,
     kept_of,
     largest,
     largest_and_means,
+    slice_of,
 )
 from fedsim.wire.codecs.zstd import bound, compressed, expanded, shuffled, unshuffled
 
