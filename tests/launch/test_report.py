@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from fedsim.errors import DataError
 from launch.cli import main
-from launch.results import report
+from launch.results import report as page_module
 from launch.results.field_bars import bars, stack
 from launch.results.participation_grid import participation_grid
 from launch.results.report import render, report
@@ -224,7 +224,7 @@ def test_a_run_that_an_earlier_fedsim_began_has_what_its_later_lines_have(folder
 def test_the_ledger_is_in_the_page_or_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = render(RunFolder.open(folder))
     assert embedded(page, "ledger.csv").bytes.sum() == RunFolder.open(folder).ledger.bytes.sum()
-    monkeypatch.setattr(report, "EMBEDDED", 100)
+    monkeypatch.setattr(page_module, "EMBEDDED", 100)
     page = render(RunFolder.open(folder))
     assert f"{folder / 'ledger.csv'}: every byte" in page and 'download="ledger.csv"' not in page
 
