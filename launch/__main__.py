@@ -4,7 +4,7 @@ import sys
 
 
 def run() -> None:
-    """Carry out the command line; Ctrl-C at any moment, also during the imports, is one line."""
+    """Run the command line; Ctrl-C at any moment, also during the imports, is one line."""
     try:
         from launch.cli import main
 

@@ -257,11 +257,11 @@ def plan(experiment: Experiment | None = None, /, **options: Unpack[Options]) ->
     Raises:
         FedsimError: as run.
     """
-    from launch.results.plan import document, planned
+    from launch.results.plan import planned, to_json
     from launch.terminal import plain
 
     with IN_PYTHON.own_words(), _process_restored():
-        result: dict[str, Any] = plain(document(*planned(*resolved(experiment, options))))
+        result: dict[str, Any] = plain(to_json(*planned(*resolved(experiment, options))))
     return result
 
 
@@ -371,9 +371,9 @@ def compare(
 
 def algorithms() -> dict[str, dict[str, Any]]:
     """Return every algorithm by name, with its cost per client and round, and its paper: `fedsim list`."""
-    from launch.commands.lists import document
+    from launch.commands.lists import to_json
 
-    return {row["name"]: row for row in document("algorithms")}
+    return {row["name"]: row for row in to_json("algorithms")}
 
 
 def _folder(run: RunFolder | str | Path) -> Path:
@@ -400,7 +400,7 @@ def _process_restored() -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread takes denormal numbers for zero."""
+    """Return whether this thread flushes denormal numbers to zero."""
     smallest_normal = sys.float_info.min
     return smallest_normal / 2.0 == 0.0
 

@@ -36,7 +36,7 @@ VERBS = {
     "trace": "Write a run's timeline for ui.perfetto.dev, RUN/trace.json.",
     "compare": "Compare runs: accuracy against bytes, tables, one page.",
 }
-"""What `fedsim --help` says of each verb."""
+"""The text of `fedsim --help` for each verb."""
 
 
 @click.group(

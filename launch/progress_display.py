@@ -18,7 +18,7 @@ from launch import terminal
 from launch.terminal import duration, megabytes, percentage
 
 KEPT_LINES = 10
-"""So many rounds, about, stay on a terminal; metrics.jsonl has all."""
+"""Rounds that stay on a terminal, approximately; metrics.jsonl has all."""
 
 
 class ProgressDisplay:
@@ -27,7 +27,7 @@ class ProgressDisplay:
     def __init__(self, rounds: int, quiet: bool = False) -> None:
         self.console = terminal.console(quiet=quiet)
         self.status = terminal.Status(quiet)
-        """What happens before the header is shown."""
+        """The line of the preparation, before the header."""
         self._line = ProgressLine(rounds)
         live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
         self._live = (
@@ -74,7 +74,7 @@ class ProgressDisplay:
 GAP = 2
 """Spaces between parts."""
 LEAST_BAR = 8
-"""Of a narrower bar little can be seen: there is none."""
+"""The narrowest useful bar: below it, none is shown."""
 NEEDED = 2
 """Parts up to this rank matter more than the bar."""
 RECENT = 10
@@ -91,7 +91,7 @@ class Part:
 
 @dataclass
 class ProgressLine:
-    """What rich renders: round, scores and bytes of the last evaluated round, time left, bar.
+    """The renderable for rich: round, scores and bytes of the last evaluated round, time left, bar.
 
     Attributes:
         rounds: How many there are.

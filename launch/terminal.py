@@ -1,4 +1,4 @@
-"""What is printed, and where: standard output that may close, a line that the next one replaces, numbers.
+"""Output: a standard output that may close, a line that the next one replaces, numbers.
 
 It imports nothing heavy, because a run says that it is starting before it imports torch.
 """
@@ -56,7 +56,7 @@ codecs.register_error(REPLACED, _replaced)
 class OutputThatMayClose:
     """Standard output that falls silent when it cannot be written: closed, a broken pipe, a full disk.
 
-    A run is worth more than its progress lines: `fedsim launch | head -1` goes on to its end.
+    A run is worth more than its progress lines: `fedsim launch | head -1` runs to its end.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -83,7 +83,7 @@ class OutputThatMayClose:
             self._stream = None
 
     def isatty(self) -> bool:
-        """Whether it is a terminal; a program may have put an object with write and flush alone here."""
+        """True if it is a terminal; a program may have replaced it by an object with only write and flush."""
         with suppress(ValueError, AttributeError):
             return self._stream is not None and self._stream.isatty()
         return False

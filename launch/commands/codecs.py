@@ -14,7 +14,7 @@ from launch.commands.shared import FILE, PATH, data_dir_option, json_option, num
 from launch.configuration.completion import run_folders
 
 ROUNDS = 3
-"""Of the run that is trained if none is named."""
+"""Rounds of the run that is trained if none is named."""
 
 
 @click.command(cls=Command)

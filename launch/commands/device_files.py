@@ -13,7 +13,7 @@ from launch.terminal import output_file
 UNITS = {"up": (1.0, "bit"), "down": (1.0, "bit")} | dict.fromkeys(("rtt", "jitter", "compute"), (1e3, "ms"))
 """The factor and the unit in which a column is written; a column that is not here has none."""
 DIGITS = 4
-"""Significant digits: enough for a device, and few different texts for whoever reads the file."""
+"""Significant digits: enough for a device, and few different texts for a reader."""
 
 
 def cell(column: str, value: float) -> str:

@@ -104,7 +104,7 @@ def capacity(file: Path, out: Path, **options: Any) -> None:
     "--per-round",
     type=click.IntRange(min=1),
     metavar="M",
-    help="So many of those who are there, drawn uniformly.  [all]",
+    help="Ask M of the available clients, drawn uniformly.  [all]",
 )
 @_seed
 @_out

@@ -54,7 +54,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands that take an option once, and of whose names a wrong one is told with the nearest."""
+    """Commands that take an option once; for an unknown name, errors suggest the nearest."""
 
     command_class = Command
 
@@ -144,7 +144,7 @@ class Commands(Group):
         except (BrokenPipeError, SystemExit) as e:  # rich makes a SystemExit of it
             if not isinstance(e, BrokenPipeError) and not isinstance(e.__context__, BrokenPipeError):
                 raise
-            # whoever read the output has enough of it
+            # the reader has closed the pipe
         except (ImportError, MemoryError) as e:
             if isinstance(e, ImportError) and not any(words in str(e) for words in _NO_MEMORY):
                 raise
@@ -164,7 +164,7 @@ class Commands(Group):
 
 
 def _out_of_memory(e: ImportError | MemoryError) -> str:
-    """What to do where a library cannot be loaded, or an array not be made, for want of memory."""
+    """Return advice for a library or an array that does not fit into memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = f"this shell allows {soft / 1e9:.1f} GB of addresses (ulimit -v); torch needs 4 GB and more"
     what = " ".join(str(e).split()) or "an array was too large"
@@ -222,7 +222,7 @@ def _bad_value(e: click.BadParameter, parameter: click.Parameter) -> str:
 
 
 def _expected(kind: Any) -> str:
-    """What a value of a type is, in words; '' if that is not known."""
+    """Describe a value of a type; '' if it is not known."""
     if isinstance(kind, click.Choice):
         return f"one of {', '.join(map(str, kind.choices))}"
     if isinstance(kind, click.types.IntParamType):
@@ -256,7 +256,7 @@ def _path(ctx: click.Context | None) -> str:
 
 
 def _usage(ctx: click.Context | None) -> str:
-    """How the command is written: fedsim resume [OPTIONS] RUN, with the options that it needs."""
+    """Return the usage line: fedsim resume [OPTIONS] RUN, with the options that it needs."""
     pieces = ctx.command.collect_usage_pieces(ctx) if ctx else []
     parameters = ctx.command.get_params(ctx) if ctx else []
     needed = [p for p in parameters if isinstance(p, click.Option) and p.required]

@@ -25,6 +25,6 @@ from launch.commands.shared import FILE, json_option, run_argument
 @json_option
 def ledger(run: Path, by: str | None, **options: Any) -> None:
     """Show a run's ledger: by kind, field, round, client and hop; broadcasts per recipient and once."""
-    from launch.results.ledger import show
+    from launch.results.ledger import print_ledger
 
-    show(run, by=by or "", **options)
+    print_ledger(run, by=by or "", **options)

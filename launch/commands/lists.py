@@ -21,13 +21,13 @@ from launch.terminal import console, print_json, print_table
 @json_option
 def list_(what: str, as_json: bool) -> None:
     """List algorithms, datasets, models, partitions, codecs, schedules or presets."""
-    show(what, as_json)
+    print_list(what, as_json)
 
 
-def show(kind: str, as_json: bool = False) -> None:
+def print_list(kind: str, as_json: bool = False) -> None:
     """Print all names of a kind (one of launch.configuration.names.KINDS), or the presets."""
     if as_json:
-        return print_json(document(kind))
+        return print_json(to_json(kind))
     if kind == "presets":
         return _show_presets()
     heads = names.heads(kind)
@@ -43,7 +43,7 @@ def show(kind: str, as_json: bool = False) -> None:
     print_table(console(), table)
 
 
-def document(kind: str) -> list[dict[str, Any]]:
+def to_json(kind: str) -> list[dict[str, Any]]:
     """The same for --json: one object per name."""
     if kind == "presets":
         presets_ = map(presets.Preset.read, presets.names())

@@ -23,7 +23,7 @@ def plan(as_json: bool, **options: Any) -> None:
 
     overrides = Overrides.of(options)
     experiment, execution = overrides.resolve()
-    from launch.results.plan import show
+    from launch.results.plan import print_bill
 
     with overrides.origins.own_words():
-        show(experiment, execution, as_json)
+        print_bill(experiment, execution, as_json)

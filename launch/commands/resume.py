@@ -18,10 +18,10 @@ from launch.configuration.options import Configured, configuration_of
 @quiet_option
 @configuration_of("resume", default="the run's")
 def resume(run: Path, quiet: bool, **options: Any) -> None:
-    """Go on after the last committed round; the results are bit-identical to an uninterrupted run.
+    """Resume after the last committed round; the results are bit-identical to an uninterrupted run.
 
-    Options may change how it is carried out and give it more --rounds, or another --until. Anything that the
-    bits depend on stays as it was begun. A run that is complete stays as it is.
+    Options may change its execution and give it more --rounds, or another --until. Settings that the bits
+    depend on cannot change. A complete run stays as it is.
     """
     from launch.session.run import resume
 

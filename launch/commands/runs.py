@@ -36,7 +36,7 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     A run is running, done, interrupted (by a signal), failed (with an error), or killed: its coordinator is
     gone and has left no summary. `fedsim resume` continues the last three.
     """
-    show(folders, as_json)
+    print_runs(folders, as_json)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _described(run: RunFolder) -> ListedRun:
     )
 
 
-def show(folders: Sequence[Path], as_json: bool) -> None:
+def print_runs(folders: Sequence[Path], as_json: bool) -> None:
     """Print the runs in these folders; by default those in runs/.
 
     Raises:
@@ -163,6 +163,6 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
 
 
 def _one_line(run: ListedRun) -> str:
-    """What is wrong, behind the folder if it does not name it."""
+    """Return the error, after the folder's name if it does not contain it."""
     text = (run.error or "").splitlines()[0] if run.error else ""
     return text if str(run.run) in text else f"{run.run}: {text}"

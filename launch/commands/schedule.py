@@ -32,10 +32,10 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
     size:N is drawn here as if client k had k + 1 examples.
     """
     names.check_schedule(spec)
-    show(spec, clients=clients, sizes=tuple(range(1, clients + 1)), **options)
+    print_schedule(spec, clients=clients, sizes=tuple(range(1, clients + 1)), **options)
 
 
-def show(
+def print_schedule(
     spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, ...], as_json: bool = False
 ) -> None:
     """Print it.
@@ -51,7 +51,7 @@ def show(
     created = schedule(spec, clients=clients, seed=seed, sizes=sizes)
     if as_json:
         return terminal.print_json(
-            {"schedule": spec, "clients": clients, "seed": seed, "rounds": document(created, rounds)}
+            {"schedule": spec, "clients": clients, "seed": seed, "rounds": to_json(created, rounds)}
         )
     console = terminal.console()
     for line in lines(created, clients, rounds, max(20, console.width - 22)):
@@ -59,7 +59,7 @@ def show(
     return None
 
 
-def document(created: Schedule, rounds: int) -> list[dict[str, Any]]:
+def to_json(created: Schedule, rounds: int) -> list[dict[str, Any]]:
     """The grid for --json: one object per round; `lost` and `gone` are among the participants."""
     participations = [(r, created(r)) for r in range(1, rounds + 1)]
     return [

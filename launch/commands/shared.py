@@ -1,4 +1,4 @@
-"""What several commands share: arguments, options, and the preparation of torch."""
+"""Shared by commands: arguments, options, and the preparation of torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def print_path(path: Path | None, quiet: bool) -> None:
 
 
 def numerics_of(run: Path | None) -> str:
-    """What a run's manifest says; native where there is no run.
+    """Return --numerics of a run's manifest; native without a run.
 
     Raises:
         UsageError, DataError, MismatchError: as RunFolder.check_states, before torch is imported.

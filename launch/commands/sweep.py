@@ -54,9 +54,9 @@ def sweep(
         fedsim sweep --preset fashion_mnist --over algo=fedavg,ivon_admm --seeds 0,1,2 --runs runs/which
         fedsim compare runs/which --to 0.78
 
-    The options of launch hold for all runs; with a RECIPE (docs/recipes/*.toml), which says them itself, they
-    are refused. A configuration that is in --runs already is not run again, so an interrupted sweep goes on
-    where it was. Tables show mean and standard deviation over the seeds. With --on, all machines see --runs.
+    The options of launch hold for all runs; a RECIPE (docs/recipes/*.toml) sets them itself and refuses them.
+    A configuration that is in --runs already is not run again, so an interrupted sweep can be continued.
+    Tables show mean and standard deviation over the seeds. With --on, all machines see --runs.
     """
     engine = engine_options.EngineOptions.taken(options)
     from launch.sweep.command import sweep

@@ -26,11 +26,10 @@ from workers.storage.growing_file import METRICS
 EXIT = {"done": 0, "interrupted": Interrupted.exit_code, "killed": 137}
 """The exit code of a run's status; another one, such as failed, is 1."""
 GRACE = 5.0
-"""So many seconds pass before a run without coordinator is killed, or a sweep without running runs has ended:
-a resume, or the sweep's next run, may be starting."""
+"""Seconds until a run without coordinator counts as killed, or a sweep without running runs as ended."""
 
 SHOWN = {"seconds", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
-"""What is shown of a round."""
+"""The numbers of a round that are shown."""
 
 
 @click.command(cls=Command)
@@ -43,8 +42,8 @@ SHOWN = {"seconds", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
     help="Between two looks.  [1]",
 )
 def watch(run: Path, interval: float) -> None:
-    """Print RUN's evaluated rounds until it ends, wherever it is carried out; of a folder of runs, a line
-    for each that ends.
+    """Print RUN's evaluated rounds until it ends, on any machine that sees its folder; for a folder of
+    runs, print a line when each one ends.
 
     Reads files and takes no lock. Ctrl-C ends the watch, not the run. Exit code: 0 if it is done, 1 failed,
     130 interrupted, 137 killed; of several runs, the first that is not 0.
@@ -54,7 +53,7 @@ def watch(run: Path, interval: float) -> None:
 
 @dataclass
 class WatchedRun:
-    """What has been read of a run.
+    """The part of a run that has been read.
 
     Attributes:
         path: The run folder.
@@ -105,7 +104,7 @@ class WatchedRun:
         self.error = str(json_or_empty(self.path / SUMMARY).get("error") or "") if self.status else ""
 
     def update(self, now: float) -> str:
-        """As look(), for those who do not show the lines; returns the status.
+        """Call look() and return the status, without the lines.
 
         Raises:
             DataError: if metrics.jsonl is damaged.
@@ -117,7 +116,7 @@ class WatchedRun:
 
     @property
     def outcome(self) -> str:
-        """The end of the run in words."""
+        """A sentence about the end of the run."""
         accuracy = self.last.get("test_accuracy")
         score = f", test accuracy {percentage(accuracy)}" if accuracy is not None else ""
         why = f": {self.error}" if self.error else ""
@@ -166,7 +165,7 @@ def follow(folder: Path, interval: float = 1.0) -> int:
             time.sleep(interval)
     finally:
         display.stop()
-    more = "" if watched.status == DONE else f"; fedsim resume {folder} goes on"
+    more = "" if watched.status == DONE else f"; fedsim resume {folder} continues"
     display.console.print(watched.outcome + more, soft_wrap=True, markup=False)
     return EXIT.get(watched.status, FedsimError.exit_code)
 
@@ -196,7 +195,7 @@ def _watch_all(folder: Path, interval: float) -> int:
 
 
 def _progress(running: Sequence[WatchedRun], runs: int) -> str:
-    """How far a sweep is, in one line of a terminal."""
+    """Return the progress of a sweep as one line of a terminal."""
     rounds = ", ".join(f"{w.path.name} round {max(0, w.shown)}" for w in running)
     return f"{runs - len(running)} of {counted(runs, 'run')} ended" + (f"; {rounds}" if rounds else "")
 

@@ -19,7 +19,7 @@ K = TypeVar("K")
 
 
 def joined(read: Callable[[Path], K], file: Path) -> K:
-    """What --join names.
+    """Return the credentials that --join names.
 
     Raises:
         UsageError: if it is not there, or open to others.
@@ -35,7 +35,7 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _joining(file: str, *others: Decorator) -> Decorator:
-    """The options of whoever joins a run from elsewhere; file: what --join says; others: more options."""
+    """Options for joining a run from elsewhere; file: the help of --join; others: more options."""
     options: tuple[Decorator, ...] = (
         click.option("--join", "file", **FILE, required=True, help=file),
         *others,
@@ -114,9 +114,7 @@ def node(file: Path, **options: Any) -> None:
 @click.command(cls=Command)
 @_joining(
     "Its join file: RUN/edges/join-000.json of the first one.",
-    click.option(
-        "--bind", metavar="URL", required=True, help="Where its workers come in: tcp://ADDRESS:PORT."
-    ),
+    click.option("--bind", metavar="URL", required=True, help="Address for its workers: tcp://ADDRESS:PORT."),
     click.option(
         "--workers-file",
         **FILE,
@@ -124,7 +122,7 @@ def node(file: Path, **options: Any) -> None:
     ),
 )
 def edge(file: Path, **options: Any) -> None:
-    """Stand between the root and the workers of one site, in a run that
+    """Run an edge server between the root and the workers of one site, in a run that
     `fedsim launch --tree 4x25 --edge-processes --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
     It writes a join file for its workers, which join with `fedsim worker --join` or `fedsim node --join`.
@@ -143,7 +141,7 @@ def edge(file: Path, **options: Any) -> None:
 @run_argument
 @click.argument("workers", nargs=-1, required=True, type=int, metavar="WORKER...")
 def revoke(run: Path, workers: tuple[int, ...]) -> None:
-    """Take the keys of RUN's remote workers back, while it goes on: WORKER is 0, 1, ...
+    """Revoke the keys of RUN's remote workers while it runs: WORKER is 0, 1, ...
 
     A connection that is open ends within a second, other workers take over its tasks (the bits of the
     result stay the same), and no worker can join with this key again. The keys of the other workers are

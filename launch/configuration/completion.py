@@ -22,7 +22,7 @@ else:
     Item = CompletionItem  # before click 8.5 it is not generic
 Completer = Callable[[click.Context, click.Parameter, str], list[Item]]
 BREAKS = "=:"
-"""Where bash divides words."""
+"""The characters at which bash divides words."""
 
 
 def _items(candidates: Iterable[tuple[str, str]], incomplete: str) -> list[Item]:
@@ -104,7 +104,7 @@ OF_FIELDS: dict[str, Completer] = {
     "hyperparameters": hyperparameters,
     "track": trackers,
 }
-"""Of the options that are generated from the fields of an experiment and of its execution."""
+"""Completers of the options that are generated from an experiment and its execution."""
 
 
 class BashWords(BashComplete):

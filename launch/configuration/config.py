@@ -1,4 +1,4 @@
-"""How a run is carried out, and the resolved configuration: command line over file over defaults.
+"""The execution and the resolved configuration: command line over file over defaults.
 
 Paths, in a file too, are relative to the working directory. Imports nothing heavy, because options are
 resolved before the fork server is made.
@@ -78,7 +78,7 @@ class Overrides:
 
     @staticmethod
     def typed(values: Mapping[str, Any]) -> Overrides:
-        """Take keys of Experiment and of Execution as Python has them; None stands for the default."""
+        """Take keys of Experiment and of Execution as Python has them; None means the default."""
         experiment = {key: value for key, value in values.items() if value is not None}
         execution = {key: experiment.pop(key) for key in EXECUTION if key in experiment}
         hyperparameters, codecs = experiment.pop("hyperparameters", {}), experiment.pop("codecs", {})
@@ -110,7 +110,7 @@ class Overrides:
         return f"[{table}] of {self.origins.file}" if self.origins.file else "the options"
 
     def named(self, table: str) -> Named:
-        """How an error text names a value of a table, or of hyperparameters or codecs in it."""
+        """Return a function that names a table's values, its hyperparameters and its codecs in errors."""
 
         def of(key: str, value: Any) -> str:
             inner, dot, name = key.partition(".")
@@ -167,7 +167,7 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
 
 
 def with_auto(values: Mapping[str, Any], named: Named) -> Mapping[str, Any]:
-    """Put the number that stands for `workers = auto` in its place.
+    """Resolve `workers = auto` to a number.
 
     Raises:
         UsageError: for that number itself.
@@ -248,7 +248,7 @@ def _remote(execution: Execution, here: int) -> Execution:
     """
     if not execution.bind:
         raise UsageError(
-            f"--remote-workers {execution.remote_workers} needs to know where they come in: "
+            f"--remote-workers {execution.remote_workers} needs an address for them: "
             "add --bind tcp://ADDRESS:PORT, an address of this machine"
         )
     TcpAddress.to_listen(execution.bind)

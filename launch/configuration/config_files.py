@@ -2,7 +2,7 @@
 
     [experiment]  [hyperparameters]  [codecs]  [execution]         configuration: any of these tables
     docs/recipes/fashion_mnist.toml:fedlap_cov                     recipe: FILE.toml:LABEL of a variant
-    runs/20261121-fedlap_cov-0/manifest.json, or the run folder    manifest: its experiment, carried out anew
+    runs/20261121-fedlap_cov-0/manifest.json, or the run folder    manifest: its experiment, run anew
 
 A recipe's variant has the recipe's first seed, so that it is the first run of that line of its tables.
 Imports nothing heavy, because options are resolved before the fork server is made.

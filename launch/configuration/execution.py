@@ -1,4 +1,4 @@
-"""How and where a run is computed: the fields of an execution, from which its options are generated.
+"""The fields of an execution, from which its options are generated.
 
 Imports nothing heavy, because options are resolved before the fork server is made.
 """
@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 from fedsim.experiment import option
 
 AUTO = -1
-"""The number of workers that stands for: choose it (launch.configuration.worker_count)."""
+"""The value of `workers = auto` (launch.configuration.worker_count)."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out: nothing here changes a bit of its result.
+    """The execution of a run: nothing here changes a bit of its result.
 
     workers counts those of other machines, too; on the command line it is those of this machine.
     """
@@ -28,7 +28,7 @@ class Execution:
             "K|auto",
             default="10, or as many as clients if these are fewer",
             ge=AUTO,
-            section="How it is carried out",
+            section="Execution",
             shown="usual resume",
         ),
     ] = 10
@@ -39,17 +39,17 @@ class Execution:
             "K",
             default="",
             ge=0,
-            section="How it is carried out",
+            section="Execution",
             shown="resume",
         ),
     ] = 0
     bind: Annotated[
         str,
         option(
-            "Where they come in: tcp://ADDRESS:PORT of this machine.",
+            "Address for remote workers: tcp://ADDRESS:PORT of this machine.",
             "URL",
             default="",
-            section="How it is carried out",
+            section="Execution",
             shown="resume",
         ),
     ] = ""
@@ -59,17 +59,17 @@ class Execution:
             "Their keys, made before the run by --on kubernetes.",
             "FILE",
             default="new ones",
-            section="How it is carried out",
+            section="Execution",
             shown="resume",
         ),
     ] = None
     join_within: Annotated[
         float,
         option(
-            "Stop if workers are missing after that.",
+            "Stop if workers are still missing after this long.",
             "SECONDS",
             gt=0,
-            section="How it is carried out",
+            section="Execution",
             shown="resume",
         ),
     ] = 120.0
@@ -80,7 +80,7 @@ class Execution:
         bool,
         option(
             "Edge servers of --tree as processes, over tcp; where the workers are.",
-            section="How it is carried out",
+            section="Execution",
             shown="resume",
         ),
     ] = False
@@ -90,7 +90,7 @@ class Execution:
         option(
             "auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).",
             "LIST",
-            section="How it is carried out",
+            section="Execution",
             shown="resume",
         ),
     ] = "auto"
@@ -133,8 +133,8 @@ class Execution:
     allow_drift: Annotated[
         bool,
         option(
-            "Let workers and machines in that compute other bits.",
-            section="How it is carried out",
+            "Admit workers and machines that compute other bits.",
+            section="Execution",
             shown="resume",
         ),
     ] = False
@@ -144,19 +144,19 @@ class Execution:
         option(
             "What a round survives: kill -9 (process), also a power cut (power), or a worker's end (none).",
             default="power; process from 4 million parameters on",
-            section="How it is carried out",
+            section="Execution",
             shown="resume",
         ),
     ] = ""
     """power syncs a round's files before it counts; process leaves that to the kernel; none keeps states in
-    memory, and no run can be gone on with."""
+    memory, and the run cannot be resumed."""
     lease: Annotated[
         float,
         option(
-            "Replace a worker that hangs for so long.",
+            "Replace a worker that has been silent for this long.",
             "SECONDS",
             gt=0,
-            section="How it is carried out",
+            section="Execution",
             shown="resume",
         ),
     ] = 120.0
@@ -164,10 +164,10 @@ class Execution:
     patience: Annotated[
         float,
         option(
-            "Stop if nothing happens for so long.",
+            "Stop if nothing happens for this long.",
             "SECONDS",
             gt=0,
-            section="How it is carried out",
+            section="Execution",
             shown="resume",
         ),
     ] = 3600.0

@@ -1,4 +1,4 @@
-"""The address where remote workers come in, tried before anything is started."""
+"""The address for remote workers, tried before anything is started."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ KINDS = ("algorithms", "datasets", "models", "partitions", "codecs", "schedules"
 
 @dataclass(frozen=True)
 class Defaults:
-    """What an experiment takes from an algorithm of which it says nothing but the name.
+    """The defaults that an experiment takes from an algorithm given by name only.
 
     Attributes:
         hyperparameters: By dotted name.
@@ -138,7 +138,7 @@ def of_those_asked(step: str) -> str:
 
 
 def asks_fewer(experiment: Experiment) -> bool:
-    """Whether there may be rounds in which a synchronous run asks fewer than all clients."""
+    """True if a synchronous run may have rounds that ask fewer than all clients."""
     base, _ = traces.split(experiment.participation)
     kind, _, argument = base.partition(":")
     count = number(argument if kind in ("coin", "robin", "size") else base)  # NaN of other schedules

@@ -26,7 +26,7 @@ SECTIONS = (
     "On the wire",
     "Participation and the virtual clock",
     "Evaluation",
-    "How it is carried out",
+    "Execution",
     "On an engine",
     "Output",
 )
@@ -38,7 +38,7 @@ NOT_FIELDS = {
 }
 """The sections of options that are no fields of an experiment or its execution."""
 USUAL = ("preset", "quiet")
-"""Of these, what --help shows."""
+"""The ones that --help shows."""
 _EVERY = "fedsim.every_option"
 
 _FILES: tuple[Callable[[Function], Function], ...] = (
@@ -57,7 +57,7 @@ _FILES: tuple[Callable[[Function], Function], ...] = (
 
 
 class Configured(Command):
-    """A command with the options of a configuration: its help has sections, and --lr is told --set lr."""
+    """A command with the options of a configuration: its help has sections, and --lr suggests --set lr."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters, with --help and --help-all."""
@@ -118,7 +118,7 @@ _HELP_ALL = click.Option(
 
 @cache
 def _described() -> Mapping[str, Mapping[str, Any]]:
-    """What the annotation of every field of an experiment and its execution says."""
+    """The annotations of all fields of an experiment and its execution."""
     hints = (get_type_hints(kind, include_extras=True) for kind in (Experiment, Execution))
     return {name: _annotation(hint)[1].extra or {} for of_kind in hints for name, hint in of_kind.items()}
 
@@ -216,7 +216,7 @@ def _help(field: Field[Any], meta: Meta, general: str | None) -> str:
 
 
 def _values(hint: Any) -> dict[str, Any]:
-    """What click needs to know of a type. Limits are checked with the rest of the configuration."""
+    """Return click's arguments for a type. Limits are checked with the rest of the configuration."""
     if hint is bool:
         return {"is_flag": True, "default": None}
     if get_origin(hint) is Literal:

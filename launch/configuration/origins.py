@@ -1,4 +1,4 @@
-"""Where a value was given, and how an error names it: --clients 0, clients = 0 in FILE, or clients=0.
+"""The origin of a value, and its name in errors: --clients 0, clients = 0 in FILE, or clients=0.
 
 Most checks name an option of the command line. Where a value has come from a file or from Python, its name is
 put into that form before the error is shown.
@@ -51,7 +51,7 @@ def _fields() -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Origins:
-    """Where the values of an experiment and its execution were given.
+    """The origins of the values of an experiment and its execution.
 
     Attributes:
         typed: The dotted keys on the command line, by table.
@@ -75,7 +75,7 @@ class Origins:
         return f"{options().get(key) or key} {text}"
 
     def whence(self, table: str, key: str) -> str:
-        """Where a key is that does not fit: "" for the command line."""
+        """The place of a key that does not fit: "" for the command line."""
         return f"it is in {self.file}" if self._in_file(table, key) else ""
 
     def _in_file(self, table: str, key: str) -> bool:

@@ -52,7 +52,7 @@ def below_target(accuracy: float) -> str:
 
 @dataclass(frozen=True)
 class TargetAccuracy:
-    """What the evaluated rounds of a run have reached so far.
+    """The results of a run's evaluated rounds so far.
 
     Attributes:
         until: The accuracy at which the run ends; 0: there is none.
@@ -78,7 +78,7 @@ class TargetAccuracy:
         return result
 
     def outcome(self, spent: int | None) -> str:
-        """What the last line of the terminal says; spent: the algorithm's bytes until it was reached."""
+        """Return the last line of the terminal; spent: the algorithm's bytes until it was reached."""
         if self.reached is not None and spent is not None:
             return f"reached {percent(self.until)} after round {self.reached} with {megabytes(spent)}"
         if self.best is None:

@@ -10,11 +10,11 @@ if TYPE_CHECKING:  # it imports torch, before which the fork server is made
     from fedsim.problem import Problem
 
 SHARE = 0.7
-"""Of the memory that is available: the rest is for the page cache and for others."""
+"""The share of available memory to use: the rest is for the page cache and for others."""
 PROCESS_BYTES = 60 * 2**20
-"""Of a process beside its vectors."""
+"""Memory of a process besides its vectors."""
 VECTORS, PER_STATE_VECTOR = 20, 6
-"""Vectors of P float32 of a process: so many, and so many more for every one of a client's first state
+"""Vectors of P float32 in a process: VECTORS, and PER_STATE_VECTOR more for each in a client's first state
 (docs/benchmarks.md, "Models of millions of parameters")."""
 
 
@@ -38,7 +38,7 @@ def by_cores(threads: int, clients: int, gpus: int) -> tuple[int, str]:
 
 
 def by_memory(problem: Problem) -> int:
-    """How many workers fit into the memory that is available, beside the coordinator; at least 1."""
+    """Return the number of workers that fit into the available memory beside the coordinator; at least 1."""
     from fedsim.wire.state_file import state_chunks
 
     state = problem.algorithm.client_init(problem.context(0, 0), 0)

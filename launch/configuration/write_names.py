@@ -26,7 +26,7 @@ from protocols import REGISTRY, AnyAlgorithm
 
 
 def text() -> str:
-    """What names.json must hold."""
+    """Return the text of names.json."""
     bases = {base.form.usage: base for base in BASES.values()}
     kinds: dict[str, dict[str, Any]] = {
         "algorithms": {kind.name: _algorithm(kind()) for kind in REGISTRY},
@@ -61,7 +61,7 @@ def _entry(form: Form, description: str, usage: str = "") -> dict[str, Any]:
 
 
 def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
-    """What each costs per client and round, and where it comes from."""
+    """Return an algorithm's entry: its cost per client and round, paper, hyperparameters and fields."""
     costs = [all_exchanges(algorithm, side) for side in ("down", "up")]
     return {
         "usage": algorithm.name,

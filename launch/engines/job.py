@@ -1,4 +1,4 @@
-"""What an engine is asked to carry out, and what an engine is."""
+"""A job for an engine, and the protocol of an engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where the engine's files lie, beside the run."""
+        """The folder of the engine's files, beside the run."""
         return self.run.with_name(f"{self.run.name}.job")
 
     @property
@@ -92,7 +92,7 @@ def write(path: Path, text: str) -> None:
 
 
 def asked(command: Sequence[str], text: str = "") -> str:
-    """What an engine's own command prints.
+    """Return the output of an engine's own command.
 
     Args:
         command: Its words.
@@ -114,7 +114,7 @@ class Engine(Protocol):
     """Something that has machines."""
 
     def plan(self, job: Job) -> str:
-        """What would be submitted, as text that the engine's own command takes.
+        """Return the job as text that the engine's own command takes.
 
         Raises:
             UsageError: if the job does not fit the engine.

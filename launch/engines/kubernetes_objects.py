@@ -35,7 +35,7 @@ def name_of(job: Job) -> str:
 
 
 def manifests(job: Job, new_keys: Callable[[int, str], RunKeys]) -> list[Manifest]:
-    """What is to be created, in this order.
+    """Return the objects to create, in this order.
 
     Raises:
         UsageError: if an option does not fit.
@@ -121,8 +121,7 @@ def _nodes(job: Job, name: str, options: Options) -> Manifest:
 
 
 def _policy(container: str, final: str) -> Manifest:
-    """What follows from a container's end: no further start after FINAL, and one at no charge after the run
-    was interrupted or the pod moved."""
+    """Return a failure policy: no restart after FINAL, a free one after an interruption or a pod's move."""
 
     def codes(*values: int) -> Manifest:
         return {"containerName": container, "operator": "In", "values": [*values]}

@@ -14,7 +14,7 @@ MISSING = "--on kubernetes needs --image IMAGE, which has fedsim (docs/clusters.
 
 @dataclass(frozen=True)
 class Options:
-    """What there is to say of a run on Kubernetes.
+    """The options of a run on Kubernetes.
 
     image: a container image that has fedsim. namespace: '' for kubectl's own. claim: a PersistentVolumeClaim
     for run folders, '' for a new one of size `storage`. data: a claim with data files. memory: a limit for

@@ -16,7 +16,7 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What a command says of the engine. options: KEY=VALUE or KEY, of the engine's own."""
+    """The engine options of a command. options: KEY=VALUE or KEY, of the engine's own."""
 
     on: str
     nodes: int = 1

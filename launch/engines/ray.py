@@ -5,7 +5,7 @@ carries no tensor: an actor gets the keys of its machine's workers, starts `feds
 code. An actor whose node is gone is asked for again, and until Ray has a place its tasks are computed by the
 others.
 
-Ray has no access control between the jobs of a cluster: whoever can submit a job can read an actor's
+Ray has no access control between the jobs of a cluster: anyone who can submit a job can read an actor's
 arguments, the keys among them. A cluster is trusted as a whole (SECURITY.md).
 
 References:
@@ -50,7 +50,7 @@ class Ray:
         )
 
     def submit(self, job: Job) -> str:
-        """Carry the run out, until it is over; an interrupted one goes on with the same command.
+        """Run to the end; the same command resumes an interrupted run.
 
         Raises:
             UsageError: if Ray is not installed, or has no cluster.
@@ -77,7 +77,7 @@ class Ray:
             code = coordinator.wait()
             ray.shutdown()
         if code == Interrupted.exit_code:
-            raise Interrupted(f"interrupted; the same command with --out {job.run} goes on")
+            raise Interrupted(f"interrupted; the same command with --out {job.run} continues")
         if code:
             error = TaskError(f"the coordinator ended with exit code {code}")
             error.exit_code = code

@@ -22,7 +22,7 @@ END = 20.0
 
 
 class NodeActor:
-    """What runs in a bundle."""
+    """The actor of a bundle."""
 
     def serve(self, credentials: bytes, workers: int, threads: int) -> int:
         """Be the node agent of these keys' workers; returns its exit code.

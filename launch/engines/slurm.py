@@ -1,9 +1,9 @@
 """`fedsim launch --on slurm`: one batch job with the coordinator and the node agents.
 
 The batch step, on the first node of the allocation, is the coordinator: no process stays on a login node, and
-nothing comes in from outside. Every node has a step with its node agent, which is started again when it was
-killed. Before its time is over, or when it is pre-empted, Slurm sends SIGTERM: the coordinator commits and
-ends with exit code 130, and the job puts itself back into the queue, where it resumes, as after kill -9.
+no connection comes from outside. Every node has a step with its node agent, which restarts after a kill.
+Before its time is over, or when it is pre-empted, Slurm sends SIGTERM: the coordinator commits and ends with
+exit code 130, and the job puts itself back into the queue, where it resumes, as after kill -9.
 
 References:
     https://slurm.schedmd.com/sbatch.html (--requeue, --signal)

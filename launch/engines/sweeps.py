@@ -1,7 +1,7 @@
 """`fedsim sweep --on ENGINE`: a run is an element of a job array (Slurm) or a task (Ray).
 
 A run of a sweep computes in one process, so the engine only has to place it. All machines see the folder of
-runs, which is what a sweep on one machine leaves; so either can go on with what the other has begun.
+runs, which is what a sweep on one machine leaves; so either can continue what the other has begun.
 
 References:
     https://slurm.schedmd.com/job_array.html
@@ -22,12 +22,12 @@ from launch.engines.options import EngineOptions
 from launch.engines.ray import connected
 from launch.engines.slurm import check_slurm, one_line, submit_script
 from launch.sweep.runner import Progress
-from launch.sweep.task import Tasks, carry_out
+from launch.sweep.task import Tasks, run_task
 
 LOOK = 0.5
 """Seconds between two looks at how far the tasks have come."""
 RETRIES = 20
-"""How often a task begins again whose node was lost."""
+"""Restarts of a task whose node was lost."""
 
 SCRIPT = """#!/bin/bash
 {directives}
@@ -82,7 +82,7 @@ def run_on_ray(
     Args:
         tasks: The runs.
         engine: The option address, and gpus_per_worker for each run.
-        jobs: At most so many at a time; None: as many as the cluster has room for.
+        jobs: At most this many at a time; None: as many as the cluster has room for.
         watch: Is shown how far they have come.
 
     Raises:
@@ -93,7 +93,7 @@ def run_on_ray(
     count = len(tasks.tasks)
     progress, errors = Progress(count, side_by_side=jobs or 1), {}
     try:
-        one = ray.remote(carry_out).options(
+        one = ray.remote(run_task).options(
             num_cpus=_threads(tasks),
             num_gpus=engine.gpus_per_worker,
             max_retries=RETRIES,
@@ -122,7 +122,7 @@ def run_on_ray(
 
 
 def _outcome(ray: Any, future: Any) -> str:
-    """What went wrong with a task, '' if nothing did."""
+    """Return a task's error, '' if there is none."""
     try:
         return str(ray.get(future))
     except ray.exceptions.RayError as e:

@@ -56,7 +56,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _pristine() -> bool:
-    """Whether nothing can have run in torch or numpy here."""
+    """True if nothing can have run in torch or numpy here."""
     return "torch" not in sys.modules and "numpy" not in sys.modules
 
 
@@ -192,7 +192,7 @@ class ForkServer:
         self._pidfd = os.pidfd_open(self.pid)
         self._status: int | None = None
         self.output = ""
-        """What it printed, once it has ended."""
+        """Return its output, once it has ended."""
 
     def _fork(self, theirs: socket.socket) -> int:
         parent = os.getpid()

@@ -1,7 +1,7 @@
 """The node agent of the coordinator's own machine, in a run whose other workers are elsewhere.
 
-Workers of this machine then come in as all others do: with a key, over CURVE. So a run has one kind of
-worker, and what one is told, sends and is billed for does not depend on where it is.
+Workers of this machine then join as all others do: with a key, over CURVE. So a run has one kind of
+worker, whose messages and bytes do not depend on where it is.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ from workers.transport.join_credentials import JoinCredentials
 from workers.worker.seats import rank
 
 MAX_RESTARTS = 3
-"""A worker that was killed so often is not started again."""
+"""A worker that was killed this many times is not started again."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a machine brings to a run.
+    """The workers that a machine adds to a run.
 
     join: the join file. workers: how many to start. seat: the first of their numbers, auto: rank times
     `workers`, or None: the free ones. devices: auto, cpu or a list of this machine's GPUs. threads: cores for
@@ -69,7 +69,7 @@ class Node:
         supervisor = Supervisor(wakeup)
         try:
             with StopSignals(wakeup, in_process=False) as signals:
-                self._carry_out(supervisor, seats, logs, signals)
+                self._serve(supervisor, seats, logs, signals)
         except StopRequested:
             raise Interrupted("interrupted before the workers ran") from None
         finally:
@@ -91,7 +91,7 @@ class Node:
         first = rank(os.environ) * self.workers if self.seat == "auto" else int(self.seat)
         return credentials.part(range(first, first + self.workers)).seats
 
-    def _carry_out(
+    def _serve(
         self, supervisor: Supervisor, seats: Sequence[int | None], logs: Path, signals: StopSignals
     ) -> None:
         supervisor.start_server()

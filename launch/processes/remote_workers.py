@@ -60,7 +60,7 @@ def join(
             file, seat=worker, url=url, data_dir=data_dir, patience=patience, choices=choices, codecs=codecs
         ).run(say)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the run goes on without this worker") from None
+        raise Interrupted("interrupted; the run continues without this worker") from None
 
 
 def join_edge(
@@ -78,7 +78,7 @@ def join_edge(
 
     Args:
         file: Its join file, RUN/edges/join-000.json of the root.
-        bind: Where its workers come in.
+        bind: The address for its workers.
         url: The root's address as seen from here, if it is not the file's.
         workers_file: Where to write the join file of its workers; by default beside its own.
         data_dir: The folder of the data files on this machine.
@@ -105,12 +105,12 @@ def join_edge(
         edge.run(say)
     except KeyboardInterrupt:
         raise Interrupted(
-            "interrupted; the run goes on once this edge server is started again with the same file"
+            "interrupted; the run continues once this edge server is started again with the same file"
         ) from None
 
 
 def _worker(seat: str | None) -> int | None:
-    """The number of the worker that a seat stands for; None: the first that is missing.
+    """Return a seat's worker number; None: the first that is missing.
 
     Raises:
         UsageError: if it is neither a number nor auto, or there is no rank.
@@ -123,7 +123,7 @@ def _worker(seat: str | None) -> int | None:
 
 
 def revoke(run: Path, workers: Sequence[int]) -> None:
-    """Revoke the keys of remote workers of a run that goes on.
+    """Revoke the keys of remote workers of a running run.
 
     Raises:
         UsageError: if there is nothing to revoke.

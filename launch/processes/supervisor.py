@@ -65,7 +65,7 @@ class Supervisor:
 
     def start_server(self, fresh: bool = False, packages: Sequence[str] = ()) -> None:
         """Start the fork server. Call from the main thread, before anything has imported torch; or as a fresh
-        interpreter, from the thread that carries out the run."""
+        interpreter, from the thread of the run."""
         self._server = ForkServer(fresh, packages)
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
@@ -176,7 +176,7 @@ class Supervisor:
         return index
 
     def _how(self, index: int) -> str:
-        """How a worker ended, as the fork server saw it."""
+        """Describe a worker's end, as the fork server saw it."""
         if index not in self._statuses:
             try:
                 deadline = time.monotonic() + 1.0

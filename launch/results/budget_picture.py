@@ -67,7 +67,7 @@ def against_bytes(
     if any(g.stopped for g in groups):
         notes.append(f"{STOPPED} ended (◆) when it had reached its target accuracy.")
     if not all(g.done for g in groups):
-        notes.append(f"{UNFINISHED} is not finished (×): it may go on.")
+        notes.append(f"{UNFINISHED} is not finished (×): it may be resumed.")
     yield html.soft(" ".join(notes))
     ranked = [ranking(groups, level) for level in levels]
     scale = _Scale.of([n for costs in ranked for c in costs if c.whole for n in c.spent])
@@ -91,7 +91,7 @@ def _bottom(budgets: Sequence[Band], levels: Sequence[float]) -> float:
 
 
 def _drawn(group: Group, slot: int, b: Band, bottom: float) -> Iterator[Line]:
-    """A group's line, and the mark of its end where it might have gone on."""
+    """A group's line, and the mark of its end if it is unfinished."""
     visible = np.flatnonzero(b.high >= bottom)
     begin = max(0, int(visible[0]) - 1) if len(visible) else len(b.x) - 1  # the rest needs no room
     mean, low, high = (y[begin:] for y in (b.mean, b.low, b.high))
@@ -103,7 +103,7 @@ def _drawn(group: Group, slot: int, b: Band, bottom: float) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Where bytes are on an axis that the pictures of all accuracies share."""
+    """The position of bytes on an axis that the pictures of all accuracies share."""
 
     low: float
     high: float

@@ -55,7 +55,7 @@ def _lines(metrics: pandas.DataFrame, x: Values, key: str) -> list[Line]:
 
 
 def histogram(counts: Values, round: int) -> str:
-    """How many clients have an accuracy in each bin; '' if no client has a score."""
+    """Return a histogram of the clients' accuracies; '' if no client has a score."""
     there = np.flatnonzero(counts)
     if not len(there):
         return ""

@@ -36,9 +36,9 @@ def clients(
     summary: Mapping[str, Any],
     last: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Of every client: its examples, the rounds in which it took part and in which its upload was folded,
-    its bytes, its scores, and what it spends on the virtual clock, if there is one. An unfinished run's
-    rounds are those of the ledger. last: the last line of metrics.jsonl."""
+    """Yield a row per client: its examples, the rounds in which it took part and in which its upload was
+    folded, its bytes, its scores, and what it spends on the virtual clock, if there is one. An unfinished
+    run's rounds are those of the ledger. last: the last line of metrics.jsonl."""
     count = len(experiment.get("client_sizes") or ()) or int(experiment["clients"])
     by = sides(rows[rows.client >= 0], ["client"]).reindex(range(count), fill_value=0)
     sent = rows[(rows["round"] > 0) & (rows.direction == "down") & (rows.client >= 0)]

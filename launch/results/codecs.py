@@ -41,9 +41,9 @@ from launch.terminal import print_json, print_table
 WIDTH = 110
 """Columns where there is no terminal."""
 STEPS = (0.005, 0.02, 0.25)
-"""Of codecs with a step."""
+"""Steps for codecs with a step."""
 BITS = (2, 4, 8)
-"""Of codecs with a number of bits."""
+"""Numbers of bits for codecs that have one."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _show(run: RestoredRun, fractions: Sequence[float], file: Path | None, as_js
     if file is not None:
         write(file, result)
     if as_json:
-        return print_json(document(run, client, result, limits))
+        return print_json(to_json(run, client, result, limits))
     console = terminal.console()
     if not console.is_terminal:
         console.width = WIDTH
@@ -121,7 +121,7 @@ def _show(run: RestoredRun, fractions: Sequence[float], file: Path | None, as_js
     return None
 
 
-def document(
+def to_json(
     run: RestoredRun, client: int, result: Sequence[Measured], limits: Sequence[tuple[int, float]]
 ) -> dict[str, Any]:
     """The table for --json; `codecs` has the columns of --csv. limits: kl_bits by exchange."""

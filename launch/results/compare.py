@@ -42,7 +42,7 @@ WIDE = 110
 MORE_HEADS = {"test_ece": "ECE", "test_brier": "Brier", "client_accuracy_worst": "worst\nclient %"}
 MORE = {f"{metric}@end": metric for metric in MORE_HEADS}
 FOLDER = Path("comparisons")
-"""Where the pages are that --out does not name."""
+"""The folder of the pages without --out."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def compared_clients(groups: Mapping[int, Group], key: str) -> Iterator[str]:
 
 
 def _lines(groups: Mapping[int, Group], values: Mapping[int, Sequence[Values]]) -> list[Line]:
-    """Of the groups whose runs all have as many values."""
+    """Return lines for the groups whose runs all have the same number of values."""
     lines = []
     for slot, members in values.items():
         count = len(members[0])

@@ -103,7 +103,7 @@ def render(
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
-    """What makes numbers of different groups no comparison of algorithms; which groups are unfinished."""
+    """Yield reasons why groups are not comparable, and the unfinished groups."""
     result = [
         f"These runs {what} ({', '.join(_values(groups, key))}): accuracies mean nothing across them"
         for key, what in ROWS.items()
@@ -128,7 +128,7 @@ def warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:
-    """What else a reader should know before the numbers."""
+    """Yield other remarks to read before the numbers."""
     result = []
     if other := [f"{key} ({', '.join(v)})" for key in TASK if len(v := _values(groups, key)) > 1]:
         result.append(f"The runs also differ in {', '.join(other)}")
@@ -145,7 +145,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
 
 
 def comparable(groups: Sequence[Group]) -> bool:
-    """Whether accuracies are of one data set and of the same rows."""
+    """True if accuracies are of one data set and of the same rows."""
     return all(len(_values(groups, key)) == 1 for key in ROWS)
 
 
@@ -160,7 +160,7 @@ def drawn(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) ->
 
 
 def below(groups: Sequence[Group]) -> list[str]:
-    """What belongs directly below the table: settings of the task that its labels leave out, and marks."""
+    """Yield the lines below the table: settings of the task that its labels leave out, and marks."""
     result = [f"{label}: {text}" for label, text in unnamed([g.settings for g in groups]).items() if text]
     if any(g.stopped for g in groups):
         result.append(
@@ -202,7 +202,7 @@ def _description(groups: Sequence[Group]) -> str:
 
 
 def _count(groups: Sequence[Group]) -> str:
-    """How many seeds a group has."""
+    """Return the number of seeds of a group, with its unit."""
     counts = sorted({len(g.seeds) for g in groups})
     most = counts[-1]
     return f"{most} seed{'s' * (most > 1)}" if len(counts) == 1 else f"{counts[0]} to {most} seeds"

@@ -17,7 +17,7 @@ from protocols import AnyAlgorithm, find
 
 
 def cost_in_p(message: type) -> str:
-    """What one message costs, as people write it: '2P', 'P + P(P+1)/2', '0' (scalars are left out)."""
+    """Return the cost of one message as text: '2P', 'P + P(P+1)/2', '0' (scalars are left out)."""
     terms: dict[str, int] = {}
     for field in schema(message):
         if field.kind.dims:
@@ -32,14 +32,15 @@ def wire_cost(algorithm: AnyAlgorithm) -> str:
 
 
 def all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
-    """What a round costs in one direction ("down" or "up")."""
+    """Return a round's cost per client in one direction ("down" or "up")."""
     if algorithm.centralised:
         return "0"
     return " + ".join(cost_in_p(getattr(e, side)) for e in algorithm.exchanges)
 
 
 def cost_once(algorithm: AnyAlgorithm) -> str:
-    """What a client costs once: the set-up, and the optional parts of its first messages; '' if nothing."""
+    """Return a client's one-time cost: the set-up, and the optional parts of its first messages; '' if
+    nothing."""
 
     def total(side: str) -> str:
         kinds = [getattr(e, side) for e in algorithm.setup]
@@ -56,7 +57,7 @@ def own_codecs(algorithm: type[AnyAlgorithm]) -> str:
     return ", ".join(f"{field}={name}" for field, name in algorithm.default_codecs.items())
 
 
-def document(name: str) -> dict[str, Any]:
+def to_json(name: str) -> dict[str, Any]:
     """An algorithm's docstring, messages and hyperparameters, for --json."""
     kind = find(name)
     algorithm = kind()
@@ -83,7 +84,7 @@ def document(name: str) -> dict[str, Any]:
 def describe(name: str, as_json: bool = False) -> None:
     """Print an algorithm's docstring, messages and hyperparameters."""
     if as_json:
-        return print_json(document(name))
+        return print_json(to_json(name))
     kind = find(name)
     algorithm = kind()
     out = console()
@@ -133,7 +134,7 @@ def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str
 
 
 def description(hint: Any) -> str:
-    """What the annotation of a field says that it means; '' if it says nothing."""
+    """Return the meaning in a field's annotation; '' if it has none."""
     if get_origin(hint) is not Annotated:
         return ""
     inner, *metas = get_args(hint)

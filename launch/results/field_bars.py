@@ -11,7 +11,7 @@ FIELDS = (
 )
 """The fields of the algorithms in this repository; a user's own come behind, by name."""
 LAST = {"header": "var(--soft)", "framing": "var(--ink)", "other": "var(--line)"}
-"""What is no field comes last, in greys."""
+"""Parts that are no fields come last, in greys."""
 HUES = 7
 """Colours of report.css that fields take; then the same again, paler."""
 
@@ -74,7 +74,7 @@ def _styles(names: Iterable[str]) -> dict[str, str]:
 
 
 def _bar(parts: Mapping[str, float], whole: float, styles: Mapping[str, str]) -> str:
-    """As long as `whole`."""
+    """Return a bar whose full length is `whole`."""
     created = (
         f'<i style="width: {100 * parts[name] / whole:.3f}%; {style}" '
         f'title="{escape(name)} {parts[name]:,.0f} bytes"></i>'

@@ -61,7 +61,7 @@ def style(slot: int) -> tuple[str, str]:
 
 
 def wide(values: Sequence[Values]) -> bool:
-    """Whether positive values span decades."""
+    """True if positive values span decades."""
     result = np.concatenate([*values, np.zeros(0)])
     result = result[np.isfinite(result) & (result > 0)]
     return bool(len(result)) and bool(result.max() >= DECADES * result.min())

@@ -1,4 +1,4 @@
-"""Accuracy against bytes: what each group reaches with so much traffic, and which one reaches most."""
+"""Accuracy against bytes: what each group reaches with a budget, and which one reaches most."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 FINE = 0.01
 """From here on two levels are enough."""
 ROUNDING = 1e-12
-"""Of a mean over seeds: a group is not better by that."""
+"""Rounding error of a mean over seeds: a smaller difference does not make a group better."""
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """What a group reaches with a budget: its best accuracy so far (mean over seeds, with their range) and
-    the megabytes, both directions. group: its place in the comparison."""
+    """A group's best accuracy within a budget (mean over seeds, with their range) and the megabytes, both
+    directions. group: its place in the comparison."""
 
     group: int
     MB: float
@@ -73,7 +73,7 @@ def running_maximum(group: int, runs: Group) -> list[FrontierPoint]:
 
 
 def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Those that are better than all that cost no more, by bytes."""
+    """Return the points that are better than all that cost no more, sorted by bytes."""
     result: list[FrontierPoint] = []
     for point in sorted(points, key=lambda p: (p.MB, -p.accuracy)):
         if point.accuracy > (result[-1].accuracy + ROUNDING if result else -math.inf):
@@ -122,7 +122,7 @@ def reaching(runs: Group, accuracy: float) -> list[tuple[int, int] | None]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an accuracy costs a group.
+    """A group's cost of an accuracy.
 
     Attributes:
         group: Its place in the comparison.
@@ -140,12 +140,12 @@ class Cost:
 
     @property
     def whole(self) -> bool:
-        """Whether every seed reaches it."""
+        """True if every seed reaches it."""
         return bool(self.spent) and len(self.spent) == self.seeds
 
 
 def cost(group: int, runs: Group, accuracy: float) -> Cost:
-    """What an accuracy costs one group."""
+    """Return one group's cost of an accuracy."""
     there = [at for at in reaching(runs, accuracy) if at is not None]
     top = by_budget(runs).mean
     best = float(top[-1]) if len(top) else math.nan
@@ -153,8 +153,8 @@ def cost(group: int, runs: Group, accuracy: float) -> Cost:
 
 
 def ranking(groups: Sequence[Group], accuracy: float) -> list[Cost]:
-    """What an accuracy costs every group: the fewest bytes first, then those of which only some seeds reach
-    it, then those that do not, the best accuracy first."""
+    """Return all groups' costs of an accuracy: the fewest bytes first, then those of which only some seeds
+    reach it, then those that do not, the best accuracy first."""
     costs = [cost(n, group, accuracy) for n, group in enumerate(groups)]
 
     def order(c: Cost) -> tuple[int, float]:

@@ -22,7 +22,7 @@ from launch.runs.tables import Curve
 from workers.storage.growing_file import LEDGER
 
 FOLLOWS = ("seed", "client_sizes", "data")
-"""What may differ within a group: the seed and what follows from it, such as the split of the data."""
+"""Settings that may differ within a group: the seed and what follows from it, such as the data's split."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ComparedRun:
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended at its target accuracy, before its last round."""
+        """True if it ended at its target accuracy, before its last round."""
         return self.done and bool(self.run.experiment.get("until")) and self.rounds < self._asked
 
     @property
@@ -89,13 +89,14 @@ class ComparedRun:
 
     @cached_property
     def client_accuracies(self) -> Values:
-        """Of the clients that have one, after the last evaluated round; empty if they are not known."""
+        """Accuracies of the clients that have one, after the last evaluated round; empty if they are not
+        known."""
         last = self.curve.lines[-1].get("client_accuracies") if self.curve.lines else None
         return np.array([a for a in last or () if a is not None], dtype=np.float64)
 
     @property
     def bytes(self) -> int:
-        """Of the algorithm, both directions."""
+        """Bytes of the algorithm, both directions."""
         return sum(sum(named.values()) for named in self.traffic.values())
 
     def units(self, side: str, once: bool = False) -> float:
@@ -104,7 +105,7 @@ class ComparedRun:
 
     @cached_property
     def _units(self) -> Mapping[str, float]:
-        """Of summary.json; of the ledger for a run that has not ended or whose units were per exchange."""
+        """Units in summary.json, or in the ledger if the run has not ended or its units were per exchange."""
         summary = self.run.summary
         if "units_of_p_once_down" in summary:
             return {key: float(n) for key, n in summary.items() if key.startswith("units_of_p_")}
@@ -125,7 +126,7 @@ class Group:
 
     @property
     def curves(self) -> list[Curve]:
-        """Of the members that were evaluated after the start."""
+        """Curves of the members that were evaluated after the start."""
         return [m.curve for m in self.members if m.rounds > 0]
 
     @property
@@ -134,7 +135,7 @@ class Group:
 
     @property
     def stopped(self) -> bool:
-        """Whether a member ended at its target accuracy, before its last round."""
+        """True if a member ended at its target accuracy, before its last round."""
         return any(m.stopped for m in self.members)
 
     @property
@@ -263,6 +264,7 @@ def _last(key: str) -> str:
 
 
 def _sent_once(run: RunFolder) -> frozenset[Sent]:
-    """Of the run's algorithm; of a user's own file, which a comparison does not execute, nothing is known."""
+    """Return the one-time messages of the run's algorithm; none for a user's file, which is not executed
+    here."""
     known = names.names("algorithms").get(str(run.experiment["algo"]))
     return frozenset(known.once) if known else frozenset()

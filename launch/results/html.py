@@ -109,7 +109,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int
 
 
 def save(path: Path, text: str) -> None:
-    """Write a text file; control characters in it are escaped, whoever has named something so.
+    """Write a text file; control characters in it, which names may have, are escaped.
 
     Raises:
         DiskError: if the disk cannot be read or written.

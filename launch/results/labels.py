@@ -14,9 +14,9 @@ Settings = Mapping[str, Any]
 
 CODECS = "codecs"
 TELLING = (CODECS, "hyperparameters", "participation", "error_feedback", "partition", "model", "dataset")
-"""What people tell runs apart by, in this order; then any other key."""
+"""Settings that labels name first, in this order; then any other key."""
 NO_TASK = ("algo", "params", "eval_samples", "threads", "device", "eval_every")
-"""What a label does not name: what follows from other settings, and how a run is measured or carried out."""
+"""Settings that labels leave out: those that follow from others, and those of measurement and execution."""
 ABSENT = object()
 LONGEST = 60
 """Characters of a label."""
@@ -76,8 +76,8 @@ def natural(label: str) -> list[tuple[float, str]]:
 
 @dataclass(frozen=True)
 class Differences:
-    """What not all groups share: the names of settings, one row of values per group, and, by algorithm,
-    the hyperparameters that only some algorithms have."""
+    """Settings that not all groups share: the names of settings, one row of values per group, and, by
+    algorithm, the hyperparameters that only some algorithms have."""
 
     names: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -166,7 +166,7 @@ def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) 
 
 
 def _parts(keys: Sequence[str], group: Settings) -> list[str]:
-    """In words; a group without a codec where others have one is dense."""
+    """Describe it; a group without a codec where others have one is dense."""
     codecs = [key for key in keys if _choice(key) == CODECS]
     parts = [text for key in keys if (text := _setting(key, _short(key, keys), group))]
     if codecs and not any(key in group for key in codecs):

@@ -22,7 +22,7 @@ SHOWN = 12
 """Lines of a table before it is cut in the middle."""
 
 
-def show(
+def print_ledger(
     folder: Path,
     *,
     by: str = "",
@@ -51,7 +51,7 @@ def show(
     if as_json:
         if export is not None:
             _export(rows if everything else rows[rows.kind == "algorithm"], export)
-        return print_json(document(run, by=by, everything=everything, cumulative=cumulative))
+        return print_json(to_json(run, by=by, everything=everything, cumulative=cumulative))
     experiment = run.experiment
     own = rows if everything else rows[rows.kind == "algorithm"]
     if export is not None:
@@ -108,7 +108,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def document(
+def to_json(
     run: RunFolder, *, by: str = "", everything: bool = False, cumulative: bool = False
 ) -> dict[str, object]:
     """The tables for --json: one list each, of objects with the table's keys, down and up in bytes."""

@@ -17,7 +17,7 @@ CELL, WIDEST, HIGHEST = 14.0, 1000.0, 420.0
 
 
 def participation_grid(run: RunFolder, rounds: int) -> str:
-    """As the run's schedule says, which decides it, with what is cut below. rounds: how many have ended."""
+    """Draw participation from the run's schedule, and note what is left out. rounds: how many have ended."""
     experiment = run.experiment
     clients = run.clients
     try:
@@ -74,7 +74,7 @@ def _state(participation: Participation, client: int) -> str:
 
 
 def _states(shown: Sequence[Participation], clients: int) -> Iterator[tuple[int, int, str]]:
-    """Of every round that the grid has, the clients that took part."""
+    """Yield the clients that took part in each round of the grid."""
     names = {"took": "folded", "lost": "not folded"}
     for number, participation in enumerate(shown, 1):
         for k in sorted(participation.participants):

@@ -33,7 +33,7 @@ from workers.coordinator.edge_sums import sums_size
 Ids = npt.NDArray[np.int64]
 
 PLANNED = ("algo", "model", "dataset", "clients", "rounds", "participation", "seed")
-"""What the first line says of an experiment."""
+"""Return the first line about an experiment."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Plan:
     devices: dict[str, Any] | None = None
 
     def add(self, round: int, exchange: int, direction: str, size: EnvelopeSize, envelopes: int) -> None:
-        """So many envelopes of one size."""
+        """Add a number of envelopes of one size."""
         if not envelopes:
             return
         self.exact = self.exact and size.exact
@@ -67,7 +67,7 @@ class Plan:
         sides[direction] += size.total * envelopes
 
     def add_edges(self, direction: str, size: EnvelopeSize, envelopes: int) -> None:
-        """So many envelopes of one size between edge servers and the root."""
+        """Add a number of envelopes of one size between edge servers and the root."""
         for (name, layer), n in size.rows.items() if envelopes else ():
             self.edges[direction, name, layer] += n * envelopes
 
@@ -159,7 +159,7 @@ def _devices(
 
 @dataclass
 class _EdgePlan:
-    """What edge servers and the root exchange."""
+    """The traffic between edge servers and the root."""
 
     problem: Problem
     tree: Tree
@@ -240,7 +240,7 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
     return problem, plan(problem, participations, examples=sizes, steps=asynchrony.schedule)
 
 
-def document(problem: Problem, created: Plan) -> dict[str, Any]:
+def to_json(problem: Problem, created: Plan) -> dict[str, Any]:
     """The same for --json. `bytes` is nested as in summary.json; the rest are the numbers of the tables."""
     e, times = problem.experiment, created.took_part
     per_round = [sides["down"] + sides["up"] for r, sides in created.rounds.items() if r]
@@ -256,11 +256,11 @@ def document(problem: Problem, created: Plan) -> dict[str, Any]:
     }
 
 
-def show(experiment: Experiment, execution: Execution, as_json: bool = False) -> None:
-    """Print the bill of a run that is not carried out."""
+def print_bill(experiment: Experiment, execution: Execution, as_json: bool = False) -> None:
+    """Print the bill of a run without running it."""
     problem, created = planned(experiment, execution)
     if as_json:
-        return print_json(document(problem, created))
+        return print_json(to_json(problem, created))
     e = problem.experiment
     display = Display(e.rounds)
     display.note(

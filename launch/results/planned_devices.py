@@ -1,4 +1,4 @@
-"""What a plan says of the virtual clock: simulated seconds and energy, of all clients without a run."""
+"""The virtual clock of a plan: simulated seconds and energy, of all clients without a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DevicePlan:
         self._draws = clock.has_draws(everyone)
         self._gone, self._took_part = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
         self._drawn = np.zeros(len(sizes), np.int64)
-        """Of the rounds in which a client has answered, those whose seconds were drawn."""
+        """The number of rounds, by client, that it answered and whose seconds were drawn."""
         self._seconds, self._joules = np.zeros(len(sizes)), np.zeros(len(sizes))
         self._durations: list[float] = []
         self._last: tuple[Ints, float] = (indices(()), 0.0)
@@ -103,7 +103,7 @@ class DevicePlan:
             self._tasks += len(clients)
 
     def totals(self, rounds: int) -> dict[str, Any]:
-        """The key `devices` of a plan of so many rounds."""
+        """Return the key `devices` of a plan of this many rounds."""
         answered = self._took_part - self._gone
         for e, (down, up) in self._exchanges.items():
             self._add(down, up, answered, self._gone if e == 1 else np.zeros_like(answered), self._drawn)
@@ -118,8 +118,8 @@ class DevicePlan:
         }
 
     def _add(self, down: int, up: int, answered: Ints, gone: Ints, drawn: Ints) -> None:
-        """Add an exchange that each client has answered so often, and has not answered so often; drawn: how
-        often its seconds are there already."""
+        """Add an exchange; answered, gone: each client's counts of answers and of missing answers; drawn: its
+        count of exchanges whose seconds are included already."""
         everyone, clock = np.arange(len(self._sizes)), self._clock
         self._seconds += (answered - drawn) * clock.mean_seconds_of(everyone, self._sizes, down, up)
         self._seconds += gone * clock.download_of(everyone, down)
@@ -154,7 +154,7 @@ def _spread(name: str, values: Floats) -> dict[str, Any]:
 
 
 def sentence(devices: Mapping[str, Any]) -> str:
-    """What a reader of the plan is told."""
+    """Describe the plan's seconds and energy."""
     prefix = "about " if devices["estimated"] else ""
     text = f"virtual clock: {prefix}{devices['simulated_seconds']:,.1f} s; a client is busy for "
     text += _range(devices["client_seconds"], "s", devices["client_seconds_total"])

@@ -1,4 +1,4 @@
-"""Where a run's processes were: machine, cores or GPU, and the engine that has placed them there."""
+"""The placement of a run's processes: machine, cores or GPU, and the engine that has placed them there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launch.runs.folder import RunFolder
 SHOWN = {"node": "machine", "device": "computes on", "gpu": "GPU", "engine": "engine", "pid": "process id"}
 """Keys of processes.json and their headings; one that no process has is left out."""
 OPEN = 20
-"""Up to so many processes, the table is open."""
+"""The table is open for up to this many processes."""
 
 
 def processes(run: RunFolder) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a chart says where one points at it: a rule, dots, and the values of all lines there. CSS shows it.
+"""Tooltips of a chart: a rule, dots, and the values of all lines at the pointer. CSS shows it.
 
 The chart is divided into strips over its x axis, each with the points of the lines that lie in it.
 """

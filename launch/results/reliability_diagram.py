@@ -116,7 +116,7 @@ def _saved(title: str, drawn: Sequence[Reliability]) -> str:
 
 
 def _bars(axes: Any, drawn: Sequence[Reliability]) -> None:
-    """How many predictions a bin has, side by side where there are several lines."""
+    """Draw the number of predictions in each bin, side by side for several lines."""
     for n, line in enumerate(drawn):
         width = 1 / len(line.bins)
         left = np.arange(len(line.bins)) * width + width * n / len(drawn)

@@ -110,11 +110,11 @@ STATES = {
     "killed": "was killed",
     "damaged": "is damaged",
 }
-"""What a page says of a status."""
+"""The page's text for a status."""
 
 
 def _rounds(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> int:
-    """Those that have ended, as far as is known."""
+    """Return the number of rounds that have ended, as far as is known."""
     evaluated = int(metrics["round"].max()) if len(metrics) else 0
     return max(int(summary.get("rounds") or 0), evaluated)
 

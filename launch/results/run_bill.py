@@ -1,4 +1,4 @@
-"""Where the bytes of one run went: by field, layer and codec."""
+"""The bytes of one run by field, layer and codec."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bill(rows: pandas.DataFrame) -> Iterator[str]:
 
 
 def hops(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Of a run with edge servers, the bytes of each hop; nothing for another one."""
+    """Yield the bytes of each hop of a run with edge servers; nothing for another one."""
     spent = summary.get("bytes") or {}
     if "edge" not in spent:
         return

@@ -96,7 +96,7 @@ def _lines(metrics: pandas.DataFrame, x: Values, names: Mapping[str, str]) -> li
 
 
 def diagnostics(metrics: pandas.DataFrame) -> Iterator[str]:
-    """What else metrics.jsonl has: each number that varies as a chart over rounds, the others in words."""
+    """Chart each other number in metrics.jsonl that varies over rounds; print the others."""
     x, drawn, constant = numbers(metrics, "round"), [], []
     for name in _others(metrics):
         y = numbers(metrics, name)

@@ -17,7 +17,7 @@ EXPLAINED = (
 
 
 def staleness(summary: Mapping[str, Any]) -> Iterator[str]:
-    """How many uploads had which staleness; nothing for a synchronous run."""
+    """Yield a table of uploads by staleness; nothing for a synchronous run."""
     steps = summary.get("asynchronous")
     if not steps:
         return

@@ -49,7 +49,7 @@ _TO = re.compile(r"(rounds|MB|simulated|J) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*
 
 @dataclass(frozen=True)
 class Column:
-    """What a column asks for: how ("", max, best, rounds to, MB to, ...), of which metric, in which round.
+    """A parsed column: a reduction ("", max, best, rounds to, MB to, ...), a metric and a round.
 
     A round of None is the last one, or the first one that reaches a level.
     """
@@ -60,7 +60,7 @@ class Column:
 
 
 def parsed(expression: str) -> Column:
-    """What an expression asks for.
+    """Parse an expression.
 
     Raises:
         UsageError: for an expression that is none.
@@ -139,14 +139,14 @@ def heading(expression: str) -> str:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether the best value of a metric is the smallest: of errors, losses and differences of clients."""
+    """True if the best value of a metric is the smallest: of errors, losses and differences of clients."""
     return metric.endswith("_spread") or any(
         word in metric.split("_") for word in ("nll", "ece", "brier", "loss")
     )
 
 
 def percent(expression: str) -> bool:
-    """Whether people read it in %."""
+    """True if it is shown in %."""
     return any(word in expression for word in ("accuracy", "recall", "precision", "_f1"))
 
 

@@ -159,7 +159,7 @@ def _costs(groups: Sequence[Group], ranked: Sequence[Cost]) -> Iterator[tuple[st
 
 
 def unreached(c: Cost) -> str:
-    """How many seeds reach an accuracy, or the best that was reached, rounded down."""
+    """Return how many seeds reach an accuracy, or the best accuracy reached, rounded down."""
     if c.spent:
         return f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}"
     if math.isnan(c.best):

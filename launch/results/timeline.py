@@ -15,13 +15,13 @@ from fedsim.errors import DataError
 
 COLUMNS = ("round", "exchange", "client", "worker", "what", "given", "arrived", "computing")
 ALL = 8
-"""So many rounds are shown in one picture; of more, FIRST and LAST in two."""
+"""Most rounds in one picture; a longer run has two, with its FIRST and LAST rounds."""
 FIRST = LAST = 3
 MOST_WORKERS, MOST_BARS = 32, 2000
 LEFT, RIGHT, LANE, BAR = 86.0, 914.0, 24.0, 16.0
-"""Of a drawing 1000 units wide: where its time begins, how long it is, the height of a lane and of a bar."""
+"""In a drawing 1000 units wide: the left and right end of time, the height of a lane and of a bar."""
 THIN = 4.5
-"""So much is taken from a bar above and below while no worker is known to compute."""
+"""The inset of a bar, above and below, while no worker is known to compute."""
 TICKS = 8
 
 
@@ -85,7 +85,7 @@ def _read(path: Path) -> pandas.DataFrame:
 
 
 def _fitting(rows: pandas.DataFrame, numbers: Sequence[int], from_end: bool) -> list[int]:
-    """As many of these rounds as have MOST_BARS tasks, one at least."""
+    """Return as many of these rounds as have MOST_BARS tasks, at least one."""
     kept = [int(n) for n in numbers]
     while len(kept) > 1 and rows["round"].isin(kept).sum() > MOST_BARS:
         kept = kept[1:] if from_end else kept[:-1]
@@ -93,7 +93,7 @@ def _fitting(rows: pandas.DataFrame, numbers: Sequence[int], from_end: bool) -> 
 
 
 def _picture(rows: pandas.DataFrame, numbers: Sequence[int]) -> str:
-    """One of these rounds, and of the evaluation that goes on meanwhile."""
+    """One of these rounds, and of the evaluation at the same time."""
     own = rows[rows["round"].isin(numbers) & (rows.what != "evaluate")]
     begin, end = float(own.given.min()), float(own.arrived.max())
     if numbers[-1] == rows["round"].max():  # the last evaluation, too

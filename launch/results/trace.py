@@ -43,7 +43,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class TracedRun:
-    """What the trace says besides times and bytes.
+    """The metadata of a trace.
 
     Attributes:
         name: The run's.
@@ -148,7 +148,7 @@ class _Trace:
     def __init__(self, run: TracedRun, traffic: _Traffic) -> None:
         self.run, self.traffic = run, traffic
         self._offset = 0
-        """What the seconds of this start count from, in microseconds of the trace."""
+        """The zero of this start's seconds, in microseconds of the trace."""
         self._end = 0
         """The latest instant so far."""
         self._free: dict[int, int] = {}
@@ -204,7 +204,7 @@ class _Trace:
             yield key, (begin, self._broadcasting)
 
     def _placed(self, span: Span, earliest: int) -> _Task:
-        """Where it is in its worker's lane.
+        """Place a task in its worker's lane.
 
         A worker computes one task at a time, and the coordinator may be late in reading an answer: slices of
         a lane would overlap, which no viewer shows, so one begins where the one before ends.

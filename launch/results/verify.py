@@ -54,7 +54,7 @@ def verify(
     data_dir: Path | None,
     as_json: bool = False,
 ) -> None:
-    """Print what was compared. rounds: the last so many; clients: their ids with commas.
+    """Print what was compared. rounds: the number of last rounds; clients: their ids with commas.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -83,15 +83,15 @@ def verify(
         many = f"{len(different)} of {compared} tasks of {folder} give something else when computed again"
         faults.insert(0, f"{many}. The first: {_named(first)}. {meaning(run, first.repeatable)}")
     if as_json:
-        print_json(document(folder, verdicts, [output for output, _ in files], faults))
+        print_json(to_json(folder, verdicts, [output for output, _ in files], faults))
     if faults:
         raise FedsimError("\n".join(faults))
 
 
-def document(
+def to_json(
     folder: Path, verdicts: Sequence[Verdict], files: Sequence[str], faults: Sequence[str]
 ) -> dict[str, Any]:
-    """What was compared, for --json; `faults` is empty if everything is identical."""
+    """Return the comparison for --json; `faults` is empty if everything is identical."""
     rounds = [
         {
             "round": v.round,
@@ -124,7 +124,7 @@ def _origins(run: RestoredRun, round: int) -> list[int]:
 
 
 def meaning(run: RestoredRun, repeatable: bool) -> str:
-    """What it says that a task gives something else than it did. repeatable: here it gives the same."""
+    """Explain a task whose result differs from the recorded one. repeatable: here it repeats."""
     algo = plugins.short(run.problem.experiment.algo)
     if not repeatable:
         return (

@@ -1,4 +1,4 @@
-"""What an algorithm costs one client: in a round, and once (docs/decisions/005-units-of-p.md)."""
+"""An algorithm's cost for one client: in a round, and once (docs/decisions/005-units-of-p.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run costs its clients on the virtual clock: seconds and energy, for summary.json.
+"""Clients' seconds and energy on the virtual clock, for summary.json.
 
 All of it follows from the configuration and the rows of ledger.csv, so that it is the same for any number of
 workers, and after any number of resumes.
@@ -36,7 +36,7 @@ def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[s
         `simulated_seconds` of all rounds; `client_seconds`, a list of the seconds in which each client loads,
         computes and sends, and `client_seconds_total`, their sum; `client_joules` and `client_joules_total`
         if a device's energy is known. Also `client_waits`, the seconds in which it had answered and the
-        exchange went on, or its upload lay in the buffer of an asynchronous run; of a synchronous run
+        exchange continued, or its upload lay in the buffer of an asynchronous run; of a synchronous run
         `client_holds`, those in which all others had answered and it had not; and their sums.
     """
     clock, sizes, steps = problem.clock, indices(problem.sizes), problem.asynchrony.schedule
@@ -74,7 +74,7 @@ def _with_total(name: str, values: Floats) -> dict[str, Any]:
 
 
 def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, dict[tuple[int, int], Hops]]:
-    """What the algorithm has sent in committed rounds, and edge servers and the root, if there are any."""
+    """Return the bytes of the algorithm in committed rounds, and of edge servers and the root, if any."""
     sent: Sent = {}
     hops: dict[tuple[int, int], Hops] = {}
     numbers = {name: e for e, name in enumerate(tree.names)} if tree else {}
@@ -99,7 +99,8 @@ def _seconds(
     down: Ints,
     up: Ints,
 ) -> Floats:
-    """Of each client of an exchange (a round and a number); of one that sent nothing, the download alone."""
+    """Return each client's seconds in an exchange (a round and a number); without an upload, the download
+    alone."""
     round, exchange = of
     result = clock.download_of(clients, down)
     answered, steps = np.flatnonzero(up), problem.asynchrony.schedule
@@ -120,7 +121,7 @@ def _duration(
     sent: tuple[Ints, Ints],
     hops: Hops | None,
 ) -> float:
-    """Of an exchange, as fedsim.virtual_clock.ExchangeClock has it."""
+    """Return the seconds of an exchange, as in fedsim.virtual_clock.ExchangeClock."""
     steps = problem.asynchrony.schedule
     if steps is not None and round:
         return steps.step(round).seconds

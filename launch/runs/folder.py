@@ -43,7 +43,7 @@ DAMAGED, MISSING = "damaged", "missing"
 
 @dataclass(frozen=True)
 class KnownFiles:
-    """What a run has recorded about its growing files.
+    """A run's record of its growing files.
 
     Attributes:
         source: Where it is recorded, such as "summary.json".
@@ -129,7 +129,7 @@ class RunFolder:
 
     @property
     def starts(self) -> list[Mapping[str, Any]]:
-        """How the run was started, and how it was resumed each time, oldest first."""
+        """The start and all resumes of the run, oldest first."""
         return [self.manifest, *self.manifest.get("resumes", [])]
 
     @cached_property
@@ -162,7 +162,7 @@ class RunFolder:
         return RUNNING if self._elsewhere() else KILLED
 
     def _elsewhere(self) -> bool:
-        """Whether the coordinator was started last on another machine, as far as is known."""
+        """True if the coordinator was last started on another machine, as far as is known."""
         nodes = [row.get("node") for row in self.processes if row.get("role") == "coordinator"]
         return bool(nodes and nodes[-1] and nodes[-1] != platform.node())
 
@@ -182,7 +182,7 @@ class RunFolder:
 
     @property
     def clients(self) -> int:
-        """How many clients have data: K, or one of a centralised run, which has the rows of K."""
+        """The number of clients that have data: K, or 1 for a centralised run, which has the rows of K."""
         return len(self.experiment.get("client_sizes") or ()) or int(self.experiment["clients"])
 
     @property
@@ -231,7 +231,7 @@ class RunFolder:
 
     @property
     def commits(self) -> dict[int, Mapping[str, Any]]:
-        """What the journal has of committed rounds, by round.
+        """Return the journal's entries of committed rounds, by round.
 
         A round counts once the journal has its commit: its rows were written before. What the files have of
         later rounds is of one that was under way, and is computed again by a resume.
@@ -259,7 +259,7 @@ class RunFolder:
     # ---- the growing files, compared with their digests
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name: a run that did not get so far lacks some."""
+        """Return whether there is a file of this name: a run that ended early lacks some."""
         return (self.path / name).is_file()
 
     def file(self, name: str) -> Path:
@@ -277,7 +277,7 @@ class RunFolder:
 
     @cached_property
     def known(self) -> KnownFiles:
-        """What summary.json says about the growing files, or else the newest checkpoint that can be read.
+        """Return the record of the growing files in summary.json, or else in the newest readable checkpoint.
 
         Raises:
             DataError: if summary.json is damaged.
@@ -323,7 +323,7 @@ class RunFolder:
             )
 
     def checked_bytes(self, name: str) -> bytes:
-        """What one of the growing files holds.
+        """Return the content of a growing file.
 
         Raises:
             UsageError: if there is no such file.
@@ -455,7 +455,7 @@ class RunFolder:
 
 
 def _known_by_summary(path: Path) -> KnownFiles:
-    """What summary.json says about the growing files.
+    """Return the record of the growing files in summary.json.
 
     Raises:
         DataError: if it is damaged.

@@ -1,4 +1,4 @@
-"""RUN/manifest.json: what was asked for, and what it was carried out with."""
+"""RUN/manifest.json: the configuration of a run, and its environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 FORMAT = 1
 ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
-"""Of what an experiment has, the keys that readers count on."""
+"""The keys of an experiment that readers rely on."""
 WIRE = 3
 """fedsim.wire.header.VERSION, which must not be imported here: it imports torch."""
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
@@ -74,7 +74,7 @@ def described(problem: Problem) -> dict[str, Any]:
 
 
 def surroundings(probe: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What computes here: versions, platform, and the digest of a small computation."""
+    """Return versions, platform, and the digest of a small computation."""
     facts = facts_of_machine()
     return {
         "versions": versions(),
@@ -90,7 +90,7 @@ def surroundings(probe: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def facts_of(content: Mapping[str, Any], device: str) -> dict[str, str]:
-    """What a manifest says of the facts that bits depend on (workers/numerics.py); what it lacks is left out.
+    """Return a manifest's facts that bits depend on (workers/numerics.py); missing ones are left out.
 
     Args:
         content: The manifest, or surroundings().
@@ -105,8 +105,7 @@ def facts_of(content: Mapping[str, Any], device: str) -> dict[str, str]:
 
 
 def computing(before: Mapping[str, Any], now: Mapping[str, Any], device: str) -> list[Difference]:
-    """Of two manifests, in what the bits of a run on `device` may differ: `there` is what was, `here` what
-    is."""
+    """Return differences of two manifests that may change bits on `device`: `there` before, `here` now."""
     return list(differences(facts_of(before, device), facts_of(now, device)))
 
 
@@ -129,11 +128,11 @@ def with_workers(content: Mapping[str, Any], facts: Facts, drift: Sequence[str])
 
 
 CHANGEABLE = ("rounds", "until")
-"""What of its experiment a resumed run may change: where it ends."""
+"""The part of an experiment that a resumed run may change: its end."""
 
 
 def resumed(before: Mapping[str, Any], now: Experiment, start: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest whose run goes on as far as `now` says; start: of what it goes on with."""
+    """Return the manifest of a resumed run. now: its new experiment; start: the environment of the resume."""
     experiment = {**before["experiment"], **{name: getattr(now, name) for name in CHANGEABLE}}
     changes = {"experiment": experiment, "experiment_sha256": digest(experiment)}
     return {**before, **changes, "resumes": [*before.get("resumes", []), start]}

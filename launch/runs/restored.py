@@ -95,11 +95,11 @@ class RestoredRun:
 
     @property
     def name(self) -> str:
-        """As it stands in every envelope of the run."""
+        """The run's name in every envelope."""
         return str(self.run.manifest["run"])
 
     def committed(self, round: int) -> Checkpoint[Any] | None:
-        """What a round committed; None if its checkpoint was cleared away.
+        """Return the state that a round committed; None if its checkpoint was deleted.
 
         Raises:
             DataError: if damaged.
@@ -118,8 +118,7 @@ class RestoredRun:
         return read
 
     def unlike(self, created: Checkpoint[Any]) -> str | None:
-        """What a round that was carried out again has committed else than the run: '' for nothing, None if
-        its checkpoint was cleared away.
+        """Compare a recomputed round with the run: '' if identical, None if its checkpoint was deleted.
 
         Raises:
             DataError: if that is damaged.
@@ -150,8 +149,7 @@ class RestoredRun:
             raise DataError(str(e)) from None
 
     def drift(self) -> list[str]:
-        """What computes here in another way than when the run was begun: each as `torch was 2.6, here it is
-        2.7`."""
+        """Return changes of the environment since the run began: each as `torch was 2.6, here it is 2.7`."""
         was, e = self.run.experiment, self.problem.experiment
         here = manifest.surroundings(probe(self.problem))
         facts: list[tuple[str, Any, Any]] = [*manifest.computing(self.run.manifest, here, e.device)]
@@ -166,7 +164,8 @@ class RestoredRun:
         ] + [f"{DRIFT} ({text})" for text in self.run.drift]
 
     def largest_participant(self) -> int:
-        """Of the next round, the client with the most examples; of an empty round, of all."""
+        """Return the participant of the next round with the most examples; of all clients if the round is
+        empty."""
         participants = self.problem.schedule()(self.round + 1).participants
         everyone = tuple(range(len(self.problem.clients)))
         return max(participants or everyone, key=lambda k: self.problem.sizes[k])
@@ -190,7 +189,7 @@ class RestoredRun:
             raise DataError(str(e)) from None
 
     def next_messages(self, client: int) -> Iterator[Message]:
-        """What crosses the wire in the next round if this client is the only one who takes part."""
+        """Yield the messages of the next round if only this client takes part."""
         problem, algorithm = self.problem, self.problem.algorithm
         codecs, dims, layout = problem.codecs, problem.dims, problem.net.layout
         server, state, round = self.checkpoint.server, self.state(client), self.round + 1

@@ -1,6 +1,6 @@
 """fedsim resume: the experiment that a run folder holds, and what may be said about it anew.
 
-How the rest is carried out may change (workers, transport, devices, reporting), there may be more rounds,
+The execution of the rest may change (workers, transport, devices, reporting), there may be more rounds,
 and another target accuracy. Anything that the bits depend on may not: options that say otherwise, other
 versions of what computes, other data are refused with both values named.
 """
@@ -58,11 +58,11 @@ class Resumption:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """What manifest.json holds."""
+        """The content of manifest.json."""
         return self.run.manifest
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-        """What was said when the run was begun, with these options over it.
+        """Return the configuration of the first start, overridden by these options.
 
         Raises:
             UsageError: if an argument is wrong.
@@ -110,7 +110,7 @@ class Resumption:
     def _mismatch(self, what: str, was: object, supplied: str) -> MismatchError:
         return MismatchError(
             f"{self.folder} was begun with {what} = {was!r}; this command says {supplied}. A resumed run may "
-            "have more rounds, another --until, and be carried out in another way: start a new run"
+            "have more rounds, another --until and another execution: start a new run"
         )
 
     @property
@@ -139,7 +139,7 @@ class Resumption:
         if reached is not None:
             what = f"{self.folder} has reached {percent(target.until)} after round {reached}"
             if self.complete:
-                return f"{what}; a higher --until, or --until none, goes on"
+                return f"{what}; a higher --until, or --until none, continues it"
             if target.until != self.experiment.until:
                 raise UsageError(f"{what} already; give a higher --until")
         if self.complete and self._summary.get("rounds", target.rounds) >= target.rounds:
@@ -154,7 +154,7 @@ class Resumption:
     def _execution(self, supplied: Overrides) -> Execution:
         out = supplied.execution.get("out")
         if out is not None and Path(out).resolve() != self.folder.resolve():
-            raise UsageError(f"--out {out}: a run goes on in its own folder, {self.folder}")
+            raise UsageError(f"--out {out}: a run continues in its own folder, {self.folder}")
         known = {f.name for f in fields(Execution)}
         values = {k: v for k, v in self.manifest.get("execution", {}).items() if k in known}
         remote, begun_with = values.get("remote_workers", 0), values.get("workers", 0)
@@ -190,7 +190,7 @@ class Resumption:
             if not self.drift:
                 raise MismatchError(
                     f"{self.folder} was begun with {what} {before}; here it is {here}. The bits may differ: "
-                    "go on where it was begun, or say --allow-drift"
+                    "resume it where it was begun, or give --allow-drift"
                 )
 
     def drifts(self, now: Mapping[str, Any]) -> list[Difference]:

@@ -1,4 +1,4 @@
-"""What is written when a run ends: summary.json and model.safetensors."""
+"""The files written when a run ends: summary.json and model.safetensors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Start(NamedTuple):
 
 
 def spread_of(model: Model) -> Tensor | None:
-    """What the model has beside its mean: a precision, (P,) or (P, P), samples (n, P), or nothing."""
+    """Return the model besides its mean: a precision, (P,) or (P, P), samples (n, P), or nothing."""
     if isinstance(model, Point):
         return None
     if isinstance(model, Samples):
@@ -128,7 +128,7 @@ def dual_mismatch(
 
 
 def asynchronous(problem: Problem, rounds: int) -> dict[str, Any]:
-    """What an asynchronous run says of its rounds: how many uploads had which staleness; else nothing."""
+    """Return uploads by staleness for an asynchronous run; else nothing."""
     schedule = problem.asynchrony.schedule
     if schedule is None:
         return {}

@@ -23,7 +23,7 @@ SUMS = {
     "simulated": ("simulated_seconds",),
     "J": ("joules",),
 }
-"""What is summed up over the rounds so far."""
+"""The numbers that are summed over rounds."""
 
 
 def metrics_frame(lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
@@ -90,7 +90,7 @@ def differing_sum(ledger: pandas.DataFrame, summed: Any) -> str:
 
 
 def every_round(rounds: Sequence[int]) -> bool:
-    """Whether none was left out between those that were evaluated, so that sums over lines are whole."""
+    """True if every round up to the last was evaluated, so that sums over lines are complete."""
     return list(rounds) == list(range(len(rounds)))
 
 
@@ -104,7 +104,7 @@ class Curve:
         return [line["round"] for line in self.lines]
 
     def has(self, name: str) -> bool:
-        """Whether there is a number of this name in any line; of simulated sums, in every round's."""
+        """True if any line has a number of this name; for simulated sums, if every round has."""
         if name not in ("simulated", "J"):
             return name in SUMS or any(line.get(name) is not None for line in self.lines)
         (key,) = SUMS[name]

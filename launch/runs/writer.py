@@ -31,7 +31,7 @@ OWN_NAMES = frozenset(
     | {"logs", "lock", "edges", "join.json", "join-here.json", "revoked.json", "frozen", "start", "tracking"}
     | {"model.safetensors", "report.html"}
 )
-"""What a run's folder holds."""
+"""The files of a run's folder."""
 
 
 class RunDir:
@@ -99,7 +99,7 @@ class RunDir:
         lines = (path / METRICS).read_bytes().count(b"\n") if METRICS in names else 0
         if "model.safetensors" in names or lines > 1 or any((path / "checkpoints").glob("[!.]*")):
             raise UsageError(
-                f"--out {path}: this is a run; fedsim resume {path} goes on, or choose another folder"
+                f"--out {path}: this is a run; fedsim resume {path} continues it, or choose another folder"
             )
         lock = RunLock(path)
         _empty(path)
@@ -115,7 +115,7 @@ class RunDir:
 
     @property
     def digests(self) -> tuple[FileDigest, ...]:
-        """What ledger.csv, metrics.jsonl and timeline.csv hold now."""
+        """The present digests of ledger.csv, metrics.jsonl and timeline.csv."""
         return tuple(file.digest for file in self._files)
 
     def cut(self, recovery: Recovery) -> None:
@@ -137,7 +137,7 @@ class RunDir:
         return [line for line, _ in metrics_lines(self.path / "metrics.jsonl")]
 
     def ledger_rows(self) -> Iterator[Entry]:
-        """Those in the file.
+        """Yield the rows in the file.
 
         Raises:
             DataError: naming the line that is no row.
@@ -166,7 +166,7 @@ class RunDir:
             raise DiskError(f"cannot write {self.path / name}: {e.strerror}") from None
 
     def remove_summary(self) -> None:
-        """Remove what an earlier start has left: the run goes on, and its files change.
+        """Remove an earlier start's summary: the run continues, and its files change.
 
         Raises:
             DiskError: if the disk cannot be written.

@@ -1,4 +1,4 @@
-"""What a run prints: a header, progress while it runs, and its traffic at the end."""
+"""A run's output: a header, progress while it runs, and its traffic at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOO_WIDE = (
 
 
 def too_wide(nll: float, ensemble_nll: float) -> bool:
-    """Whether averaging over posterior samples spoils predictions: more than twice the NLL and one nat."""
+    """True if averaging over posterior samples spoils predictions: more than twice the NLL and one nat."""
     return not ensemble_nll <= 2 * nll + 1
 
 
@@ -35,7 +35,7 @@ class Display(ProgressDisplay):
     """The progress of a run, and its traffic at the end."""
 
     def traffic(self, summary: Mapping[str, Any]) -> None:
-        """What the algorithm cost on the wire, by meaning: a table."""
+        """Print the algorithm's bytes on the wire, by meaning."""
         table = Table(title=None, pad_edge=False, box=None, header_style="bold")
         table.add_column("algorithm traffic")
         for direction in ("down", "up"):
@@ -126,7 +126,7 @@ class Display(ProgressDisplay):
 
 
 def on_the_clock(devices: Mapping[str, Any]) -> str:
-    """What a run cost its clients on the virtual clock."""
+    """Describe the run's cost for its clients on the virtual clock."""
     text = f"virtual clock: {devices['simulated_seconds']:,.1f} s"
     for key, verb, unit in (("client_seconds", "is busy for", "s"), ("client_joules", "spends", "J")):
         if key in devices:
@@ -169,7 +169,7 @@ def _schedule(e: Experiment) -> str:
 
 
 def population(problem: Problem) -> str:
-    """How many clients and edge servers there are, or of how many clients the data is pooled."""
+    """Return the number of clients and edge servers, or of clients whose data is pooled."""
     many = counted(problem.experiment.clients, "client")
     if problem.tree is not None:
         many += f" behind {counted(len(problem.tree.names), 'edge server')}"
@@ -177,7 +177,7 @@ def population(problem: Problem) -> str:
 
 
 def _why_unused(problem: Problem) -> list[str]:
-    """What leaves training examples out of the clients' data."""
+    """Return the settings that leave training examples out of the clients' data."""
     e, name = problem.experiment, problem.experiment.partition.partition(":")[0]
     reasons = [f"fraction {e.fraction:g}"] if e.fraction < 1 else []
     if e.evaluate_on != "test":

@@ -27,7 +27,7 @@ from workers.transport.run_keys import RunKeys
 from workers.worker.runtime import WorkerRuntime
 
 STATE_FACTOR = 16
-"""A client's state, which remote workers borrow, is at most so many times as long as a message's field."""
+"""A client's state, which remote workers borrow, is at most this many times as long as a message's field."""
 FRAME_SLACK = 1 << 16
 HELD = 2
 """Uploads of a worker that may wait for the coordinator: one, and that of a task in advance."""
@@ -177,7 +177,7 @@ def open_endpoint(
 def _specs(
     placements: Sequence[Placement], folder: Path, address: str, token: str, max_frame: int, edges: int
 ) -> list[dict[str, Any]]:
-    """What the fork server starts: a process for every placement, and so many edge servers."""
+    """Return specifications for the fork server: one per placement, and one per edge server."""
     specs: list[dict[str, Any]] = [
         {
             "index": i,

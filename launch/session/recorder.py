@@ -72,9 +72,9 @@ class Recorder:
     experiment_sha256: str = ""
     """The digest of the manifest's experiment."""
     journal: FileDigest | None = None
-    """What the journal held when it was closed."""
+    """The journal's size and digest when it was closed."""
     _facts: Facts | None = None
-    """What the manifest has of the workers."""
+    """The manifest's entry about the workers."""
     _bytes_of_rounds: dict[int, int] = field(default_factory=dict)
     """The algorithm's bytes up to committed rounds that are not evaluated yet."""
 
@@ -132,7 +132,7 @@ class Recorder:
             self.supervisor.note_remote(worker, f"remote {role}", number, hello.pid, hello.host)
 
     def _role(self, worker: int) -> tuple[str, int]:
-        """What has registered with a number: the numbers behind the workers' are edge servers."""
+        """Return the role of a registered number: those after the workers' are edge servers."""
         behind = worker - self.workers
         return ("edge server", behind) if self.workers and behind >= 0 else ("worker", worker)
 
@@ -189,7 +189,7 @@ class Recorder:
     def finish_tracking(self, report: bool) -> None:
         """Wait until the trackers have what is written, and say which of them have failed.
 
-        The run has ended; a signal that comes now ends the waiting, and the trackers go on by themselves.
+        The run has ended; a signal now ends the waiting, and the trackers continue by themselves.
 
         Args:
             report: Write RUN/report.html before, which trackers keep with the run.

@@ -67,7 +67,7 @@ def resume(
     started: float | None = None,
     embedded: bool = False,
 ) -> Path:
-    """Go on with a run; options of launch may say how, and give it more rounds or another --until.
+    """Resume a run; options of launch may change its execution, and give it more rounds or another --until.
 
     Args:
         folder: The run folder.
@@ -89,7 +89,7 @@ def resume(
 
 
 def _placements(execution: Execution, threads: int) -> tuple[Placement, ...]:
-    """Where each worker computes; of remote workers only the kind of device is known here.
+    """Return each worker's device; of remote workers only the kind is known here.
 
     Raises:
         UsageError: for a device that is not there.
@@ -119,7 +119,7 @@ def launch(
 
     Args:
         experiment: What is computed.
-        execution: How it is carried out.
+        execution: Its execution.
         quiet: Print nothing.
         stored: The run that is resumed, if any.
         started: When the program began (seconds since the epoch), from which the summary measures; by
@@ -182,7 +182,7 @@ def launch(
         except (StopRequested, Interrupted):
             if not signals.starting:
                 raise
-            kept = f"; fedsim resume {stored.folder} goes on" if stored else ", and nothing was kept"
+            kept = f"; fedsim resume {stored.folder} continues" if stored else ", and nothing was kept"
             raise Interrupted(f"interrupted before the run began{kept}") from None
         finally:
             say("")

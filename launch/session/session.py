@@ -105,7 +105,7 @@ class Session:
     """The probe digest of this process, by the kind of device."""
     _began: bool = False
     _memory: Path | None = None
-    """Where states and checkpoints are, with durability = none."""
+    """The folder of states and checkpoints with durability = none."""
 
     @property
     def folder(self) -> Path:
@@ -127,13 +127,13 @@ class Session:
 
         Args:
             experiment: What is computed.
-            execution: How it is carried out.
+            execution: Its execution.
             placements: The device and cores of every worker.
             supervisor: Starts the worker processes.
             start: When the program began.
             quiet: Print nothing.
-            stored: The run to go on with, if it is not a new one.
-            auto: Why there are so many workers; only if memory may lower their number.
+            stored: The run to resume, if it is not a new one.
+            auto: The reason for the number of workers; only if memory may lower it.
 
         Raises:
             FedsimError: any FedsimError.
@@ -197,10 +197,10 @@ class Session:
             display.note(note)
         last = self.recovery.round
         where = f"after round {last}" if last > NOTHING else "from the start, for no round was committed"
-        display.note(f"{folder} goes on {where}, start {self.recovery.epoch}")
+        display.note(f"{folder} continues {where}, start {self.recovery.epoch}")
 
     def run(self, wakeup: Wakeup, started: Callable[[], None]) -> None:
-        """Carry the run out, and write summary.json however it ends; a run that did not begin leaves nothing.
+        """Run, and write summary.json however it ends; a run that did not begin leaves nothing.
 
         Args:
             wakeup: What a signal sets.
@@ -219,7 +219,7 @@ class Session:
                 self._memory = memory_folder.put_in_memory(self.folder)
             if self._own_workers:
                 display.status(f"starting {counted(self.execution.workers, 'worker')}")
-            outcome = self._carry_out(wakeup, started)
+            outcome = self._coordinate(wakeup, started)
             summary = recorder.write_summary("done", self.start, self._states(), outcome)
             display.traffic_summary(summary, str(self.folder), recorder.target)
             if self.execution.verify_bytes:
@@ -234,9 +234,9 @@ class Session:
             elif interrupted := isinstance(e, Interrupted):
                 recorder.write_summary("interrupted", self.start)
                 where = f"interrupted after round {recorder.last_round}; " + (
-                    f"fedsim resume {self.folder} goes on"
+                    f"fedsim resume {self.folder} continues"
                     if self._memory is None
-                    else "with --durability none nothing is left to go on with"
+                    else "with --durability none nothing is left to resume"
                 )
                 raise Interrupted(where) from None
             elif not isinstance(e, NotCompared) and (self._began or not isinstance(e, StopRequested)):
@@ -254,7 +254,7 @@ class Session:
         """Open the folder of the clients' states."""
         return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.run_name)
 
-    def _carry_out(self, wakeup: Wakeup, started: Callable[[], None]) -> Outcome:
+    def _coordinate(self, wakeup: Wakeup, started: Callable[[], None]) -> Outcome:
         """Build the coordinator and its parts, run it, and write the model."""
         recorder, problem, folder, e = self.recorder, self.problem, self.folder, self.execution
         with ExitStack() as closing:  # all of it, also if one of them fails
@@ -333,11 +333,11 @@ class Session:
 
     @property
     def _own_workers(self) -> bool:
-        """Whether the workers are processes of this machine."""
+        """True if the workers are processes of this machine."""
         return bool(self.execution.workers) and not self.execution.remote_workers
 
     def _registration(self) -> Registration:
-        """What a worker gets when it registers, and what it has to bring."""
+        """Return the settings that a registering worker gets, and the facts that it must match."""
         e, problem, execution = self.problem.experiment, self.problem, self.execution
         remote = bool(execution.remote_workers)
         data = problem.data_digest if remote else ""
@@ -360,7 +360,7 @@ class Session:
         return Registration(worker_config, expected, execution.workers + edges, execution.allow_drift)
 
     def _facts(self) -> dict[str, str]:
-        """What a worker's bits must depend on alike: facts of this process, and of workers that came before.
+        """Return facts that all workers must share: those of this process, and of workers registered before.
 
         A coordinator of workers on GPUs computes on its CPU, and knows only what holds for both.
         """

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run is started and carried out."""
+"""Ctrl-C and SIGTERM while a run starts and runs."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _scalars(algorithm: type[AnyAlgorithm]) -> Iterator[str]:
 
 
 def _reports(algorithm: type[AnyAlgorithm]) -> bool:
-    """Whether the algorithm adds numbers of its own, whose names only a run tells."""
+    """True if the algorithm adds numbers of its own, whose names only a run tells."""
     from fedsim.algorithm import Algorithm
 
     return algorithm.report is not Algorithm.report

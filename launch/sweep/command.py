@@ -27,7 +27,7 @@ from launch.sweep.figures import draw
 from launch.sweep.finished import FinishedRun, read_archive, write_archive
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe, Trial
-from launch.sweep.runner import Progress, carry_out
+from launch.sweep.runner import Progress, run_trials
 from launch.sweep.table import Results, grid, write_csv, write_tables
 from launch.sweep.task import Tasks
 from launch.terminal import counted, print_table
@@ -103,7 +103,7 @@ def sweep(
             errors = run_on_ray(tasks, engine, side_by_side, watch.show)
     elif run:
         with _Watch(console) as watch:
-            errors = carry_out(to_run, execution, pool, side_by_side or _cores(), watch.show)
+            errors = run_trials(to_run, execution, pool, side_by_side or _cores(), watch.show)
     done = {t.id: FinishedRun.of(t, pool) for t in {t.id: t for t in trials}.values() if pool.done(t)}
     results = Results(recipe, trials, {**_selected(known, trials), **done})
     grids = [grid(results, t) for t in recipe.table]
@@ -125,7 +125,7 @@ def _archive(file: Path, out: Path) -> Path:
 
 
 def _selected(runs: Mapping[str, FinishedRun], trials: Sequence[Trial]) -> dict[str, FinishedRun]:
-    """Those that the recipe has, in its order."""
+    """Return the runs of the recipe, in its order."""
     return {t.id: runs[t.id] for t in trials if t.id in runs}
 
 
@@ -204,7 +204,7 @@ def _each(texts: Iterable[str]) -> str:
 
 
 def _command(file: Path, out: Path, results: Results) -> str:
-    """What a reader types to get the page."""
+    """Return the command line for the page."""
     if not file.exists():
         return shlex.join(["fedsim", *sys.argv[1:]])
     info = (DATASETS.get(t.experiment.dataset) for t in results.trials)

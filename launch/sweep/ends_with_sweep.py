@@ -1,4 +1,4 @@
-"""What the fork server of a sweep's runs imports first: it ends with the sweep, also while it still imports.
+"""The first import of a sweep's fork server: it ends with the sweep, also while it still imports.
 
 By itself it would notice only once it has imported torch, and not before the last of its children has ended.
 """

@@ -1,7 +1,7 @@
 """The finished runs of a sweep, as values: from their folders, or from the archive beside an earlier page.
 
 The archive, NAME_runs.jsonl, has one line per run. With it a page can be written again, or be given further
-seeds, where the run folders are no more.
+seeds, without the run folders.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from launch.sweep.recipe import Trial
 from workers.storage.atomic_files import write_atomically
 
 Number = int | float | dict[str, Any] | None
-"""What a line of metrics.jsonl has under a name; a mapping under `limits`."""
+"""A value in a line of metrics.jsonl; a mapping under `limits`."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
-    """What tables, plots and the last line of a page are computed from."""
+    """The data for tables, plots and the last line of a page."""
 
     id: str
     """Trial.id, the digest of the experiment."""
     name: str
-    """Of its line in the tables, for people."""
+    """The label of its line in the tables."""
     seed: int
     seconds: float
     commit: str
@@ -43,7 +43,7 @@ class FinishedRun(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(trial: Trial, pool: Pool) -> FinishedRun:
-        """Of a run folder.
+        """Read a run folder.
 
         Raises:
             DataError: if its files are damaged.

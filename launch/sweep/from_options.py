@@ -26,7 +26,7 @@ FIXED = ("seed", "hyperparameters", "codecs", "device")
 def select_recipe(
     file: Path | None, options: Mapping[str, Any], over: Sequence[str], seeds: str | None
 ) -> Recipe:
-    """The recipe in a file, or the one that the options stand for.
+    """The recipe in a file, or the one that the options define.
 
     Raises:
         UsageError: for options beside a file, or naming what is wrong.
@@ -53,7 +53,7 @@ def select_recipe(
 def recipe_of(
     options: Mapping[str, Any], over: Mapping[str, Sequence[str]], seeds: tuple[int, ...]
 ) -> Recipe:
-    """The recipe that options stand for: one variant per algorithm, a grid over the other lists.
+    """The recipe that options define: one variant per algorithm, a grid over the other lists.
 
     Args:
         options: of launch, by field of Experiment, with config and preset.
@@ -142,14 +142,14 @@ def _typed(key: str, values: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
 
 
 def _is_text(key: str) -> bool:
-    """Whether a field of Experiment is a text, so that 0.3 stays one."""
+    """True if a field of Experiment is a text, so that 0.3 stays one."""
     hint = get_type_hints(Experiment, include_extras=True)[key]
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     return kind not in (int, float, bool)
 
 
 def _table(until: object) -> Table:
-    """What it cost to reach the accuracy at which runs stop, if there is one; what each ends with."""
+    """Return the columns: the cost of reaching the target accuracy, if there is one; final values."""
     columns = ["best test_accuracy@end", "test_nll@end", "MB@end"]
     if until:
         level = parsed(str(until), "--until")

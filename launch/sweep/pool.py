@@ -15,7 +15,7 @@ from launch.runs.source_commit import commit
 
 
 class Named(Protocol):
-    """A trial, or what stands for it on another machine."""
+    """A trial, or its task on another machine."""
 
     @property
     def id(self) -> str:
@@ -29,7 +29,7 @@ class Pool:
 
     path: Path
     keeps_states: bool = True
-    """Whether clients' states stay after the end of a run; those of a hundred may have half a gigabyte."""
+    """Keep clients' states after the end of a run; those of a hundred may have half a gigabyte."""
 
     def folder(self, trial: Named) -> Path:
         return self.path / trial.id
@@ -55,7 +55,7 @@ class Pool:
         os.close(claim)
 
     def remove_left(self) -> None:
-        """Remove the locks that sweeps have left which were killed."""
+        """Remove the locks of killed sweeps."""
         for path in self.path.glob(".*.lock"):
             claim = _locked(path)
             if claim is not None:
@@ -83,7 +83,7 @@ class Pool:
 def _locked(path: Path, create: int = 0) -> int | None:
     """A descriptor of a locked file, or None: another process has it, or it is not there.
 
-    Whoever releases a lock removes its file first. One that was removed meanwhile locks nothing.
+    A lock's file is removed before its release. A file that was removed meanwhile locks nothing.
     """
     while True:
         try:

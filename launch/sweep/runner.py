@@ -51,13 +51,13 @@ class Running:
 
 @dataclass
 class Progress:
-    """What a display may show."""
+    """The state that a display shows."""
 
     total: int
     done: int = 0
     failed: int = 0
     seconds: float = 0.0
-    """Of finished runs, summed."""
+    """The sum over finished runs."""
     running: tuple[tuple[str, float], ...] = ()
     """Names and the share of their rounds that is over."""
     side_by_side: int = 1
@@ -71,16 +71,16 @@ class Progress:
         return max(0.0, remaining) * self.seconds / self.done / self.side_by_side
 
 
-def carry_out(
+def run_trials(
     trials: Sequence[Trial],
     execution: Execution,
     pool: Pool,
     side_by_side: int,
     watch: Callable[[Progress], None],
 ) -> dict[str, str]:
-    """Run what the pool does not have; returns what went wrong, by trial id.
+    """Run the trials that the pool does not have; returns errors by trial id.
 
-    A run that fails is reported and the others go on.
+    A run that fails is reported and the others continue.
 
     Raises:
         UsageError: if runs of both numerics are waiting.
@@ -142,7 +142,7 @@ def carry_out(
             progress.running = tuple((r.name, _share(r, pool)) for r in running)
             watch(progress)
     except KeyboardInterrupt:
-        where = f"{progress.done} runs are done and kept in {pool.path}; the same command goes on from there"
+        where = f"{progress.done} runs are done and kept in {pool.path}; the same command continues there"
         raise Interrupted(f"interrupted: {where}") from None
     finally:
         for r in running:
@@ -165,8 +165,8 @@ def _sockets_in_scratch() -> None:
 
 
 class _Interrupt:
-    """Ctrl-C raises KeyboardInterrupt, as ever, and is remembered: where Python calls a finaliser it prints
-    what is raised, and goes on."""
+    """Ctrl-C raises KeyboardInterrupt, as ever, and is remembered, because in a finaliser
+    Python only prints what is raised."""
 
     def __init__(self) -> None:
         self._came = False

@@ -18,12 +18,12 @@ from launch.sweep.recipe import Recipe, Row, Table, Trial
 
 @dataclass(frozen=True)
 class Results:
-    """Of a recipe."""
+    """The results of a recipe."""
 
     recipe: Recipe
     trials: tuple[Trial, ...]
     finished: Mapping[str, FinishedRun]
-    """Those of the trials that are done, by id."""
+    """The runs of finished trials, by id."""
 
     def of(self, row: Row) -> list[Curve]:
         """The curves of a row's finished runs, by seed."""
@@ -34,7 +34,7 @@ class Results:
         return [value(expression, curve, window) for curve in self.of(row)]
 
     def rows(self, only: tuple[str, ...], at: Mapping[str, Any]) -> list[Row]:
-        """Those of a table or plot."""
+        """Return the rows of a table or plot."""
         rows = [r for r in self.recipe.rows() if not only or r.variant.label in only]
         return [r for r in rows if all(r.point.get(key, value) == value for key, value in at.items())]
 

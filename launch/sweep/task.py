@@ -54,7 +54,7 @@ class Tasks(msgspec.Struct, frozen=True):
         return Tasks(str(pool.path.resolve()), asdict(execution), tasks, pool.keeps_states)
 
     def environment(self) -> Mapping[str, str]:
-        """What must be set before torch is imported.
+        """The settings to apply before torch is imported.
 
         Raises:
             UsageError: if the runs do not agree.
@@ -73,13 +73,13 @@ class Tasks(msgspec.Struct, frozen=True):
         write(path, msgspec.json.format(msgspec.json.encode(self)).decode())
 
 
-def carry_out(tasks: Tasks, number: int, embedded: bool = False) -> str:
-    """Carry a run out; returns what went wrong, '' if nothing did.
+def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
+    """Compute one run; returns its error, '' if there is none.
 
     Args:
         tasks: The runs.
         number: Which one.
-        embedded: This process is an engine's, and will carry out others.
+        embedded: This process is an engine's, and will run other tasks.
     """
     from launch.session.run import launch
     from launch.sweep.runner import leave_summary
@@ -109,7 +109,7 @@ def main(file: str, number: str) -> int:
     """Returns the exit code."""
     tasks = msgspec.json.decode(Path(file).read_bytes(), type=Tasks)
     os.environ.update(tasks.environment())
-    error = carry_out(tasks, int(number))
+    error = run_task(tasks, int(number))
     print(error or tasks.tasks[int(number)].name, flush=True)
     return 1 if error else 0
 

@@ -1,8 +1,8 @@
-"""--track: a run's numbers in TensorBoard, MLflow, Weights & Biases or Trackio, while it goes on.
+"""--track: a run's numbers in TensorBoard, MLflow, Weights & Biases or Trackio, while it runs.
 
 Every tracker has a process of its own, which reads what the run's recorder writes: metrics.jsonl, ledger.csv
 and the manifest. So the coordinator writes nothing twice, imports no tracker and waits for none; a tracker
-that raises, hangs or ends its process takes nothing from the run; and a resumed run goes on from the last
+that raises, hangs or ends its process takes nothing from the run; and a resumed run continues from the last
 round that its tracker has. This module imports nothing heavy.
 """
 
@@ -15,7 +15,7 @@ from fedsim.errors import unknown
 from fedsim.extras import not_installed
 
 FOLDER = "tracking"
-"""In a run folder: what the trackers need to go on, and what those keep that have no other place."""
+"""Folder in a run folder: the trackers' state, and the data of those that have no other place."""
 NONE = "none"
 
 

@@ -34,12 +34,12 @@ REPORT = "report.html"
 INTERVAL = 1.0
 """Seconds between two looks at the run's files, at least."""
 SHARE = 0.01
-"""Of a core: for t seconds of computing this process waits t / SHARE seconds, until the run has ended."""
+"""Share of a core: this process waits t / SHARE seconds after t seconds of computing, during the run."""
 PATIENCE = 60.0
 """Seconds to wait for the process of an earlier start, which may still be writing."""
 NICENESS = 10
 """The workers go first."""
-COST = "fedsim: {begun:.3f} s of CPU to begin, {computed:.3f} s while the run went on"
+COST = "fedsim: {begun:.3f} s of CPU to begin, {computed:.3f} s during the run"
 """The last line of the log."""
 
 
@@ -63,7 +63,7 @@ class Followed:
 
     @staticmethod
     def begin(folder: Path, name: str, tracker: Tracker) -> Followed:
-        """Start the tracker's run, or go on with it.
+        """Start or resume the tracker's run.
 
         Raises:
             Exception: whatever the tracker raises.
@@ -135,11 +135,11 @@ def follow(followed: Followed, ended: Callable[[float], bool], interval: float =
 
     Args:
         followed: The run and its tracker.
-        ended: Waits for so many seconds, or until the run has ended, and returns whether it has.
+        ended: Waits for a number of seconds, or until the run has ended; returns whether it has.
         interval: Seconds between two looks at the run's files, at least.
 
     Returns:
-        The seconds of computing that this took while the run went on.
+        The CPU seconds that this took during the run.
 
     Raises:
         Exception: whatever the tracker raises.
@@ -156,7 +156,7 @@ def follow(followed: Followed, ended: Callable[[float], bool], interval: float =
 
 
 def input_closed(seconds: float) -> bool:
-    """Wait for so long, or until standard input is closed; returns whether it is."""
+    """Wait, at most until standard input is closed; returns whether it is."""
     return bool(select.select([0], [], [], seconds)[0]) and not os.read(0, 1)
 
 

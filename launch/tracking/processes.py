@@ -55,7 +55,7 @@ class TrackerProcess:
 
     @property
     def output(self) -> IO[bytes]:
-        """What it prints."""
+        """Its standard output."""
         assert self.process.stdout is not None
         return self.process.stdout
 
@@ -69,7 +69,7 @@ class TrackerProcess:
             code, why = self._reaped(), self.printed.decode(errors="replace").strip()
             if code:
                 why = why or f"its process has ended with {code}"
-                yield f"--track {self.name} is off, and the run goes on: {why} ({self.log})"
+                yield f"--track {self.name} is off, and the run continues: {why} ({self.log})"
 
     def _reaped(self) -> int:
         """The exit code of a process that has closed its output, which it does when it ends."""
@@ -107,10 +107,10 @@ class Tracking:
             try:
                 self._running.append(TrackerProcess.start(self.folder, choice.name))
             except OSError as e:
-                self._unsaid.append(f"--track {choice.name} is off, and the run goes on: {e}")
+                self._unsaid.append(f"--track {choice.name} is off, and the run continues: {e}")
 
     def notes(self) -> Iterator[str]:
-        """What users should know, each line once."""
+        """Yield messages for users, each once."""
         while self._unsaid:
             yield self._unsaid.pop(0)
         for tracker in self._running:

@@ -41,7 +41,7 @@ class RunRows:
     folder: Path
     so_far: int = 0
     _rounds: dict[int, RoundBytes] = field(default_factory=dict)
-    """Of rounds whose line was not read yet."""
+    """Bytes of rounds whose line was not read yet."""
 
     def __post_init__(self) -> None:
         self._metrics, self._ledger = (GrowingLines(self.folder / name) for name in (METRICS, LEDGER))
@@ -88,7 +88,7 @@ class RunRows:
 
 
 def participation(line: Mapping[str, Any], gone: int) -> dict[str, float]:
-    """How many clients a round asked, and what became of them.
+    """Return the number of clients that a round asked, by outcome.
 
     Args:
         line: Of metrics.jsonl.
@@ -115,7 +115,7 @@ def finite(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def config(manifest: Mapping[str, Any]) -> dict[str, Value]:
-    """What a run computes, by dotted names: hyperparameters, algorithm, data, versions and the digest.
+    """Return the run's parameters by dotted name: hyperparameters, algorithm, data, versions and the digest.
 
     What is empty is left out, and what is longer than LONGEST: the manifest, which is kept, too, has it.
     """

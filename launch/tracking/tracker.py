@@ -1,4 +1,4 @@
-"""What a tracker is asked for: to start or go on with a run, to log rounds, to end."""
+"""The interface of a tracker: start or resume a run, log rounds, end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 PROJECT = "fedsim"
-"""What the runs are collected under, where a tracker has such a thing and the user has named no other."""
+"""The default project, for trackers that have one."""
 
 Value = str | int | float | bool
 
@@ -41,7 +41,7 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run, or this start of it, has ended.
+    """The end of a run, or of this start of it.
 
     Attributes:
         status: done, failed, interrupted or killed.
@@ -62,10 +62,10 @@ class Ending:
 
 
 class Tracker(Protocol):
-    """A connection to a tracker, for one run. It may raise anything: the run goes on without it."""
+    """A connection to a tracker, for one run. It may raise anything: the run continues without it."""
 
     def start(self, run: TrackedRun) -> str:
-        """Begin the run, or go on with run.id; returns the id with which a later start goes on."""
+        """Begin the run, or resume run.id; returns the id with which a later start resumes it."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Write rounds, so that they are there if this process is killed after that.

@@ -16,7 +16,7 @@ class TrackioTracker:
     """Writes by Trackio's own thread, which needs half a second, without figures of the machine."""
 
     def start(self, run: TrackedRun) -> str:
-        """Begin a run, or go on with the one of this name."""
+        """Begin a run, or resume the one of this name."""
         os.environ.setdefault("TRACKIO_DIR", str(run.folder.resolve()))  # read when trackio is imported
         os.environ.setdefault("HF_HUB_OFFLINE", str(int(not any(map(os.environ.get, ELSEWHERE)))))
         self._trackio = needed("trackio", "--track trackio", "trackio")

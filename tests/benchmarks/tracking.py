@@ -6,7 +6,7 @@ The job is that of tests.benchmarks.steady_state: FashionMNIST's shape, MLP 784-
 clients, 2 workers on 2 cores, every round evaluated. Runs with and without a tracker alternate, so that a
 load of the machine meets both. A ratio is that of the median rounds of two neighbours, of the second half
 of their rounds: in the first, the tracker's process imports its packages, once. The second figure scatters
-less: the CPU time of that process while the run went on, per second of the run, and what it takes to begin.
+less: the CPU time of that process during the run, per second of the run, and what it takes to begin.
 A tracker's own service process (wandb has one) is in the ratio alone.
 """
 
@@ -22,7 +22,7 @@ from fedsim.errors import UsageError
 from launch.tracking import TRACKERS, check_installed, selected
 from tests.benchmarks.common import FEW, FULL, fashion_shaped, launch, options_of, round_seconds, spread
 
-COST = re.compile(r"fedsim: ([\d.]+) s of CPU to begin, ([\d.]+) s while the run went on")
+COST = re.compile(r"fedsim: ([\d.]+) s of CPU to begin, ([\d.]+) s during the run")
 """launch.tracking.follow.COST as it stands in a log."""
 
 

@@ -228,7 +228,7 @@ def test_a_run_on_ray_that_is_ended_leaves_nothing_and_goes_on(
     first.wait()
     first.kill()
     eventually(lambda: not left_over(run), "the end of its processes")
-    assert "goes on after round" in ends(on_ray(ray_cluster, run, *SLOW))
+    assert "continues after round" in ends(on_ray(ray_cluster, run, *SLOW))
     same_bits(RunFolder.open(run), here(tmp_path / "local", *SLOW))
 
 
@@ -413,7 +413,7 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
         )
         until = time.monotonic() + DEADLINE  # Slurm lets a requeued job wait two minutes
         time.sleep(4)  # let it end what it kills: the end of the first batch script would end the second
-        while "goes on after round" not in log.read_text():
+        while "continues after round" not in log.read_text():
             assert time.monotonic() < until, log.read_text()
             cluster.command("scontrol", "update", "JobId=1", "StartTime=now")
             time.sleep(2)
@@ -423,7 +423,7 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
     same_bits(result, here(tmp_path / "local", *SLOW))
     assert not left_over(run)
     text = log.read_text()
-    assert "residual 0" in text if verified else "goes on after round" in text or interruption == "step"
+    assert "residual 0" in text if verified else "continues after round" in text or interruption == "step"
 
 
 def coordinator_of(run: Path) -> int:

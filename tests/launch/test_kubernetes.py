@@ -197,13 +197,13 @@ def test_its_containers_carry_the_run_with_the_bits_of_one_process(kubelet: Kube
         ends(agent, 130)
     agents = [kubelet.start(nodes, index) for index in range(2)]
     second = kubelet.start(coordinator)
-    second.wait_for("goes on after round")
+    second.wait_for("continues after round")
     before = metrics(run)
     eventually(lambda: metrics(run) > before, "a round")
     agents[1].kill()
     second.kill()
     agents[1] = kubelet.start(nodes, 1)
-    assert "goes on after round" in ends(kubelet.start(coordinator))
+    assert "continues after round" in ends(kubelet.start(coordinator))
     for agent in agents:
         ends(agent)
     result = RunFolder.open(run)

@@ -48,7 +48,7 @@ def launch(out: Path, *arguments: str) -> Result:
         (["--patience", "inf"], "--patience inf: must be a finite number"),
         (["--fraction", "2"], "--fraction 2: must be a number above 0 and at most 1"),
         (["--clients", "100000"], "100,000 clients cannot divide 1,442 training examples: use fewer clients"),
-        (["--remote-workers", "2"], "--remote-workers 2 needs to know where they come in"),
+        (["--remote-workers", "2"], "--remote-workers 2 needs an address for them"),
         (["--lr", "0.1"], "--lr is no option. A hyperparameter is set by --set lr=0.1"),
         (["--lr=0.1"], "--lr is no option. A hyperparameter is set by --set lr=0.1"),
         (["--batch-size", "8"], "--set batch_size=8"),
@@ -89,9 +89,7 @@ def test_describe_shows_box_messages_and_hyperparameters() -> None:
 
 
 def test_remote_workers_need_an_address() -> None:
-    with pytest.raises(
-        UsageError, match="--remote-workers 2 needs to know where they come in: add --bind tcp://"
-    ):
+    with pytest.raises(UsageError, match="--remote-workers 2 needs an address for them: add --bind tcp://"):
         resolve({"remote_workers": 2})
 
 
@@ -139,7 +137,7 @@ def test_the_help_of_launch_has_every_option_in_a_section() -> None:
     assert {option for options in sections.values() for option in options} == {
         option for p in main.commands["launch"].params for option in p.opts
     }
-    assert "--codec" in sections["On the wire"] and "--workers" in sections["How it is carried out"]
+    assert "--codec" in sections["On the wire"] and "--workers" in sections["Execution"]
 
 
 @pytest.mark.parametrize("command", ["launch", "plan", "resume", "sweep"])

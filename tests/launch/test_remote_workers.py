@@ -476,7 +476,7 @@ def test_an_interrupted_run_tells_its_workers(federation: Federation) -> None:
 def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     output = answer("launch", "--remote-workers", "2")
-    assert "--remote-workers 2 needs to know where they come in: add --bind tcp://ADDRESS:PORT" in output
+    assert "--remote-workers 2 needs an address for them: add --bind tcp://ADDRESS:PORT" in output
     output = answer("launch", "--remote-workers", "2", "--bind", "tcp://192.0.2.1:1")
     assert "--bind tcp://192.0.2.1:1" in output
     output = answer("worker", "--join", "nothing.json")

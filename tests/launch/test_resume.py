@@ -101,7 +101,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(
     """Whatever the workers before and after: set-up, two exchanges, losses, rounds not evaluated."""
     killed(tmp_path / "run", after, *options)
     output = fedsim("resume", str(tmp_path / "run"), *more)
-    assert "goes on after round" in output or "goes on from the start" in output
+    assert "continues after round" in output or "continues from the start" in output
     at = options.index("--workers")
     same(RunFolder.open(tmp_path / "run"), undisturbed(*options[:at], *options[at + 2 :]))
 
@@ -125,7 +125,7 @@ def test_an_interrupted_run_says_how_it_goes_on(
     running = start("launch", "--out", str(folder), "--workers", "2", *RUN)
     running.wait_for("round 2/8")
     running.process.send_signal(signal.SIGINT)
-    assert "goes on" in running.rest(130)
+    assert "continues" in running.rest(130)
     assert RunFolder.open(folder).summary["status"] == "interrupted"
     fedsim("resume", str(folder))
     same(RunFolder.open(folder), undisturbed(*RUN))
@@ -178,7 +178,7 @@ def test_what_must_not_change_is_refused_with_both_values(tmp_path: Path) -> Non
     assert "lr = 0.001; this command says --set local.lr=0.5" in refused("--set", "local.lr=0.5")
     assert "mean = 'dense'; this command says --codec mean=bf16" in refused("--codec", "mean=bf16")
     assert "'lrr'; did you mean 'local.lr'" in refused("--set", "lrr=0.5", code=2)
-    assert "--out elsewhere: a run goes on in its own folder" in refused("--out", "elsewhere", code=2)
+    assert "--out elsewhere: a run continues in its own folder" in refused("--out", "elsewhere", code=2)
     assert "is complete" in fedsim("resume", str(folder), "--set", "lr=0.001", "--out", str(folder))
     manifest = folder / "manifest.json"
     kept = json.loads(manifest.read_text())

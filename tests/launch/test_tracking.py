@@ -300,9 +300,9 @@ def test_trackers_that_fail_are_a_line_each_and_change_nothing(
     output = fedsim("launch", *OPTIONS, "--out", str(tracked), "--track", "mlflow,wandb,trackio")
     lines = sorted(line for line in output.splitlines() if "--track" in line)
     assert [line.partition(" (/")[0] for line in lines] == [
-        "--track mlflow is off, and the run goes on: RuntimeError: not today",
-        "--track trackio is off, and the run goes on: SystemExit: gone",
-        "--track wandb is off, and the run goes on: its process has ended with 3",
+        "--track mlflow is off, and the run continues: RuntimeError: not today",
+        "--track trackio is off, and the run continues: SystemExit: gone",
+        "--track wandb is off, and the run continues: its process has ended with 3",
     ]
     assert outcome(tracked) == outcome(tmp_path / "without")
     assert "Traceback" in (tracked / "logs" / "track-mlflow.log").read_text()

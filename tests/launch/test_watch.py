@@ -114,7 +114,7 @@ def test_a_run_whose_coordinator_was_killed_is_said_to_be_killed(going: tuple[Pa
     watching = start("watch", str(folder), "--interval", "0.1")
     watching.wait_for("round      2/")
     launched.kill()
-    assert f"fedsim resume {folder} goes on" in watching.rest(code=137)
+    assert f"fedsim resume {folder} continues" in watching.rest(code=137)
 
 
 def test_a_run_without_workers_that_was_killed_is_killed(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_run_without_workers_that_was_killed_is_killed(tmp_path: Path) -> None
     watching = start("watch", str(folder), "--interval", "0.1")
     watching.wait_for("round      2/")
     launched.kill()
-    assert f"fedsim resume {folder} goes on" in watching.rest(code=137)
+    assert f"fedsim resume {folder} continues" in watching.rest(code=137)
     assert RunFolder(folder).status == "killed"
 
 

@@ -108,7 +108,7 @@ def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experimen
 
 
 def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
-    """What the user should know about hyperparameters that were not chosen: lines, maybe none.
+    """Return remarks about hyperparameters that were left at their defaults: lines, maybe none.
 
     Args:
         experiment: As of `remark`.

@@ -32,7 +32,7 @@ from fedsim.wire.envelope import (
 from fedsim.wire.message_context import of_upload
 from fedsim.wire.schema import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
 from launch.cli import main
-from launch.commands.lists import show
+from launch.commands.lists import print_list
 from launch.configuration.execution import Execution
 from launch.session.run import launch
 from protocols import REGISTRY, AnyAlgorithm, find
@@ -189,7 +189,7 @@ def _sent_up(algorithm: AnyAlgorithm) -> set[tuple[str, tuple[str, ...]]]:
 
 
 def test_list_shows_every_codec(capsys: pytest.CaptureFixture[str]) -> None:
-    show("codecs")
+    print_list("codecs")
     shown = capsys.readouterr().out
     assert all(f.usage in shown for f in CODECS.values())
     assert "csr:p" in shown and "delta+zstd" in shown
