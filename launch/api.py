@@ -1,4 +1,4 @@
-"""fedsim from Python: what `fedsim.run` and its companions are. fedsim/__init__.py imports them by name.
+"""The Python interface: `fedsim.run` and its companions, which fedsim/__init__.py imports by name.
 
 A program that calls fedsim.run differs from the fedsim command in four ways:
 
@@ -140,10 +140,10 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
     workers, or with workers=0 an object.
 
     Args:
-        experiment: What to run, such as fedsim.preset(...); the other arguments go over its fields.
+        experiment: What to run, such as fedsim.preset(...); the other arguments override its fields.
         quiet: Print nothing.
         algo: A name, or a subclass of fedsim.Algorithm, or an instance of one: its fields are
-            hyperparameters, and those of `hyperparameters` go over them.
+            hyperparameters, and those of `hyperparameters` override them.
         dataset: A name, a fedsim.Dataset, or a function without arguments that returns one.
         partition: A name, or a function (targets, clients, seed) that returns the rows of every client.
         model: A name, or a class or function (shape, classes) that makes a new torch module.
@@ -210,7 +210,7 @@ def open(
     model: ModelChoice | None = None,
     participation: ParticipationChoice | None = None,
 ) -> Run:
-    """Open a run that is there already.
+    """Open an existing run.
 
     Args:
         run: Its folder.
@@ -238,7 +238,7 @@ def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
     Args:
         name: As in `fedsim list presets`.
         algo: An algorithm's name; one that the preset does not know has its own defaults.
-        **changes: Fields of Experiment, which go over the preset's; `hyperparameters` by key.
+        **changes: Fields of Experiment, which override the preset's; `hyperparameters` by key.
 
     Raises:
         UsageError: for an unknown preset or field.
@@ -283,7 +283,7 @@ def sweep(
     A configuration that is in `runs` already is not run again.
 
     Args:
-        recipe: A recipe file, which says all of its runs itself; None: `over`, `seeds` and options do.
+        recipe: A recipe file, which defines all of its runs; None: `over`, `seeds` and options do.
         over: The values to combine, by option, hyperparameter, or codec.FIELD:
             {"algo": ["fedavg", "ivon_admm"], "participation": [1.0, 0.3]}.
         seeds: The seeds of every configuration.
@@ -292,7 +292,7 @@ def sweep(
         jobs: Runs side by side; None is one per core.
         data_dir: The folder of data files; None is $FEDSIM_DATA.
         quiet: Print nothing.
-        **options: Of all runs, as of run; their objects stand in files, FILE.py:NAME.
+        **options: For all runs, as in run; objects must be in files, FILE.py:NAME.
 
     Raises:
         UsageError: for a grid that cannot be run.

@@ -27,7 +27,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 def read_config(text: str) -> Tables:
-    """The tables of what --config names; hyperparameters by dotted names.
+    """Read the tables of a --config; hyperparameters by dotted names.
 
     Raises:
         UsageError: naming the file and what is wrong in it.
@@ -49,7 +49,7 @@ def read_config(text: str) -> Tables:
 
 
 def merged(*layers: Mapping[str, Mapping[str, Any]]) -> Tables:
-    """All tables by dotted keys, the later layer over the earlier.
+    """Merge tables by dotted key; a later layer overrides an earlier one.
 
     A variant's [local] replaces single keys of the recipe's, not the whole group. A later key comes last,
     because lr and local.lr may mean the same.
@@ -64,7 +64,7 @@ def merged(*layers: Mapping[str, Mapping[str, Any]]) -> Tables:
 
 
 def _split(text: str) -> tuple[Path, str]:
-    """FILE.toml:LABEL as its parts; a label may hold any character."""
+    """Split FILE.toml:LABEL; a label may hold any character."""
     path, colon, label = text.partition(".toml:")
     return (Path(f"{path}.toml"), label) if colon else (Path(text), "")
 
@@ -117,11 +117,10 @@ def _of_manifest(path: Path) -> Tables:
 
 
 def check_lanes(described: Mapping[str, Any], owner: str) -> None:
-    """Check that the experiment of a manifest is none of those whose workers computed several clients in one
-    launch (`lanes`, docs/decisions/050-no-lanes-on-cpus.md).
+    """Refuse a run whose workers computed several clients at once (`lanes`, decision 050).
 
     Raises:
-        MismatchError: if it is, because other bits would come out.
+        MismatchError: if it has lanes, because the bits would differ.
     """
     if (lanes := described.get("lanes", 1)) != 1:
         raise MismatchError(

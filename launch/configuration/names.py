@@ -46,12 +46,12 @@ class Name:
 
     Attributes:
         usage: The name with all its arguments.
-        cells: What is said about it, column by column.
+        cells: Its cells, one per column.
         form: How it is parsed.
-        hyperparameters: Of an algorithm, what --set may name.
-        fields: Of an algorithm, the fields of its messages.
-        once: Of an algorithm, what a client gets or sends once: exchange, direction and field.
-        defaults: Of an algorithm, what holds if an experiment does not say it.
+        hyperparameters: An algorithm's names for --set.
+        fields: The fields of an algorithm's messages.
+        once: An algorithm's one-time fields per client: exchange, direction and field.
+        defaults: An algorithm's defaults for an experiment.
         steps: Of an algorithm, hyperparameters whose default, such as 1/K, counts all clients, although the
             same with |S| in the place of K is possible.
     """
@@ -150,12 +150,12 @@ def asks_fewer(experiment: Experiment) -> bool:
 
 
 def check_once(algo: str, hyperparameters: Iterable[str], where: str) -> None:
-    """Refuse a hyperparameter that stands there twice, by its short and by its dotted name.
+    """Refuse a hyperparameter given twice, by its short and by its dotted name.
 
     Args:
-        algo: The algorithm; of a user's own the names are not known yet.
+        algo: The algorithm; a user's own has unknown names.
         hyperparameters: The names.
-        where: Where they stand, for the error.
+        where: Their place, for the error.
 
     Raises:
         UsageError: naming both.

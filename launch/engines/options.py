@@ -1,4 +1,4 @@
-"""The options of `fedsim launch` and `fedsim sweep` that say on which engine."""
+"""The options of `fedsim launch` and `fedsim sweep` that select an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineOptions:
 
     @staticmethod
     def taken(options: dict[str, Any]) -> EngineOptions | None:
-        """Take what engine_options has added out of a command's options; None: no engine.
+        """Remove the engine's options from a command's options; None without an engine.
 
         Raises:
             click.UsageError: for an option without an engine, or with one that has no use for it.
@@ -54,23 +54,23 @@ _OF_BOTH = (
     click.option("--engine-option", "engine_options", multiple=True, metavar="K=V", help="Repeatable."),
 )
 _OF_LAUNCH = (
-    click.option("--on", type=click.Choice(ENGINES), help="Run it there, as a job.  [this machine]"),
+    click.option("--on", type=click.Choice(ENGINES), help="Run as a job on this engine.  [this machine]"),
     click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Machines of the job.  [1]"),
     click.option("--image", metavar="IMAGE", help="A container image with fedsim (kubernetes)."),
     *_OF_BOTH,
     click.option("--dry-run", is_flag=True, help="Print the job and submit nothing."),
 )
 _OF_SWEEP = (
-    click.option("--on", type=click.Choice(FOR_SWEEPS), help="Run them there.  [this machine]"),
+    click.option("--on", type=click.Choice(FOR_SWEEPS), help="Run on this engine.  [this machine]"),
     *_OF_BOTH,
 )
 
 
 def of_launch(command: Command) -> Command:
-    """Add those of `fedsim launch`."""
+    """Add the engine options of `fedsim launch`."""
     return functools.reduce(lambda extended, option: option(extended), reversed(_OF_LAUNCH), command)
 
 
 def of_sweep(command: Command) -> Command:
-    """Add those of `fedsim sweep`."""
+    """Add the engine options of `fedsim sweep`."""
     return functools.reduce(lambda extended, option: option(extended), reversed(_OF_SWEEP), command)

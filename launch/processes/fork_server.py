@@ -171,7 +171,7 @@ class ForkServer:
 
         Args:
             fresh: Always start a new interpreter, which shares nothing with this process.
-            packages: What the workers of this run need besides: imported once, and shared by all.
+            packages: Further packages for this run's workers: imported once, and shared by all.
         """
         self._packages = tuple(packages)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -192,7 +192,7 @@ class ForkServer:
         self._pidfd = os.pidfd_open(self.pid)
         self._status: int | None = None
         self.output = ""
-        """Return its output, once it has ended."""
+        """The server's output, once it has ended."""
 
     def _fork(self, theirs: socket.socket) -> int:
         parent = os.getpid()

@@ -33,7 +33,7 @@ class LocalNode:
         Args:
             join: The join file of these workers.
             threads: Cores for each.
-            devices: As of `fedsim node`.
+            devices: As in `fedsim node`.
             data_dir: The folder of the data files.
 
         Raises:
@@ -65,7 +65,7 @@ class LocalNode:
             raise DiskError(f"cannot start the workers of this machine: {e.strerror}") from None
 
     def end(self, gently: bool) -> None:
-        """Wait until it has ended with the run, or end it; no process of it is left."""
+        """Wait until it has ended with the run, or end it; none of its processes is left."""
         if not gently:
             self._process.send_signal(signal.SIGTERM)
         try:

@@ -68,7 +68,7 @@ class RunDir:
 
         Raises:
             DiskError: if that cannot be done.
-            UsageError: if another process carries this run out.
+            UsageError: if another process runs it.
         """
         path = self.path
         with disk_errors(f"cannot make the run folder {path}"):
@@ -90,7 +90,7 @@ class RunDir:
         """Empty the folder if all that it holds is a run of which no round was committed.
 
         Raises:
-            UsageError: if it holds something else, or if another process carries this run out.
+            UsageError: if it holds something else, or if another process runs it.
         """
         path = self.path
         names = {entry.name for entry in path.iterdir()}
@@ -119,7 +119,7 @@ class RunDir:
         return tuple(file.digest for file in self._files)
 
     def cut(self, recovery: Recovery) -> None:
-        """Cut what comes after the last commit: it will be written again.
+        """Truncate the files at the last commit; the rest will be written again.
 
         Raises:
             DiskError: if the disk cannot be read or written.
@@ -147,7 +147,7 @@ class RunDir:
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:
-        """runs/<time>-<algorithm>-<seed>, with a number behind it if that exists; mine-Mine of a user's."""
+        """runs/<time>-<algorithm>-<seed>, then a number if that exists; mine-Mine for a user's algorithm."""
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{plugins.short(algo).replace(':', '-')}-{seed}"
         path, n = Path("runs") / stem, 1
         while path.exists():
@@ -155,7 +155,7 @@ class RunDir:
         return path
 
     def write_json(self, name: str, value: Any, durable: bool = True) -> None:
-        """durable: after a power cut it is whole, this one or the one before."""
+        """Write a JSON file. durable: after a power cut it is complete, old or new."""
         temporary = self.path / f".{name}"
         try:
             patiently(lambda: temporary.write_text(json.dumps(value, indent=1) + "\n"))
@@ -205,7 +205,7 @@ def _empty(folder: Path) -> None:
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
-    """Rows as they stand in a file."""
+    """Encode rows as CSV."""
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
