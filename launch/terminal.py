@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CLEAR = "\r\x1b[2K"
 """Go to the beginning of the line, and empty it."""
 UNFOLDED = 10_000
-"""Columns of a console that is no terminal and has no COLUMNS: what reads it folds lines, or nobody does."""
+"""Columns of a console that is no terminal and has no COLUMNS: its reader folds lines, if anyone does."""
 PROSE = 28
 """The least width of a column of text, if its cells are as wide."""
 GAP, INDENT = 2, 4
@@ -54,7 +54,7 @@ codecs.register_error(REPLACED, _replaced)
 
 
 class OutputThatMayClose:
-    """Standard output that falls silent when it cannot be written: closed, a broken pipe, a full disk.
+    """Standard output that ignores errors of writing: closed, a broken pipe, a full disk.
 
     A run is worth more than its progress lines: `fedsim launch | head -1` runs to its end.
     """
@@ -94,7 +94,7 @@ class OutputThatMayClose:
 
 @contextmanager
 def output_that_may_close() -> Iterator[None]:
-    """Let sys.stdout fall silent, while the block lasts, instead of raising."""
+    """Let sys.stdout ignore errors of writing inside the block."""
     before = sys.stdout
     sys.stdout = OutputThatMayClose(before)
     try:
@@ -106,7 +106,7 @@ def output_that_may_close() -> Iterator[None]:
 def finish_output() -> OSError | None:
     """Flush standard output before the program ends, and return the error if that is not possible.
 
-    What could not be written is given up: Python would try again at exit, and report it in its own words.
+    Unwritten text is dropped: Python would try again at exit, and print its own error.
     """
     try:
         if sys.stdout is not None:
@@ -121,9 +121,9 @@ def finish_output() -> OSError | None:
 
 
 def open_standard_files() -> None:
-    """Open /dev/null in the place of closed standard files, or the next file to be opened would take it.
+    """Open /dev/null for closed standard files; else the next opened file would take their number.
 
-    What the encoding of standard output lacks is replaced: rich would raise an error of its own.
+    Characters that its encoding lacks are replaced, because rich would raise an error.
     """
     for number in (0, 1, 2):
         try:
@@ -184,7 +184,7 @@ def print_table(out: Console, table: Table) -> None:
     """Print a table, of which no word is cut: cells fold between words, and the rest goes below its row.
 
     A column is at least as wide as its longest word, and one of text is at least PROSE wide. If that is too
-    much, the widest column of text, then the last column, and so on, stand below each row, indented.
+    wide, the widest column of text, then the last column, and so on, go below each row, indented.
     """
     from rich.table import Table
 
@@ -226,7 +226,7 @@ def print_table(out: Console, table: Table) -> None:
 
 
 def _print_below(out: Console, cells: Sequence[tuple[Text, Text, bool]]) -> None:
-    """Cells below their row: text on lines of its own, the others with their heads in one line."""
+    """Format cells below their row: text on its own lines, the others with their heads in one line."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -300,7 +300,7 @@ def print_json(document: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it."""
+    """Return the value in JSON's types."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -318,7 +318,7 @@ def plain(value: Any) -> Any:
 def output_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file under another name, and rename it when the block has ended without an error.
 
-    A pipe or a device is written to and stays what it is, and so does a link.
+    A pipe, a device or a link is kept, and written through.
 
     Raises:
         UsageError: if the path is a folder.

@@ -34,7 +34,7 @@ def _file(incomplete: str) -> list[Item]:
 
 
 def named(kind: str) -> Completer:
-    """Names of a kind (launch.configuration.names.KINDS), and files where no name begins like this."""
+    """Complete names of a kind (launch.configuration.names.KINDS), or files if no name matches."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
         return _items(_names(kind), incomplete) or _file(incomplete)
@@ -67,7 +67,7 @@ def hyperparameters(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def _algorithm(ctx: click.Context) -> names.Name:
-    """The one that the command line names, or the default; of a user's file, the default's names."""
+    """The command line's algorithm, or the default, also for a user's file."""
     known, selected = names.names("algorithms"), ctx.params.get("algo") or DEFAULTS.algo
     return known.get(selected, known[DEFAULTS.algo])
 
@@ -117,7 +117,7 @@ class BashWords(BashComplete):
     _typed = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the cursor and the one at it, put together again."""
+        """Join bash's parts to the words before the cursor and the one at it."""
         arguments, incomplete = super().get_completion_args()
         words: list[str] = []
         for word in (*arguments, incomplete):
@@ -130,7 +130,7 @@ class BashWords(BashComplete):
         return words[:-1], words[-1]
 
     def format_completion(self, item: Item) -> str:
-        """The line that the script reads, without what bash keeps."""
+        """Format the line for the script, without the part that bash keeps."""
         value = item.value.removeprefix(self._typed)
         return f"{item.type},{value}"
 

@@ -78,7 +78,7 @@ class Configured(Command):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and say of an option that is the name of a hyperparameter how that is written."""
+        """Parse; for an option that is a hyperparameter's name, errors suggest --set."""
         texts = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -135,13 +135,13 @@ def _is_usual(name: str) -> bool:
 def configuration_of(verb: str = "", default: str | None = None) -> Callable[[Function], Function]:
     """Give a command the options of an experiment and of its execution, --config and --preset.
 
-    A command takes all of them, to say so where one does not go with it; its help has those of `verb`. A
+    A command takes all of them, to name one that does not fit; its help has those of `verb`. A
     sweep takes those of the experiment, without the seed.
 
     Args:
         verb: "plan" or "resume": the help shows the fields that name it (fedsim.experiment.option). "sweep".
             By default the help shows all.
-        default: What the help says of every default; by default, the default itself.
+        default: The help's text for every default; by default, the default itself.
     """
     kinds = (Experiment,) if verb == "sweep" else (Experiment, Execution)
     shown = verb if verb in ("plan", "resume") else ""

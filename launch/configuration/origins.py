@@ -93,7 +93,7 @@ class Origins:
             raise type(e)(text) from None
 
     def reworded(self, text: str) -> str:
-        """A message about options as one about what was given: all of them (Python) or the first (files)."""
+        """Replace options in a message by the user's form: all of them (Python) or the first (files)."""
         if self.file == PYTHON:
             return _OPTION.sub(_as_argument, text)
         first = _OPTION.match(text)

@@ -16,9 +16,9 @@ from workers.transport.run_keys import RunKeys
 
 PORT = 7711
 RUNS, DATA, KEYS = "/runs", "/data", "/keys"
-"""Folders of a container: the run's, the data set's, and what it may know."""
+"""Folders of a container: the run's, the data set's, and its keys'."""
 FINAL = (2, 3, 4, 5)
-"""Exit codes that a further start would end with as well."""
+"""Exit codes that a restart would repeat."""
 USER = 1000
 """The user and group of the image (Dockerfile)."""
 LONGEST_NAME = 52

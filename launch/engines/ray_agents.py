@@ -25,7 +25,7 @@ class NodeActor:
     """The actor of a bundle."""
 
     def serve(self, credentials: bytes, workers: int, threads: int) -> int:
-        """Be the node agent of these keys' workers; returns its exit code.
+        """Run the node agent of these keys' workers; returns its exit code.
 
         The agent ends with this process, however that ends.
         """
@@ -51,7 +51,7 @@ class RayAgents:
         self._actors: dict[int, Any] = {}
 
     def look_after(self) -> None:
-        """Start the agents once the join file is there, and those anew whose actor has died."""
+        """Start the agents once the join file is there; restart agents whose actor has died."""
         if not self._actors:
             for bundle in range(self._job.nodes):
                 self._start(bundle)

@@ -25,7 +25,7 @@ from launch.sweep.runner import Progress
 from launch.sweep.task import Tasks, run_task
 
 LOOK = 0.5
-"""Seconds between two looks at how far the tasks have come."""
+"""Seconds between two looks at the tasks' progress."""
 RETRIES = 20
 """Restarts of a task whose node was lost."""
 
@@ -77,13 +77,13 @@ def submit_array(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | No
 def run_on_ray(
     tasks: Tasks, engine: EngineOptions, jobs: int | None, watch: Callable[[Progress], None]
 ) -> dict[str, str]:
-    """Carry the runs out as tasks; returns what went wrong, by trial id.
+    """Compute the runs as tasks; returns errors by trial id.
 
     Args:
         tasks: The runs.
         engine: The option address, and gpus_per_worker for each run.
         jobs: At most this many at a time; None: as many as the cluster has room for.
-        watch: Is shown how far they have come.
+        watch: Called with their progress.
 
     Raises:
         UsageError: if Ray is not installed, or has no cluster.

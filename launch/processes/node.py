@@ -1,6 +1,6 @@
 """`fedsim node`: several workers of one machine, from one import of torch.
 
-An engine (Slurm, Ray, Kubernetes, or a person with ssh) places one node agent per machine. The agent starts the
+An engine (Slurm, Ray, Kubernetes, or a person with ssh) places one node agent per machine. The agent starts
 workers through a fork server, pins each to its cores and its GPU among those that the engine has given, and
 restarts killed ones. It ends with its workers, and they end with it.
 """

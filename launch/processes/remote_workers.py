@@ -32,7 +32,7 @@ def join(
     codecs: Sequence[Path] = (),
     **choices: Path | None,
 ) -> None:
-    """Be a worker of a run until the run is over.
+    """Run as a worker until the run is over.
 
     Args:
         file: The run's join.json.
@@ -74,7 +74,7 @@ def join_edge(
     codecs: Sequence[Path] = (),
     **choices: Path | None,
 ) -> None:
-    """Be an edge server of a run until the run is over.
+    """Run as an edge server until the run is over.
 
     Args:
         file: Its join file, RUN/edges/join-000.json of the root.

@@ -1,4 +1,4 @@
-"""The worker processes: started through the fork server, watched through pidfds, ended for sure.
+"""The worker processes: started through the fork server, watched through pidfds, and always ended.
 
 Imports nothing heavy itself: the fork server is made from a process that has only imported.
 """
@@ -98,7 +98,7 @@ class Supervisor:
         self.changed(self.processes)
 
     def kill(self, worker: int) -> None:
-        """End a worker's process, -9; its death is known from fds() as any other."""
+        """Kill a worker's process; fds() report its death as any other."""
         for fd, index in self._pidfds.items():
             if index == worker:
                 with suppress(ProcessLookupError):
@@ -202,7 +202,7 @@ class Supervisor:
     # ---- remote workers, of whom we only hear
 
     def note_remote(self, index: int, role: str, number: int, pid: int, host: str) -> None:
-        """A worker or an edge server has come from a machine.
+        """Record a worker or an edge server that has joined from a machine.
 
         Args:
             index: Its number among all that have registered.
@@ -217,7 +217,7 @@ class Supervisor:
         self.changed(self.processes)
 
     def note_place(self, index: int, place: Place) -> None:
-        """A worker has said where it computes."""
+        """Record where a worker computes."""
         row = self._workers.get(index)
         if row is not None and row.ended is None:
             row.node, row.device, row.gpu, row.engine = place.node, place.device, place.gpu, place.engine

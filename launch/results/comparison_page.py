@@ -48,7 +48,7 @@ ROWS = {
 TASK = ("fraction", "partition", "clients", "model")
 """Settings of the task, besides those of ROWS."""
 BEGINNING = 0.06
-"""The part of the rounds for which the axes of charts need not have room."""
+"""The first part of the rounds, which the axes of charts may cut off."""
 SPAN = 30
 """A ratio of NLLs from which their axis is logarithmic."""
 
@@ -276,7 +276,7 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
 
 
 def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[str]:
-    """Who is ahead at which budget."""
+    """Describe which group leads at each budget."""
     ahead = pareto([p for points in maxima for p in points])
     rows = winners(groups, ahead)
     if len(groups) < 2 or not rows:

@@ -176,7 +176,7 @@ class Group:
 def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...]:
     """Read run folders, and folders of them, as groups; their algorithms in that order.
 
-    where: KEY=VALUE, of which a run's experiment must have all.
+    where: KEY=VALUE conditions, all of which a run's experiment must meet.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -213,8 +213,8 @@ def _part(name: str, layer: str) -> str:
 
 
 def _settings(run: RunFolder) -> dict[str, Any]:
-    """The experiment by dotted names, without what follows from the seed; a key that is younger than the
-    run has its default."""
+    """The experiment by dotted names, without what follows from the seed; a key that the run's
+    version lacked has its default."""
     described = {k: v for k, v in vars(Experiment()).items() if k not in ("hyperparameters", "codecs")}
     described |= {k: v for k, v in run.experiment.items() if k not in FOLLOWS}
     flat = {k: v for k, v in described.items() if not isinstance(v, Mapping) and k not in FOLLOWS}
@@ -252,7 +252,7 @@ def _selected(
 
 
 def _output(name: str, settings: Mapping[str, Any], run: RunFolder) -> set[str]:
-    """The texts that a value may be asked for by."""
+    """The texts that match a value."""
     if name == "seed":
         return {str(run.experiment["seed"])}
     result = [v for key, v in settings.items() if name in (key, key.partition(".")[2], _last(key))]

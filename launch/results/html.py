@@ -17,7 +17,7 @@ HINT = "Point at a chart to read its values; click it to enlarge it; csv has the
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), keep_trailing_newline=True
 )
-"""page.html and report.css; what is put into the page as text is escaped."""
+"""page.html and report.css; text is escaped."""
 
 
 def page(title: str, parts: Iterable[str]) -> str:
@@ -38,7 +38,7 @@ def section(title: str, *parts: str) -> str:
 
 
 def key(names: Mapping[int, str]) -> str:
-    """Which line is whose, by the slots of charts.Line; pointing at a name dims the others' lines."""
+    """A legend by the slots of charts.Line; pointing at a name dims the others' lines."""
     lengths = dict(zip(DASHES, ("", "5 2", "1.5 1.5", "5 1.5 1.5 1.5"), strict=True))
     created = (
         f'<span class="key k{n}"><svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><path d="M0 4H24" '
@@ -56,7 +56,7 @@ def key(names: Mapping[int, str]) -> str:
 
 def charts(*drawn: str, across: int = 3) -> str:
     """Side by side, at most `across` (2 or 3) where there is room. A click on one makes it as wide as the
-    page, until something else is clicked: what has the focus is large (report.css)."""
+    page, until something else gets the focus (report.css)."""
     result = "".join(f'<figure tabindex="0">{svg}</figure>' for svg in drawn if svg)
     return f'<div class="charts by{across}">{result}</div>' if result else ""
 

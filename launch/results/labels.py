@@ -139,7 +139,7 @@ def _differing(groups: Sequence[Settings]) -> list[str]:
 
 
 def _telling(groups: Sequence[Settings]) -> list[str]:
-    """Few keys whose values no two groups share: always the choice next that tells most apart."""
+    """Choose few keys that tell all groups apart, greedily: the most telling one first."""
     differing = _differing(groups)
     choices: dict[str, list[str]] = {}
     for key in differing:
@@ -156,7 +156,7 @@ def _telling(groups: Sequence[Settings]) -> list[str]:
 
 
 def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) -> list[str]:
-    """Without the choices, last first, that the others do without to exclude the other groups."""
+    """Drop choices, last first, if the rest still tells the group from all others."""
     keys = list(message)
     for choice in dict.fromkeys(_choice(key) for key in reversed(message)):
         fewer = [key for key in keys if _choice(key) != choice]

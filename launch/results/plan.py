@@ -39,7 +39,7 @@ PLANNED = ("algo", "model", "dataset", "clients", "rounds", "participation", "se
 @dataclass
 class Plan:
     """Bytes of the algorithm by (direction, field, layer), in all and by round; in how many rounds each
-    client gets a broadcast. exact: no size depends on values. costs: what of them one client pays, where
+    client gets a broadcast. exact: no size depends on values. costs: one client's share of them, in which
     a message's optional group counts once. devices: simulated seconds and energy, if there is a clock."""
 
     params: int

@@ -37,11 +37,11 @@ IN_CSV = ("test_accuracy@end", "best test_accuracy@end", "test_nll@end")
 """Columns of MEASURES that the CSV has; it has all of MORE_MEASURES."""
 SMALL = 0.0005
 ALWAYS = {"header", "framing"}
-"""Parts that are named however small they are."""
+"""Parts that always have a row of their own."""
 UNFINISHED = "*"
-"""Behind the name of a group that no run of has finished."""
+"""The mark of a group without a finished run."""
 STOPPED = "†"
-"""Behind the name of a group with a run that ended at its target accuracy, before its last round."""
+"""The mark of a group with a run that ended at its target accuracy, before its last round."""
 
 
 @dataclass(frozen=True)

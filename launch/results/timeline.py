@@ -1,4 +1,4 @@
-"""Who computed when: a lane per worker and one for the coordinator, from RUN/timeline.csv."""
+"""The timeline of a run: a lane per worker and one for the coordinator, from RUN/timeline.csv."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _title(numbers: Sequence[int], shown: pandas.DataFrame, workers: int, begin:
 
 
 def _working(rows: pandas.DataFrame, lanes: dict[int, int]) -> Iterator[Bar]:
-    """For every task, first how long a worker held it, then over that how long it computed."""
+    """Draw, for every task, how long a worker held it, and over that how long it computed."""
     held, computed = [], []
     for row in rows.itertuples(index=False):
         lane, whole = lanes[int(row.worker)], float(row.arrived - row.given)

@@ -1,8 +1,8 @@
-"""A run folder, read back: the only place that knows the names of its files and what they say together.
+"""A run folder, read back: the only place that knows its files and how they belong together.
 
 Everything is read when it is asked for and compared with the digests that the run has recorded. A run that
-has ended has them in summary.json. Of a run that has not, the newest checkpoint has digests of what the files
-held when its round was committed. A run of an earlier fedsim may have neither.
+has ended has them in summary.json. Otherwise the newest checkpoint has their digests
+at the commit of its round. A run of an earlier fedsim may have neither.
 
 Importing this module imports neither torch nor pandas.
 """
@@ -63,7 +63,7 @@ class KnownFiles:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run folder; fedsim.Run adds what notebooks ask for.
+    """One run folder; fedsim.Run adds methods for notebooks.
 
     A file is read once, when it is first needed. Open the folder again to see what a running run has added.
 
@@ -194,7 +194,7 @@ class RunFolder:
 
     @property
     def drift(self) -> tuple[str, ...]:
-        """Which workers and starts may have computed other bits than the run's (--allow-drift)."""
+        """Workers and starts that may have computed other bits than the run's (--allow-drift)."""
         return tuple(self.manifest.get("drift", ()))
 
     # ---- what this fedsim can read
@@ -233,8 +233,8 @@ class RunFolder:
     def commits(self) -> dict[int, Mapping[str, Any]]:
         """Return the journal's entries of committed rounds, by round.
 
-        A round counts once the journal has its commit: its rows were written before. What the files have of
-        later rounds is of one that was under way, and is computed again by a resume.
+        A round counts once the journal has its commit: its rows were written before. Rows of later rounds
+        belong to one that was interrupted, which a resume computes again.
 
         Raises:
             DiskError: if the journal cannot be read.
@@ -295,7 +295,7 @@ class RunFolder:
         return KnownFiles("", False, {})
 
     def checked(self) -> Self:
-        """The run, after all its files were compared with what is known of them.
+        """Return the run after comparing all its files with their record.
 
         Raises:
             DataError: if one was changed, naming it.
@@ -307,7 +307,7 @@ class RunFolder:
         return self
 
     def check_experiment(self) -> None:
-        """Compare the manifest's experiment with what is known of it.
+        """Compare the manifest's experiment with its record.
 
         Raises:
             DataError: if it is another one.
@@ -342,7 +342,7 @@ class RunFolder:
         return data
 
     def check_files(self, *names: str) -> None:
-        """Compare growing files with what is known of them, a block at a time, for those that are large.
+        """Compare growing files with their record, in blocks because they may be large.
 
         Raises:
             UsageError: if one is not there.
@@ -373,7 +373,7 @@ class RunFolder:
         return f"{path} was changed: its {was.rows:,} rows are not those that {source} has the sha256 of"
 
     def ledger_rows(self) -> Iterator[Entry]:
-        """The rows of ledger.csv that count, one after the other, for a ledger that outgrows the memory.
+        """Yield the committed rows of ledger.csv, which may outgrow the memory.
 
         Raises:
             DataError: naming the line that is no row.
@@ -382,7 +382,7 @@ class RunFolder:
         return growing.ledger_rows(self.path / LEDGER, self.last_round)
 
     def timeline_rows(self) -> Iterator[Span]:
-        """The rows of timeline.csv that count, as ledger_rows.
+        """Yield the committed rows of timeline.csv.
 
         Raises:
             DataError: naming the line that is no row.

@@ -44,7 +44,7 @@ class Message:
 
 @dataclass(frozen=True)
 class RestoredRun:
-    """A run as its folder has it; its numerics are this process's from then on."""
+    """A run restored from its folder; this process then has the run's numerics."""
 
     run: RunFolder
     problem: Problem
@@ -90,7 +90,7 @@ class RestoredRun:
 
     @property
     def first_round(self) -> int:
-        """1, or 0 if there was a set-up."""
+        """The first round: 0 if there was a set-up, else 1."""
         return 0 if self.problem.algorithm.setup else 1
 
     @property

@@ -1,4 +1,4 @@
-"""fedsim resume: the experiment that a run folder holds, and what may be said about it anew.
+"""fedsim resume: the experiment of a run folder, and the options that may change it.
 
 The execution of the rest may change (workers, transport, devices, reporting), there may be more rounds,
 and another target accuracy. Anything that the bits depend on may not: options that say otherwise, other
@@ -170,10 +170,10 @@ class Resumption:
         return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:
-        """Compare what computes, and what is computed with, with what it was; now: the manifest of today.
+        """Compare versions, machine and data with those at the start; now: the present manifest.
 
         Raises:
-            MismatchError: if what must not change has changed.
+            MismatchError: if one that must not change has changed.
         """
         was, today = self.manifest["experiment"], now["experiment"]
         for key, value in dotted({"hyperparameters": today["hyperparameters"]}):
@@ -194,5 +194,5 @@ class Resumption:
                 )
 
     def drifts(self, now: Mapping[str, Any]) -> list[Difference]:
-        """In what today's process may compute other bits; now: the manifest of today."""
+        """Return why this process may compute other bits; now: the present manifest."""
         return manifest.computing(self.manifest, now, now["experiment"]["device"])

@@ -28,7 +28,7 @@ from workers.storage.metrics_file import OPTIONAL_SCORES
 
 
 class Start(NamedTuple):
-    """The beginning of the program that carries a run out.
+    """The start of the program that computes a run.
 
     Attributes:
         at: When it began, in seconds since the epoch.

@@ -50,8 +50,8 @@ class Recorder:
         workers: How many there are.
         took_part: How often each client took part in a round.
         folded: How often each client's upload was folded.
-        costs: What the committed rounds have cost.
-        target: What the evaluated rounds have reached.
+        costs: The cost of the committed rounds.
+        target: The best results of the evaluated rounds.
     """
 
     problem: Problem
@@ -108,15 +108,15 @@ class Recorder:
     def close_ledger(self, whole: bool = True) -> None:
         """Write the rows that belong to no round, such as those of the connections' ends.
 
-        whole: The run has ended by itself. Otherwise a round may be under way: what it has cost does not
-            count, as nothing else of it does; a resume computes it again.
+        whole: The run has ended by itself. Otherwise a round may be under way, which does
+            not count: a resume computes it again.
         """
         if not whole:
             self.ledger.forget(self.last_round)
         self.rundir.append_ledger(self.ledger.close(self.problem.experiment.rounds))
 
     def close_journal(self, journal: Journal) -> None:
-        """Close the journal, and remember what it held."""
+        """Close the journal, and remember its size and digest."""
         self.journal = journal.digest
         journal.close()
 
@@ -140,7 +140,7 @@ class Recorder:
         return "{} {}".format(*self._role(worker))
 
     def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None:
-        """Record where a worker computes, what the first of its kind has brought, and that one's bits differ.
+        """Record where a worker computes, the facts of the first of its kind, and differing bits.
 
         Args:
             worker: The worker.
@@ -187,7 +187,7 @@ class Recorder:
         self._show(self.tracking.notes() if self.tracking else ())
 
     def finish_tracking(self, report: bool) -> None:
-        """Wait until the trackers have what is written, and say which of them have failed.
+        """Wait until the trackers have all rounds, and report those that have failed.
 
         The run has ended; a signal now ends the waiting, and the trackers continue by themselves.
 

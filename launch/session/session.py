@@ -174,7 +174,7 @@ class Session:
         return session
 
     def _go_on(self, stored: Resumption, today: dict[str, Any]) -> None:
-        """Take over what earlier starts of the run have left.
+        """Take over the files of earlier starts of the run.
 
         Raises:
             MismatchError: if what must not change has changed.
@@ -313,7 +313,7 @@ class Session:
             return outcome
 
     def _share(self, closing: ExitStack) -> None:
-        """Let the workers of this machine have one copy of what is the same for all of them."""
+        """Share one copy of the data that all workers of this machine need."""
         problem, folder = self.problem, self.folder
         for shared in (write_frozen(problem.net.module, folder), write_start(problem.start, folder)):
             if shared is not None:

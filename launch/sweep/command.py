@@ -54,7 +54,7 @@ def sweep(
     """Run what is missing, unless `run` is false; tabulate what there is.
 
     file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
-    the options of this command. engine: what carries the runs out, None: this machine. On Slurm they are
+    the options of this command. engine: where the runs are computed, None: this machine. On Slurm they are
     submitted only, and the tables come later. keeps_states: Pool.keeps_states. archived: a run that the
     archive in `out` has (launch.sweep.finished) is done, wherever its folder is; so it is without `run`, too.
 

@@ -1,4 +1,4 @@
-"""A recipe: which runs, which tables, which plots; read from one TOML file (docs/sweeps.md).
+"""A recipe: the runs, tables and plots of a sweep; read from one TOML file (docs/sweeps.md).
 
     title = "..."               about = "text before the tables"      notes = "text behind them"
     seeds = [62, 63, 64]        preset = "fashion_mnist"    (below all that follows; fedsim list presets)
@@ -116,7 +116,7 @@ class Recipe:
     about: str = ""
     notes: str = ""
     section_of: str = ""
-    """The recipe, without .toml, at the end of whose page this one's text stands."""
+    """The recipe, without .toml, whose page ends with this one's text."""
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     codecs: Mapping[str, str] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class Recipe:
         return convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
 
     def how(self, data_dir: str | None) -> Execution:
-        """In process: runs are side by side, so a run needs no workers."""
+        """Return the execution: in process, because runs are side by side."""
         options = {"workers": 0, "devices": "cpu", **self.execution}
         if data_dir is not None:
             options["data_dir"] = data_dir
@@ -268,7 +268,7 @@ class Trial:
 
     @property
     def id(self) -> str:
-        """Digest of everything that its bits depend on, besides our code and library versions."""
+        """Digest of all that its bits depend on, except versions of code and libraries."""
         described = asdict(self.experiment)
         for key in described.keys() - set(FIRST):
             if described[key] == getattr(DEFAULTS, key):
@@ -290,7 +290,7 @@ class Trial:
 
 
 def one_numerics(numerics: Collection[str]) -> str:
-    """The one that all runs of a sweep have.
+    """Return the numerics that all runs of a sweep share.
 
     Raises:
         UsageError: if there are several.

@@ -34,7 +34,7 @@ from workers.portable import environment_for
 from workers.scratch import Scratch, parent_of_sockets
 
 LOOK = 1.0
-"""Seconds between two looks at how far the running ones have come; nothing waits for it."""
+"""Seconds between two looks at the progress of running ones; nothing waits for it."""
 
 
 @dataclass
@@ -155,7 +155,7 @@ def run_trials(
 
 @cache
 def _sockets_in_scratch() -> None:
-    """Let multiprocessing have its sockets in a folder that goes even if this process is killed.
+    """Let multiprocessing have its sockets in a folder that is removed even if this process is killed.
 
     Its fork server lives, with its socket, as long as this process.
     """
@@ -225,7 +225,7 @@ def _end_with(sweep: int) -> None:
 
 
 def leave_summary(folder: Path, error: str) -> None:
-    """A summary that says what went wrong, where the run could not write one; none if the disk is full."""
+    """Write a summary with the error if the run could not write one; none if the disk is full."""
     path = folder / "summary.json"
     with contextlib.suppress(OSError):  # else a full disk would end the run's process with a traceback
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,8 @@
 """The process of one tracker: python -m launch.tracking.follow RUN TRACKER. Imports no torch.
 
-It reads the run's files while its standard input is open, which the coordinator holds, and writes what is
-new to the tracker. When that is closed, the run has ended, or its coordinator was killed: it writes the rest,
-and ends. On standard output it says what a user should know, a line each; what the tracker prints goes to its
-log.
+It reads the run's files while its standard input is open, which the coordinator holds, and writes new
+rounds to the tracker. At end of file, the run has ended or its coordinator was killed: it writes the rest and
+ends. Its standard output has messages for the user, a line each; the tracker's output goes to its log.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class Followed:
             self._keep()
 
     def end(self) -> None:
-        """Write how the run has ended.
+        """Write the end of the run.
 
         Raises:
             Exception: whatever the tracker raises.

@@ -60,7 +60,7 @@ class TrackerProcess:
         return self.process.stdout
 
     def notes(self) -> Iterator[str]:
-        """That it has failed, when it has. Does not wait for it."""
+        """Yield an error if it has failed, without waiting for it."""
         if self.ended:
             return
         with suppress(BlockingIOError):

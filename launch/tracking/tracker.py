@@ -25,11 +25,11 @@ class TrackedRun:
     """A run as a tracker sees it.
 
     Attributes:
-        name: What it is called: the run folder's name.
+        name: The run folder's name.
         folder: The tracker's own folder in the run folder.
-        config: What is computed: every key of the manifest's experiment, by its dotted name.
+        config: Every key of the manifest's experiment, by its dotted name.
         id: The tracker's own name of the run, if an earlier start of the run has begun it; otherwise "".
-        last: The last round that it was told; -1 for none.
+        last: The last round that it has logged; -1 for none.
     """
 
     name: str
