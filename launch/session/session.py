@@ -313,7 +313,7 @@ class Session:
             return outcome
 
     def _share(self, closing: ExitStack) -> None:
-        """Share one copy of the data that all workers of this machine need."""
+        """Share one copy of frozen parameters and start model among this machine's workers."""
         problem, folder = self.problem, self.folder
         for shared in (write_frozen(problem.net.module, folder), write_start(problem.start, folder)):
             if shared is not None:
