@@ -177,7 +177,7 @@ def _plain(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _execution(values: Mapping[str, Any]) -> Execution:
-    """How the run is executed: in this process, unless workers say otherwise.
+    """The execution of the run: in this process, unless workers say otherwise.
 
     Raises:
         UsageError: if parts of it do not go together.
