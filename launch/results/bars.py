@@ -44,7 +44,7 @@ def bar_chart(
         left: Where each bar begins.
         right: Where it ends.
         bars: The kinds of bars, the first below, the next on top of it.
-        said: What is said of the bar in a place, such as "client 3".
+        said: The tooltips' text by place, such as "client 3".
         limits: The ends of the x axis.
         size: Inches of 9-point text.
         share: Whether the heights are shares, which are shown in %.

@@ -1,4 +1,4 @@
-"""Which group reaches an accuracy with the fewest bytes: pictures, tables, who is ahead at which budget."""
+"""Which group reaches an accuracy with the fewest bytes: pictures, tables, and the leader at each budget."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def slots_of(groups: Sequence[Group]) -> list[int]:
 def against_bytes(
     groups: Sequence[Group], lines: Mapping[int, Group], levels: Sequence[float], key: str
 ) -> Iterator[str]:
-    """The picture that says who reaches an accuracy with the fewest bytes, and the same as tables."""
+    """Draw the bytes with which groups reach accuracies, with the same as tables."""
     budgets = {slot: b for slot, g in lines.items() if len((b := by_budget(g)).x)}
     if not budgets:
         return
@@ -126,7 +126,7 @@ class _Scale:
 
 
 def _ranges(groups: Sequence[Group], ranked: Sequence[Cost], slots: Mapping[int, int], scale: _Scale) -> str:
-    """One row a group: a dot at the mean of its seeds' bytes and a bar over their range, in its colour."""
+    """One row per group: a dot at the mean of its seeds' bytes and a bar over their range, in its colour."""
     rows = []
     for c in ranked:
         group, track = groups[c.group], ""

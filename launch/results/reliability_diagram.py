@@ -31,7 +31,7 @@ class Reliability:
     """One line of a diagram.
 
     Attributes:
-        name: What the tooltip says.
+        name: The tooltip's text.
         slot: What its colour and dashes are chosen by.
         bins: (bins, 3): the number of predictions, the sum of their confidences, and of correct ones.
     """

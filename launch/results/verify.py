@@ -35,7 +35,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """One round. faults: what else is not as the run has it; server: its state was compared."""
+    """One round. faults: other differences from the run; server: its state was compared."""
 
     round: int
     compared: int
@@ -108,7 +108,7 @@ def to_json(
 
 
 def computable(run: RestoredRun) -> list[int]:
-    """The committed rounds that have what they start from."""
+    """The committed rounds whose starting checkpoint is kept."""
 
     def there(round: int) -> bool:
         needed = (round - 1, *_origins(run, round))

@@ -33,7 +33,7 @@ from launch.sweep.task import Tasks
 from launch.terminal import counted, print_table
 
 JOBS = ".jobs"
-"""The folder, beside the runs, of what was submitted to Slurm, and of its output."""
+"""The folder, beside the runs, of files submitted to Slurm and their output."""
 
 
 def sweep(

@@ -1,4 +1,4 @@
-"""The coordinator's side of --track: starts a process for each tracker, and says what has become of it."""
+"""The coordinator's side of --track: starts a process for each tracker, and reports its end."""
 
 from __future__ import annotations
 
@@ -156,5 +156,5 @@ def _report(folder: Path) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """That of a process that finds the same modules."""
+    """The environment of a process that finds the same modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
