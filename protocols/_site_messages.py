@@ -129,7 +129,7 @@ class FullIncrement:
 
 
 @dataclass(frozen=True)
-class DiagonalLaplace:
+class DiagonalLaplaceUp:
     """q_k of a Laplace approximation."""
 
     mean: Mean
@@ -138,7 +138,7 @@ class DiagonalLaplace:
 
 
 @dataclass(frozen=True)
-class FullLaplace:
+class FullLaplaceUp:
     mean: Mean
     precision: FullPrecision
     train_loss: Scalar
@@ -245,7 +245,7 @@ def gaussian(covariance: Covariance) -> ExponentialFamily:
 def laplace(covariance: Covariance) -> ExponentialFamily:
     """The same whose uploads say nothing of duals."""
     family = gaussian(covariance)
-    return replace(family, up=FullLaplace if covariance == "full" else DiagonalLaplace)
+    return replace(family, up=FullLaplaceUp if covariance == "full" else DiagonalLaplaceUp)
 
 
 MAX_FULL = 3000

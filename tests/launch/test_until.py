@@ -196,7 +196,7 @@ def test_a_resumed_run_that_is_killed_is_not_taken_for_complete(tmp_path: Path) 
     running = start("resume", folder, "--rounds", "2000")
     running.wait_for("round    3/2000")
     running.kill()
-    assert RunFolder.open(folder).status == "not ended"
+    assert RunFolder.open(folder).status == "killed"
     running = start("resume", folder)
     running.wait_for("round    5/2000")
     running.kill()

@@ -224,7 +224,7 @@ def test_the_client_step_in_closed_form(quadratics: SimpleNamespace, shards: Sha
     federation.play([0, 2])
     q = truth.q
     for k, up in federation.uploads.items():
-        local = federation.algorithm.family.factor(up, 1.0)
+        local = federation.algorithm.family.gaussian(up, 1.0)
         S = q.precision + (shards[k].hessian - olds[k].precision) / rho
         assert error(local.precision, S) < 1e-13
         assert error(local.shift, q.shift + (shards[k].linear - olds[k].shift) / rho) < 1e-12
@@ -397,7 +397,7 @@ def test_with_all_clients_and_gamma_1_over_k_the_server_is_the_mean_whatever_its
     pvi = quadratics.Federation(IvonPVI(DELTA, "1/K", 0.1, local=IVON), shards)
     for _ in range(15):
         down = admm.algorithm.broadcast(admm.server, admm.context())
-        q = admm.algorithm.family.posterior(down, admm.server.q.precision)
+        q = admm.algorithm.family.gaussian(down, admm.server.q.precision)
         admm.play()
         pvi.play()
         sent = product(c.dual.site for c in admm.clients) * admm.algorithm.prior(admm.start)

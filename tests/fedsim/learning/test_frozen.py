@@ -16,6 +16,7 @@ from fedsim.learning.curvature.fisher import squared_gradients
 from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.frozen import freeze, frozen_digest
 from fedsim.learning.params import Layout, Net
+from launch.api import Run
 from launch.runs.folder import RunFolder
 from tests.support import tolerances
 from tests.support.commands import fedsim
@@ -175,7 +176,7 @@ def test_a_run_sends_the_trained_part_and_its_plan_is_exact(algo: str, tmp_path:
     assert len(digests) == 1
     manifest = json.loads((tmp_path / "2" / "manifest.json").read_text())
     assert len(manifest["experiment"]["frozen"]) == 64
-    module = fedsim.open(out).model()
+    module = Run.open(out).model()
     assert not module.body[2].weight.requires_grad
     assert float(module.body[2].running_mean.abs().max()) > 0
 
