@@ -49,7 +49,7 @@ def _all(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Comm
 
 
 def _command(name: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=f"fedsim {name}")
+    context = click.Context(command, info_name=f"fedsim {name}", **command.context_settings)
     usage = " ".join(command.get_usage(context).removeprefix("Usage:").split())
     text = inspect.cleandoc(command.help or "").replace("\b\n", "").split("\f")[0]
     first = " ".join(text.split("\n\n")[0].split())
@@ -70,14 +70,14 @@ def _command(name: str, command: click.Command) -> str:
 
 def _records(command: click.Command) -> dict[str, str]:
     """Name and help of every option that the help shows, without --help."""
-    context = click.Context(command, info_name=command.name)
+    context = click.Context(command, info_name=command.name, **command.context_settings)
     records = (p.get_help_record(context) for p in command.params if isinstance(p, click.Option))
     return {record[0]: record[1] for record in records if record is not None}
 
 
 def _rows(command: click.Command, own: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The options in the order of the help, with the titles of its sections."""
-    context = click.Context(command, info_name=command.name)
+    context = click.Context(command, info_name=command.name, **command.context_settings)
     options = {p.name: p.get_help_record(context) for p in command.params if isinstance(p, click.Option)}
     left = {name: record for name, record in options.items() if record is not None and record[0] in own}
     if isinstance(command, Configured):

@@ -136,7 +136,7 @@ def test_the_runs_of_a_sweep_that_was_killed_are_killed(tmp_path: Path) -> None:
     of = ("--over", "algo=fedavg,fedprox", "--model", "logistic", "--clients", "2", "--rounds", "100000")
     sweep = start("sweep", *of, "--runs", str(pool), "--jobs", "2")
     until = time.monotonic() + DEADLINE
-    while len(list(pool.glob("*/metrics.jsonl"))) < 2 and time.monotonic() < until:
+    while len(list(pool.glob("*/manifest.json"))) < 2 and time.monotonic() < until:
         sweep.listen(0.1)
     watching = start("watch", str(pool), "--interval", "0.1")
     sweep.kill()
