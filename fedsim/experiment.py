@@ -40,11 +40,10 @@ UNSET = -1
 def option(
     description: str,
     metavar: str = "",
+    where: str = "",
     *,
     default: str | None = None,
     name: str | None = None,
-    section: str = "",
-    shown: str = "",
     **limits: Any,
 ) -> Meta:
     """Describe a field, from which its option of the command line is generated.
@@ -52,17 +51,16 @@ def option(
     Args:
         description: The option's help text, without the default.
         metavar: The name of the option's value in the help.
+        where: The section of `fedsim launch --help-all`, a key of SECTIONS in launch/configuration/options.py,
+            then the other help texts that have it: "usual" for `fedsim launch --help`; "plan", if bytes depend on
+            it; "resume", if it may change.
         default: The default as the help shows it, if the field's own default is not what a reader wants.
         name: The option's name, if it is not the field's with dashes; "" for a field without an option.
-        section: The section of `fedsim launch --help-all` that has it.
-        shown: Which help texts have it besides that: "usual" for `fedsim launch --help`, "plan" for `fedsim
-            plan` (whether bytes depend on it), "resume" for `fedsim resume` (whether it may change).
         **limits: ge, gt, le or lt, as msgspec.Meta has them.
     """
+    section, *shown = where.split() or [""]
     extra = {"metavar": metavar, "default": default, "name": name}
-    return Meta(
-        description=description, extra={**extra, "section": section, "shown": shown.split()}, **limits
-    )
+    return Meta(description=description, extra={**extra, "section": section, "shown": shown}, **limits)
 
 
 @dataclass(frozen=True)
@@ -73,43 +71,34 @@ class Experiment:
     `inputs` stands for the data set's. On resume `rounds` may grow, and `until` may change.
     """
 
-    algo: Annotated[
-        str,
-        option("Algorithm, or path/to/file.py:CLASS.", "NAME", section="The algorithm", shown="usual plan"),
-    ] = "fedlap_cov"
+    algo: Annotated[str, option("Algorithm, or path/to/file.py:CLASS.", "NAME", "algorithm usual plan")] = (
+        "fedlap_cov"
+    )
     dataset: Annotated[
         str,
         option(
             "Data set (fedsim list datasets), FILE.csv,label=COLUMN, or path/to/file.py:NAME.",
             "NAME",
-            section="What is learned",
-            shown="usual plan",
+            "data usual plan",
         ),
     ] = "digits"
-    fraction: Annotated[
-        float,
-        option(
-            "Share of the training data in use.", "F", gt=0, le=1, section="What is learned", shown="plan"
-        ),
-    ] = 1.0
+    fraction: Annotated[float, option("Share of the training data in use.", "F", "data plan", gt=0, le=1)] = (
+        1.0
+    )
     inputs: Annotated[
         Literal["", "raw", "scaled"],
-        option("Features as stored, or scaled.", default="per data set", section="What is learned"),
+        option("Features as stored, or scaled.", "", "data", default="per data set"),
     ] = ""
-    partition: Annotated[
-        str,
-        option(
-            "Split over clients (fedsim list partitions).", "SPEC", section="What is learned", shown="plan"
-        ),
-    ] = "two_dirichlet"
+    partition: Annotated[str, option("Split over clients (fedsim list partitions).", "SPEC", "data plan")] = (
+        "two_dirichlet"
+    )
     model: Annotated[
         str,
         option(
             "Model (fedsim list models), or path/to/file.py:NAME.",
             "NAME",
+            "data usual plan",
             default="the algorithm's default",
-            section="What is learned",
-            shown="usual plan",
         ),
     ] = ""
     train: Annotated[
@@ -117,47 +106,28 @@ class Experiment:
         option(
             "Train only these parameters: head.*,*.bias (fedsim describe --model).",
             "PATTERNS",
+            "data plan",
             default="all",
-            section="What is learned",
-            shown="plan",
         ),
     ] = ""
     freeze: Annotated[
-        str,
-        option(
-            "Do not train these; they never cross the wire.",
-            "PATTERNS",
-            default="none",
-            section="What is learned",
-            shown="plan",
-        ),
+        str, option("Do not train these; they never cross the wire.", "PATTERNS", "data plan", default="none")
     ] = ""
     clients: Annotated[
-        int,
-        option(
-            "Clients, whatever the number of workers.",
-            "N",
-            ge=1,
-            section="What is learned",
-            shown="usual plan",
-        ),
+        int, option("Clients, whatever the number of workers.", "N", "data usual plan", ge=1)
     ] = 10
     rounds: Annotated[
-        int,
-        option(
-            "Rounds.", "R", default="20; bcm 1", ge=UNSET, section="The algorithm", shown="usual plan resume"
-        ),
+        int, option("Rounds.", "R", "algorithm usual plan resume", default="20; bcm 1", ge=UNSET)
     ] = UNSET
     until: Annotated[
         float,
         option(
             "End with the first evaluated round of this test accuracy: 0.78, 78%.",
             "ACCURACY",
+            "evaluation usual plan resume",
             default="none",
             ge=0,
             le=1,
-            section="Evaluation",
-            shown="usual plan resume",
         ),
     ] = 0.0
     """The target accuracy; 0: none, so that all rounds are computed."""
@@ -167,30 +137,25 @@ class Experiment:
             "Who takes part: full, a share (0.3), a count (3), coin:P, robin:N, size:N, markov:LEAVE,COME, "
             "trace:FILE; +gone:P, +lost:P behind it (fedsim list schedules).",
             "SCHEDULE",
-            section="Participation and the virtual clock",
-            shown="usual plan",
+            "schedule usual plan",
         ),
     ] = "full"
-    seed: Annotated[
-        int, option("Seed of all random streams.", "S", section="What is learned", shown="usual plan")
-    ] = 0
-    eval_every: Annotated[int, option("Evaluate every N rounds.", "N", ge=1, section="Evaluation")] = 1
+    seed: Annotated[int, option("Seed of all random streams.", "S", "data usual plan")] = 0
+    eval_every: Annotated[int, option("Evaluate every N rounds.", "N", "evaluation", ge=1)] = 1
     eval_samples: Annotated[
         int,
         option(
             "Posterior samples averaged beside the mean, 0: none.",
             "N",
+            "evaluation",
             default="per algorithm",
             ge=UNSET,
-            section="Evaluation",
         ),
     ] = UNSET
-    threads: Annotated[
-        int, option("Threads per task; may change bits.", "T", ge=1, section="The algorithm")
-    ] = 1
+    threads: Annotated[int, option("Threads per task; may change bits.", "T", "algorithm", ge=1)] = 1
     numerics: Annotated[
         Literal["native", "portable"],
-        option("portable: the same bits on x86 machines of all makes, more slowly.", section="The algorithm"),
+        option("portable: the same bits on x86 machines of all makes, more slowly.", "", "algorithm"),
     ] = "native"
     device: Annotated[
         Literal["cpu", "cuda"], option("What tasks compute on; follows from --devices.", name="")
@@ -200,10 +165,9 @@ class Experiment:
         option(
             "A hyperparameter (fedsim describe ALGO); repeatable.",
             "KEY=VALUE",
+            "algorithm usual plan",
             default="",
             name="--set",
-            section="The algorithm",
-            shown="usual plan",
         ),
     ] = field(default_factory=dict)
     """Those that differ from the algorithm's defaults, by dotted name (local.lr)."""
@@ -212,22 +176,20 @@ class Experiment:
         option(
             "Encoding of a message field, or up.FIELD / down.FIELD; repeatable.",
             "FIELD=CODEC",
+            "wire usual plan",
             default="",
             name="--codec",
-            section="On the wire",
-            shown="usual plan",
         ),
     ] = field(default_factory=dict)
     error_feedback: Annotated[
-        bool,
-        option("Add to an upload what a lossy codec took from the client's last one.", section="On the wire"),
+        bool, option("Add to an upload what a lossy codec took from the client's last one.", "", "wire")
     ] = False
     evaluate_on: Annotated[
         str,
         option(
             "test, or held out: unused:N training rows, or fold:I/N of the clients' rows.",
             "ROWS",
-            section="Evaluation",
+            "evaluation",
         ),
     ] = "test"
     link: Annotated[
@@ -235,36 +197,24 @@ class Experiment:
         option(
             "Virtual clock: up=10mbit,down=50mbit,rtt=40ms, or FILE.csv per client.",
             "L",
+            "schedule",
             default="",
-            section="Participation and the virtual clock",
         ),
     ] = ""
     compute: Annotated[
-        str,
-        option(
-            "Virtual clock: time per example, 5ms or 5ms,noise=0.3.",
-            "T",
-            default="",
-            section="Participation and the virtual clock",
-        ),
+        str, option("Virtual clock: time per example, 5ms or 5ms,noise=0.3.", "T", "schedule", default="")
     ] = ""
     deadline: Annotated[
-        str,
-        option(
-            "Virtual clock: later uploads are paid for, not folded.",
-            "T",
-            default="",
-            section="Participation and the virtual clock",
-        ),
+        str, option("Virtual clock: later uploads are paid for, not folded.", "T", "schedule", default="")
     ] = ""
     asynchronous: Annotated[
         str,
         option(
             "Fold as soon as B uploads are there by the virtual clock: fedbuff:B, fedbuff:B+damp:0.5.",
             "RULE",
+            "schedule",
             default="none",
             name="--async",
-            section="Participation and the virtual clock",
         ),
     ] = ""
     tree: Annotated[
@@ -272,22 +222,16 @@ class Experiment:
         option(
             "Edge servers between clients and server: 4x25 (four of 25 clients each), or FILE.toml.",
             "TREE",
+            "schedule plan",
             default="none",
-            section="Participation and the virtual clock",
-            shown="plan",
         ),
     ] = ""
     bad_uploads: Annotated[
         Literal["stop", "skip", "retry"],
-        option(
-            "An upload with NaN, Inf, a precision that is not positive or too large a norm.",
-            section="On the wire",
-        ),
+        option("An upload with NaN, Inf, a precision that is not positive or too large a norm.", "", "wire"),
     ] = "stop"
     """`stop` ends the run, `skip` treats the upload as lost, `retry` computes it once more and then stops."""
-    max_norm: Annotated[
-        float, option("Largest norm of an upload's tensor, 0: any.", "X", ge=0, section="On the wire")
-    ] = 0.0
+    max_norm: Annotated[float, option("Largest norm of an upload's tensor, 0: any.", "X", "wire", ge=0)] = 0.0
     """There is no limit by default, because what is absurd depends on the problem."""
 
 

@@ -81,8 +81,8 @@ def _rows(command: click.Command, own: dict[str, str]) -> Iterator[tuple[str, st
     options = {p.name: p.get_help_record(context) for p in command.params if isinstance(p, click.Option)}
     left = {name: record for name, record in options.items() if record is not None and record[0] in own}
     if isinstance(command, Configured):
-        for title in SECTIONS:
-            rows = [left.pop(name) for name in list(left) if name and section(name) == title]
+        for key, title in SECTIONS.items():
+            rows = [left.pop(name) for name in list(left) if name and section(name) == key]
             if rows:
                 yield f"**{title}**", ""
                 yield from ((f"`{option}`", text) for option, text in rows)

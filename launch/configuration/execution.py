@@ -26,31 +26,22 @@ class Execution:
         option(
             "Worker processes; 0: in process; auto: as cores and memory allow.",
             "K|auto",
+            "execution usual resume",
             default="10, or as many as clients if these are fewer",
             ge=AUTO,
-            section="Execution",
-            shown="usual resume",
         ),
     ] = 10
     remote_workers: Annotated[
         int,
-        option(
-            "Workers of other machines to wait for (--bind).",
-            "K",
-            default="",
-            ge=0,
-            section="Execution",
-            shown="resume",
-        ),
+        option("Workers of other machines to wait for (--bind).", "K", "execution resume", default="", ge=0),
     ] = 0
     bind: Annotated[
         str,
         option(
             "Address for remote workers: tcp://ADDRESS:PORT of this machine.",
             "URL",
+            "execution resume",
             default="",
-            section="Execution",
-            shown="resume",
         ),
     ] = ""
     keys: Annotated[
@@ -58,118 +49,70 @@ class Execution:
         option(
             "Their keys, made before the run by --on kubernetes.",
             "FILE",
+            "execution resume",
             default="new ones",
-            section="Execution",
-            shown="resume",
         ),
     ] = None
     join_within: Annotated[
         float,
-        option(
-            "Stop if workers are still missing after this long.",
-            "SECONDS",
-            gt=0,
-            section="Execution",
-            shown="resume",
-        ),
+        option("Stop if workers are still missing after this long.", "SECONDS", "execution resume", gt=0),
     ] = 120.0
-    transport: Annotated[
-        Literal["ipc", "tcp"], option("How frames travel.", section="On the wire", shown="resume")
-    ] = "ipc"
+    transport: Annotated[Literal["ipc", "tcp"], option("How frames travel.", "", "wire resume")] = "ipc"
     edge_processes: Annotated[
         bool,
         option(
-            "Edge servers of --tree as processes, over tcp; where the workers are.",
-            section="Execution",
-            shown="resume",
+            "Edge servers of --tree as processes, over tcp; where the workers are.", "", "execution resume"
         ),
     ] = False
     """Else the coordinator adds up as they would, and their traffic is booked by the closed form."""
     devices: Annotated[
-        str,
-        option(
-            "auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).",
-            "LIST",
-            section="Execution",
-            shown="resume",
-        ),
+        str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST", "execution resume")
     ] = "auto"
     data_dir: Annotated[
         str | None,
-        option(
-            "Folder of the data files.",
-            "DIR",
-            default="FEDSIM_DATA",
-            section="What is learned",
-            shown="usual plan resume",
-        ),
+        option("Folder of the data files.", "DIR", "data usual plan resume", default="FEDSIM_DATA"),
     ] = None
     out: Annotated[
-        str | None,
-        option("Run folder.", "DIR", default="runs/<time>-<algo>-<seed>", section="Output", shown="usual"),
+        str | None, option("Run folder.", "DIR", "output usual", default="runs/<time>-<algo>-<seed>")
     ] = None
     verify_bytes: Annotated[
-        bool,
-        option(
-            "Compare the ledger with the kernel's count of the streams (tcp).",
-            section="On the wire",
-            shown="resume",
-        ),
+        bool, option("Compare the ledger with the kernel's count of the streams (tcp).", "", "wire resume")
     ] = False
     """A difference ends the run with an error."""
     keep_uploads: Annotated[
-        bool, option("Leave every upload in the run folder, for replay.", section="Output", shown="resume")
+        bool, option("Leave every upload in the run folder, for replay.", "", "output resume")
     ] = False
     track: Annotated[
         str,
         option(
             "Log rounds to tensorboard, mlflow, wandb, trackio (offline), such as tensorboard,mlflow.",
             "NAMES",
+            "output resume",
             default="none",
-            section="Output",
-            shown="resume",
         ),
     ] = ""
     allow_drift: Annotated[
-        bool,
-        option(
-            "Admit workers and machines that compute other bits.",
-            section="Execution",
-            shown="resume",
-        ),
+        bool, option("Admit workers and machines that compute other bits.", "", "execution resume")
     ] = False
     """They are named in manifest, summary and report: what they compute depends on who computes it."""
     durability: Annotated[
         Literal["", "process", "power", "none"],
         option(
             "What a round survives: kill -9 (process), also a power cut (power), or a worker's end (none).",
+            "",
+            "execution resume",
             default="power; process from 4 million parameters on",
-            section="Execution",
-            shown="resume",
         ),
     ] = ""
     """power syncs a round's files before it counts; process leaves that to the kernel; none keeps states in
     memory, and the run cannot be resumed."""
     lease: Annotated[
         float,
-        option(
-            "Replace a worker that has been silent for this long.",
-            "SECONDS",
-            gt=0,
-            section="Execution",
-            shown="resume",
-        ),
+        option("Replace a worker that has been silent for this long.", "SECONDS", "execution resume", gt=0),
     ] = 120.0
     """A worker that computes sends a heartbeat every second from inside its loop, however slow it is."""
     patience: Annotated[
-        float,
-        option(
-            "Stop if nothing happens for this long.",
-            "SECONDS",
-            gt=0,
-            section="Execution",
-            shown="resume",
-        ),
+        float, option("Stop if nothing happens for this long.", "SECONDS", "execution resume", gt=0)
     ] = 3600.0
     """Longer than the longest task."""
 

@@ -20,21 +20,21 @@ from launch.configuration.target_accuracy import parsed_until
 
 Function = Callable[..., None]
 
-SECTIONS = (
-    "What is learned",
-    "The algorithm",
-    "On the wire",
-    "Participation and the virtual clock",
-    "Evaluation",
-    "Execution",
-    "On an engine",
-    "Output",
-)
+SECTIONS = {
+    "data": "What is learned",
+    "algorithm": "The algorithm",
+    "wire": "On the wire",
+    "schedule": "Participation and the virtual clock",
+    "evaluation": "Evaluation",
+    "execution": "Execution",
+    "engine": "On an engine",
+    "output": "Output",
+}
 """The sections of --help-all, in their order. Others stand under "Other options"."""
 NOT_FIELDS = {
-    **dict.fromkeys(("preset", "config"), "The algorithm"),
-    **dict.fromkeys(("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"), "On an engine"),
-    **dict.fromkeys(("quiet", "as_json"), "Output"),
+    **dict.fromkeys(("preset", "config"), "algorithm"),
+    **dict.fromkeys(("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"), "engine"),
+    **dict.fromkeys(("quiet", "as_json"), "output"),
 }
 """The sections of options that are no fields of an experiment or its execution."""
 USUAL = ("preset", "quiet")
@@ -69,7 +69,7 @@ class Configured(Command):
         if not ctx.meta.get(_EVERY):
             titles = {"Usual options": [name for name in left if _is_usual(name)]}
         else:
-            titles = {title: [name for name in left if section(name) == title] for title in SECTIONS}
+            titles = {title: [n for n in left if section(n) == key] for key, title in SECTIONS.items()}
             titles["Other options"] = [name for name in left if not section(name)]
         for title, members in titles.items():
             records = [record for name in members if (record := left[name].get_help_record(ctx)) is not None]
