@@ -51,7 +51,7 @@ def option(
     Args:
         description: The option's help text, without the default.
         metavar: The name of the option's value in the help.
-        where: The section of `fedsim launch --help-all`, a key of SECTIONS in launch/configuration/options.py;
+        where: Its section in `launch --help-all`, a key of launch.configuration.options.SECTIONS;
             behind it the other help texts that have it: "usual" for `fedsim launch --help`; "plan", if bytes
             depend on it; "resume", if it may change.
         default: The default as the help shows it, if the field's own default is not what a reader wants.
