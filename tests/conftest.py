@@ -95,9 +95,19 @@ def _is_long(limit: float, case: int) -> bool:
     return case > limit if limit >= 1 or not limit else (case - 1) % round(1 / limit) > 0
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let xdist keep the order of the files: it would put those with the most tests first."""
+    config.option.loadscopereorder = False
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases beyond LONG's numbers, before any are selected by their marks."""
+    """Mark the cases beyond LONG's numbers, before any are selected by their marks; slow files come first.
+
+    Whoever runs files side by side would otherwise wait for a slow one at the end.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("process")}
+    items.sort(key=lambda item: item.path not in slow)
     cases: Counter[str] = Counter()
     for item in items:
         path = item.path.relative_to(FOLDER) if item.path.is_relative_to(FOLDER) else item.path
