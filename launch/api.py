@@ -142,24 +142,31 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
     Args:
         experiment: What to run, such as fedsim.preset(...); the other arguments override its fields.
         quiet: Print nothing.
-        algo: A name, or a subclass of fedsim.Algorithm, or an instance of one: its fields are
-            hyperparameters, and those of `hyperparameters` override them.
-        dataset: A name, a fedsim.Dataset, or a function without arguments that returns one.
-        partition: A name, or a function (targets, clients, seed) that returns the rows of every client.
-        model: A name, or a class or function (shape, classes) that makes a new torch module.
-        train: Patterns of the parameters to train, "head.*,*.bias"; "" is all.
-        freeze: Patterns of parameters not to train, which never cross the wire.
-        until: End with the first evaluated round of this test accuracy (0.78, "78%"); 0 is none.
-        participation: As on the command line; a float is a share of the clients, an int their number; or
-            a function (population) that returns a function (round) to a fedsim.Participation or the ids.
-        hyperparameters: By short or dotted names, {"lr": 0.1} or {"local.lr": 0.1}, or nested.
-        codecs: By field, {"up.precision": "log8"}.
-        workers: Worker processes; 0, the default, computes in this process; "auto": as cores and memory
-            allow.
-        asynchronous: "fedbuff:3" folds as soon as three uploads are there by the virtual clock.
-        tree: "4x25": four edge servers between the server and 25 clients each (fedsim.tree), or a TOML file.
-        data_dir: The folder of data files; None is $FEDSIM_DATA.
-        out: The run folder; None is runs/<time>-<algo>-<seed>.
+
+    Keyword Args:
+        algo (str | type | Algorithm): A name, or a subclass of fedsim.Algorithm, or an instance of one: its
+            fields are hyperparameters, and those of `hyperparameters` override them.
+        dataset (str | Dataset | Callable): A name, a fedsim.Dataset, or a function without arguments that
+            returns one.
+        partition (str | Callable): A name, or a function (targets, clients, seed) that returns the rows of
+            every client.
+        model (str | Callable): A name, or a class or function (shape, classes) that makes a new torch module.
+        train (str): Patterns of the parameters to train, "head.*,*.bias"; "" is all.
+        freeze (str): Patterns of parameters not to train, which never cross the wire.
+        until (float | str): End with the first evaluated round of this test accuracy (0.78, "78%"); 0 is
+            none.
+        participation (str | float | int | Callable): As on the command line; a float is a share of the
+            clients, an int their number; or a function (population) that returns a function (round) to a
+            fedsim.Participation or the ids.
+        hyperparameters (Mapping): By short or dotted names, {"lr": 0.1} or {"local.lr": 0.1}, or nested.
+        codecs (Mapping): By field, {"up.precision": "log8"}.
+        workers (int | str): Worker processes; 0, the default, computes in this process; "auto": as cores and
+            memory allow.
+        asynchronous (str): "fedbuff:3" folds as soon as three uploads are there by the virtual clock.
+        tree (str): "4x25": four edge servers between the server and 25 clients each (fedsim.tree), or a TOML
+            file.
+        data_dir (str | Path): The folder of data files; None is $FEDSIM_DATA.
+        out (str | Path): The run folder; None is runs/<time>-<algo>-<seed>.
 
     Returns:
         The finished run.
@@ -181,11 +188,14 @@ def resume(run: RunFolder | str | Path, *, quiet: bool = False, **options: Unpac
     Args:
         run: The run, or its folder.
         quiet: Print nothing.
-        rounds: More rounds than before.
-        until: Another accuracy to end at than before, 0 for none.
-        workers: As of fedsim.run, like the other options of execution; what is left out is as before.
-        algo: Only for a run with an object of an earlier process: the object again. The same holds for
-            dataset, partition, model and participation.
+
+    Keyword Args:
+        rounds (int): More rounds than before.
+        until (float | str): Another accuracy to end at than before, 0 for none.
+        workers (int | str): As of fedsim.run, like the other options of execution; what is left out is as
+            before.
+        algo (str | type | Algorithm): Only for a run with an object of an earlier process: the object again.
+            The same holds for dataset, partition, model and participation.
 
     Raises:
         FedsimError: as run; MismatchError for what must not change.
