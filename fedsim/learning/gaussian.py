@@ -260,11 +260,19 @@ class Distance:
     def add_gradient(self, weights: Tensor, grads: Tensor) -> None:
         step = weights - self.centre
         length = torch.linalg.vector_norm(step)
-        if length > 0:
-            grads.add_(step / length, alpha=self.strength / 2)
+        grads.add_(step / length.clamp(min=torch.finfo(length.dtype).tiny), alpha=self.strength / 2)
 
 
 Penalty = Gaussian | Distance
+
+
+def constant_part(penalty: Penalty) -> tuple[object, ...]:
+    """The numbers of Python in a penalty's gradient, and the shapes of its tensors."""
+    if isinstance(penalty, Distance):
+        return "distance", penalty.strength
+    precision = penalty.precision
+    return "gaussian", tuple(precision.shape) if isinstance(precision, Tensor) else precision
+
 
 Model = Point | Gaussian | Samples
 """What an algorithm returns to be evaluated."""

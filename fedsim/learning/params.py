@@ -6,18 +6,26 @@ duals and priors act on; nothing is ever concatenated or scattered.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.errors import UsageError
+from fedsim.learning.dropout import SeededDropout, seed_dropout
 from fedsim.learning.frozen import kept_in_evaluation
 from fedsim.learning.likelihoods import CATEGORICAL, Likelihood
-from fedsim.learning.recorded_step import Recorder
-from fedsim.seeds import seeded_torch
+from fedsim.learning.recordings import Recordings
+from fedsim.seeds import RandomStream, seeded_torch
+
+if TYPE_CHECKING:
+    from fedsim.learning.shards import Shard
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,15 +97,72 @@ class Net:
             leaf = module.get_parameter(name)  # the same object, because a model may also hold it elsewhere
             leaf.data, leaf.grad = view, grads[name]
         self._evaluating = kept_in_evaluation(module)
+        self._dropout = seed_dropout(module)
         self.stochastic = any(_may_draw(m) for m in module.modules())
         """A forward pass in training mode may draw from torch's own generators."""
-        self.recorder: Recorder | None = None
-        """If there is one, training steps are recorded with it where that is possible."""
+        self.recordings: Recordings | None = None
+        """If there are any, training steps are recorded where that is possible."""
+        self._trial: str | None = None
 
-    def noise(self, key: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def noise(self, key: int) -> Iterator[None]:
         """A block in which the module's own draws (dropout) come from `key`, without changing other
         generators."""
-        return seeded_torch(key, self.device) if self.stochastic else nullcontext()
+        with seeded_torch(key, self.device) if self.stochastic else nullcontext():
+            if self._dropout is None:
+                yield
+                return
+            self._dropout.generator = self._generator("dropout", key)
+            try:
+                yield
+            finally:
+                self._dropout.generator = None
+
+    def draws(self, rng: RandomStream, part: str) -> torch.Generator:
+        """The generator of a task's draws on the network's device, in its state at the beginning."""
+        return self._generator(part, rng.key(part))
+
+    def _generator(self, name: str, seed: int) -> torch.Generator:
+        if self.recordings is None:
+            return torch.Generator(self.device).manual_seed(seed)
+        return self.recordings.generator(name, seed)
+
+    def hold(self, name: str, value: T) -> T:
+        """The value in buffers that stay where they are from task to task, if steps are recorded; else as it
+        is. What is held is written over by the next task (owned_copy)."""
+        return value if self.recordings is None else self.recordings.hold(name, value)
+
+    def hold_rows(self, name: str, rows: Tensor) -> Tensor:
+        """The same for rows (n, ...) of which later tasks may have more: in a buffer that may be longer."""
+        return rows if self.recordings is None else self.recordings.hold_rows(name, rows)
+
+    @property
+    def asks_freely(self) -> bool:
+        """A step may read a number from the device: on a CPU without recordings that costs nothing."""
+        return self.recordings is None and self.device.type == "cpu"
+
+    def owned_copy(self, held: Tensor) -> Tensor:
+        """What was held, safe to keep."""
+        return held if self.recordings is None else held.clone()
+
+    def number(self, name: str, value: float) -> float | Tensor:
+        """A factor of float32 vectors that may differ from task to task: as a tensor (0-d) on a device other
+        than the CPU, and where steps are recorded, because Python's numbers are part of a recording."""
+        if self.asks_freely:
+            return value
+        return self.hold(name, torch.tensor(value, dtype=torch.float32, device=self.device))
+
+    def trial(self, shard: Shard, size: int) -> str:
+        """Compare recorded gradients with those that are computed as they come, on two batches of the shard;
+        once for this network.
+
+        Returns:
+            Why its training steps cannot be recorded; "" if they can.
+        """
+        if self._trial is None:
+            assert self.recordings is not None
+            self._trial = _trial(self, self.recordings, shard, min(size, shard.size))
+        return self._trial
 
     def train(self) -> None:
         """Go into training mode, except for frozen modules with running statistics."""
@@ -125,7 +190,7 @@ class Net:
         """A copy of the current weights, safe to send."""
         return self.weights.clone()
 
-    def loss_gradient(self, inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
+    def loss_gradient(self, inputs: Tensor, targets: Tensor, weight: float | Tensor) -> Tensor:
         """Write weight * grad(mean loss) into `grads`; return the mean (0-d, detached)."""
         self.grads.zero_()
         loss = self.likelihood.loss(self.module(inputs), targets)
@@ -134,7 +199,7 @@ class Net:
                 "no trained parameter reaches the model's outputs: its forward computes them without "
                 "gradients (torch.no_grad, detach)"
             )
-        (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        (loss if isinstance(weight, float) and weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def logits(self, weights: Tensor, inputs: Tensor) -> Tensor:
@@ -151,6 +216,51 @@ def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _may_draw(module: nn.Module) -> bool:
-    """True for dropout of any kind, and for modules of a user's own, whose forward may do anything."""
+    """True for dropout other than SeededDropout, and for modules of a user's own, whose forward may do
+    anything."""
+    if isinstance(module, SeededDropout):
+        return False
     own = not type(module).__module__.startswith("torch.nn.modules.")
     return own or isinstance(module, _DropoutNd | nn.RReLU)
+
+
+def _trial(net: Net, recordings: Recordings, shard: Shard, size: int) -> str:
+    rows = torch.arange(shard.size, device=shard.targets.device)
+    batches = [shard.batch(part) for part in (rows[:size], rows[-size:])]
+    inputs, targets = (recordings.hold(f"trial {i}", part) for i, part in enumerate(batches[0]))
+
+    def gradient(on: tuple[Tensor, Tensor]) -> Tensor:
+        with net.noise(1):
+            return torch.cat([net.loss_gradient(*on, 1.0).reshape(1), net.grads])
+
+    net.train()
+    stochastic, net.stochastic = net.stochastic, False
+    with seeded_torch(1, net.device):
+        before = _default_states(net.device)
+        expected = [gradient(batch) for batch in batches]
+        if _default_states(net.device) != before:
+            net.stochastic = stochastic
+            return "its forward pass draws from torch's own generators"
+    result: list[Tensor] = []
+    try:
+        with net.noise(1):
+            repeat = recordings.once(lambda: result.append(net.loss_gradient(inputs, targets, 1.0)))
+    except (RuntimeError, AssertionError) as e:
+        return f"its forward or backward pass cannot be recorded ({str(e).splitlines()[0]})"
+    for batch, gradient_as_it_comes in zip(batches, expected, strict=True):
+        inputs.copy_(batch[0])
+        targets.copy_(batch[1])
+        with net.noise(1):
+            repeat()
+            again = torch.cat([result[0].reshape(1), net.grads])
+        if not torch.equal(again.view(torch.int32), gradient_as_it_comes.view(torch.int32)):
+            return "a recorded gradient has other bits than one that is computed as it comes"
+    return ""
+
+
+def _default_states(device: torch.device) -> list[bytes]:
+    """The states of torch's own generators."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return [state.numpy().tobytes() for state in states]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedsim.learning.recorded_step import Recorder, Work
+from fedsim.learning.recordings import Recordings, Work
 
 aten = torch.ops.aten
 ASKING = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}
@@ -28,16 +28,20 @@ class Tape(TorchDispatchMode):
     It holds all of them, so that each stays at its address, as in the memory pool of a graph.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
+        """generators: Those that the device keeps, whose states go on from one repetition to the next."""
         super().__init__()
+        self.generators = generators
         self.operators: list[tuple[Callable[..., Any], Any, Any, Any]] = []
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator in ASKING or any(isinstance(a, Tensor) and a.dtype == torch.bool for a in indices(args)):
             raise AssertionError("a recorded step asks its device for a number")
-        if operator is aten.lift_fresh.default or any(
-            isinstance(a, torch.Generator) for a in tree_leaves((args, kwargs or {}))
-        ):
+        drawn_from = [a for a in tree_leaves((args, kwargs or {})) if isinstance(a, torch.Generator)]
+        known = all(
+            any(torch.equal(g.get_state(), k.get_state()) for k in self.generators) for g in drawn_from
+        )
+        if operator is aten.lift_fresh.default or not known:
             raise AssertionError("a recorded step has numbers from Python's side that may change")
         written = operator(*args, **(kwargs or {}))
         self.operators.append((operator, args, kwargs or {}, written))
@@ -54,18 +58,23 @@ class Tape(TorchDispatchMode):
 
 
 class Tapes:
-    """A recorder, and how often steps were recorded and repeated."""
+    """Makes recordings for networks, and counts how often steps were recorded and repeated."""
 
     def __init__(self) -> None:
         self.recorded = self.repeated = 0
-        self.recorder = Recorder(self._record, self._before)
 
-    def _before(self) -> None:
-        self.repeated += 1
+    def recordings(self, steps: int = 3) -> Recordings:
+        """Recordings for one network on the CPU."""
+        return Recordings(self._record, torch.device("cpu"), steps)
 
-    def _record(self, work: Work) -> tuple[Callable[[], object], Tensor]:
+    def _record(self, work: Work, generators: Sequence[torch.Generator]) -> Callable[[], object]:
         self.recorded += 1
-        tape = Tape()
+        tape = Tape(generators)
         with tape:
-            result = work()
-        return tape.repeat, result
+            work()
+
+        def repeat() -> None:
+            self.repeated += 1
+            tape.repeat()
+
+        return repeat

@@ -20,10 +20,9 @@ from workers.worker.main import serve
 from workers.worker.runtime import WorkerRuntime
 
 NEVER = {
-    "bayes_admm", "bregman_admm", "fald", "fedivon", "fedpa", "fedpm", "fola", "iso_bayes_admm", "ivon_admm",
-    "ivon_pvi", "mbsgd", "mime", "mimelite", "proxskip", "pvi",
+    "bayes_admm", "bregman_admm", "fald", "fedivon", "fedpa", "fedpm", "fola", "mbsgd", "proxskip", "pvi",
 }  # fmt: skip
-"""Algorithms whose clients train by something else than minimise, or look at every step."""
+"""Algorithms whose solvers decide from numbers of the device, take single steps, or look at every step."""
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
@@ -31,7 +30,7 @@ def test_a_run_has_the_same_bits(algorithm: Class, tmp_path: Path) -> None:
     tapes = Tapes()
 
     def recording(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-        problem.net.recorder = tapes.recorder
+        problem.net.recordings = tapes.recordings()
         return loopback(problem, folder, ledger)
 
     plain = play(problem_of(algorithm), tmp_path / "plain")
@@ -49,9 +48,9 @@ class Stopped:
 
 def test_a_worker_speaks_before_every_repetition(tmp_path: Path) -> None:
     runtime = WorkerRuntime(problem_of(find("fedavg")), tmp_path, "run", 0)
-    runtime.problem.net.recorder = Tapes().recorder
+    runtime.problem.net.recordings = recordings = Tapes().recordings()
     serve(Stopped(), runtime, lambda envelope: [])  # type: ignore[arg-type]
-    assert isinstance(runtime.problem.net.recorder.before, Heartbeat)
+    assert isinstance(recordings.before, Heartbeat)
 
 
 def test_only_the_variable_switches_it_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from fedsim import model_specs, plugins
 from fedsim.errors import AccessError, ConnectionLost, Interrupted, WireError
 from fedsim.experiment import Experiment, convert
-from fedsim.learning.recorded_step import cuda_graphs
+from fedsim.learning.recordings import Recordings, cuda_graphs
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.problem import Problem
@@ -86,7 +86,7 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
             map_start(problem.start, Path(config.run_dir))
             warm_up(problem)
             if device.startswith("cuda") and records_steps():
-                problem.net.recorder = cuda_graphs()
+                problem.net.recordings = Recordings(cuda_graphs(), problem.net.device)
         return WorkerRuntime(problem, Path(config.run_dir), run, config.index)
     except Exception as e:
         connection.send(messages.failed(run, e))
@@ -183,8 +183,8 @@ def serve(
             connection.send(reply)
 
     runtime.problem.net.module.register_forward_pre_hook(heartbeat)
-    if runtime.problem.net.recorder is not None:
-        runtime.problem.net.recorder.before = heartbeat
+    if runtime.problem.net.recordings is not None:
+        runtime.problem.net.recordings.before = heartbeat
     while True:
         envelope = connection.receive(idle or 60.0)
         if envelope is None:

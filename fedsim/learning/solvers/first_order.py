@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Annotated, Literal
 
 import torch
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fedsim.hyperparameters import BatchSize, CarryAdam, Clip, Decay, Epochs, LearningRate, Momentum
 from fedsim.learning.function_space import FunctionTerm, MemoryGradient
-from fedsim.learning.gaussian import Gaussian, Penalty
+from fedsim.learning.gaussian import Gaussian, Penalty, constant_part
 from fedsim.learning.ownership import owned
 from fedsim.learning.params import Net
-from fedsim.learning.recorded_step import RecordedStep
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.epochs import run_epochs
 from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.seeds import RandomStream
 
@@ -117,46 +117,44 @@ def minimise(
     net, how = shard.net, how.in_round(round)
     net.load(start)
     net.train()
-    cavities = tuple(p.to(net.weights) for p in penalties)
+    cavities = tuple(net.hold(f"penalty {i}", p.to(net.weights)) for i, p in enumerate(penalties))
+    factor = weight if weight == 1.0 else net.number("weight", weight)
     carried = moments if how.carry else None
-    step = stepper(net.weights, how, carried)
-    order, points, draws = rng.torch("batches"), rng.torch("memory"), rng.torch("smoothing")
-    total = torch.zeros((), device=net.device)
+    step = stepper(net.weights, how, carried, net)
+    draws = net.draws(rng, "smoothing") if smoothing else None
+    parts = repeat(term)
+    if term is not None and memory_gradient == "epoch":
+        batches, points = -(-shard.size // how.batch_size), rng.torch("memory")
+        parts = chain.from_iterable(term.divided(batches, points) for _ in range(how.epochs))
 
-    def advance(rows: Tensor, part: FunctionTerm | None = None) -> Tensor:
-        """One step; returns the mean loss of its batch."""
-        inputs, targets = shard.batch(rows)
-        if smoothing is None:
-            loss = net.loss_gradient(inputs, targets, weight)
+    def advance(inputs: Tensor, targets: Tensor) -> tuple[Tensor]:
+        if smoothing is None or draws is None:
+            loss = net.loss_gradient(inputs, targets, factor)
         else:
-            loss = smoothing.loss_gradient(net, inputs, targets, weight, draws)
+            loss = smoothing.loss_gradient(net, inputs, targets, factor, draws)
         if watch is not None:
             watch(inputs, targets)
             net.train()
-        if part is not None:
+        if (part := next(parts)) is not None:
             part.add_gradient(net)
         for cavity in cavities:
             cavity.add_gradient(net.weights, net.grads)
         if how.optimiser == "sgd" and weight != 1.0:
-            net.grads.div_(weight)
+            net.grads.div_(factor)
         _clip(net.grads, how.clip)
         step(net.grads)
-        return loss
+        return (loss,)
 
-    recorded = None
-    device_alone = watch is None and term is None and smoothing is None and not net.stochastic
-    if net.recorder is not None and device_alone and all(isinstance(p, Gaussian) for p in cavities):
-        recorded = RecordedStep(advance, net.recorder, how.batch_size)
-    with net.noise(rng.key("dropout")):
-        for epoch in range(how.epochs):
-            terms: Iterator[FunctionTerm | None] = repeat(term)
-            if term is not None and memory_gradient == "epoch":
-                terms = term.divided(-(-shard.size // how.batch_size), points)
-            for rows, part in zip(shard.rows(how.batch_size, order), terms, strict=False):
-                loss = advance(rows, part) if recorded is None else recorded(rows)
-                if epoch == how.epochs - 1:
-                    total.add_(loss, alpha=len(rows))
-    return LocalFit(net.snapshot(), float(total) / shard.size, step.moments() if how.carry else None)
+    loss = run_epochs(
+        shard,
+        advance,
+        batch_size=how.batch_size,
+        epochs=how.epochs,
+        rng=rng,
+        constants=("minimise", how, weight == 1.0, smoothing, *map(constant_part, cavities)),
+        refused="the algorithm looks at every step" if watch else "of a function term" if term else "",
+    )
+    return LocalFit(net.snapshot(), loss, step.moments(how.steps(shard.size)) if how.carry else None)
 
 
 def _clip(grads: Tensor, limit: float) -> None:
@@ -214,21 +212,32 @@ def corrected_sgd(
             slope = shard.gradient(y) - (0.0 if anchor is None else shard.gradient(anchor))
             y = y - lr * (share * slope / shard.size + constant)
         return LocalFit(y, shard.loss(y))
-    net, order, total = shard.net, rng.torch("batches"), 0.0
-    with net.noise(rng.key("dropout")):
-        for epoch in range(how.epochs):
-            for inputs, targets in shard.batches(how.batch_size, order):
-                net.train()
-                slope = constant.to(y)
-                for point, sign in ((anchor, -share), (y, share)):
-                    if point is not None:
-                        net.load(point)
-                        loss = net.loss_gradient(inputs, targets, 1.0)
-                        slope = slope + sign * net.grads
-                y -= lr * slope
-                if epoch == how.epochs - 1:
-                    total += float(loss) * len(targets)
-    return LocalFit(y, total / shard.size)
+    net = shard.net
+    y, constant = net.hold("iterate", y), net.hold("constant", constant.to(y))
+    anchor = None if anchor is None else net.hold("anchor", anchor)
+    weight = net.number("share", share)
+
+    def advance(inputs: Tensor, targets: Tensor) -> tuple[Tensor]:
+        net.train()
+        slope = constant
+        for point, sign in ((anchor, -1.0), (y, 1.0)):
+            if point is not None:
+                net.load(point)
+                loss = net.loss_gradient(inputs, targets, 1.0)
+                slope = slope + (sign * weight) * net.grads
+        y.sub_(lr * slope)
+        return (loss,)
+
+    loss = run_epochs(
+        shard,
+        advance,
+        batch_size=how.batch_size,
+        epochs=how.epochs,
+        rng=rng,
+        constants=("corrected_sgd", lr, anchor is None),
+        dtype=torch.float64,
+    )
+    return LocalFit(net.owned_copy(y), loss)
 
 
 def minimise_memory(
@@ -247,21 +256,32 @@ def minimise_memory(
     return net.snapshot()
 
 
-def stepper(weights: Tensor, how: LocalTraining, carried: Moments | None = None) -> _adam | _sgd:
-    """Adam or SGD, as a function of a gradient that changes `weights` in place."""
-    return _adam(weights, how, carried) if how.optimiser == "adam" else _sgd(weights, how)
+def stepper(
+    weights: Tensor, how: LocalTraining, carried: Moments | None = None, net: Net | None = None
+) -> _adam | _sgd:
+    """Adam or SGD, as a function of a gradient that changes `weights` in place; its state is held by `net`,
+    if that is given."""
+    return _adam(weights, how, carried, net) if how.optimiser == "adam" else _sgd(weights, how, net)
 
 
 class _adam:
     """One fused kernel call per step on the flat buffers (same arithmetic as torch.optim.Adam)."""
 
-    def __init__(self, weights: Tensor, how: LocalTraining, carried: Moments | None) -> None:
-        self.weights, self.lr = weights, how.lr
+    def __init__(
+        self, weights: Tensor, how: LocalTraining, carried: Moments | None, net: Net | None = None
+    ) -> None:
+        self.weights, self.lr, self.net = weights, how.lr, net
         if carried is None:
-            self.first, self.second = torch.zeros_like(weights), torch.zeros_like(weights)
+            first, second = torch.zeros_like(weights), torch.zeros_like(weights)
         else:  # the kernel works in place and a task must not change its arguments
-            self.first, self.second = owned(carried.first), owned(carried.second)
-        self.steps = torch.tensor(float(carried.steps if carried else 0), device=weights.device)
+            first, second = owned(carried.first), owned(carried.second)
+        self.before = carried.steps if carried else 0
+        steps = torch.tensor(float(self.before), device=weights.device)
+        if net is not None:
+            first, second, steps = (
+                net.hold(name, t) for name, t in (("first", first), ("second", second), ("steps", steps))
+            )
+        self.first, self.second, self.steps = first, second, steps
 
     def __call__(self, grads: Tensor) -> None:
         self.steps += 1
@@ -281,21 +301,24 @@ class _adam:
             maximize=False,
         )
 
-    def moments(self) -> Moments:
-        return Moments(self.first, self.second, int(self.steps))
+    def moments(self, taken: int) -> Moments:
+        """The moments after so many steps."""
+        first, second = (self.net.owned_copy(m) if self.net else m for m in (self.first, self.second))
+        return Moments(first, second, self.before + taken)
 
 
 class _sgd:
     """SGD with optional heavy-ball momentum, which is reset at every task."""
 
-    def __init__(self, weights: Tensor, how: LocalTraining) -> None:
+    def __init__(self, weights: Tensor, how: LocalTraining, net: Net | None = None) -> None:
         self.weights, self.lr, self.momentum = weights, how.lr, how.momentum
-        self.velocity = torch.zeros_like(weights) if how.momentum else None
+        velocity = torch.zeros_like(weights) if how.momentum else None
+        self.velocity = velocity if velocity is None or net is None else net.hold("velocity", velocity)
 
     def __call__(self, grads: Tensor) -> None:
         if self.velocity is not None:
             grads = self.velocity.mul_(self.momentum).add_(grads)
         self.weights.add_(grads, alpha=-self.lr)
 
-    def moments(self) -> None:
+    def moments(self, taken: int) -> None:
         return None

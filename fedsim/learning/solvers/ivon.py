@@ -16,7 +16,9 @@ as printed does not.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Annotated, Literal
 
 import torch
@@ -27,8 +29,10 @@ from fedsim.errors import TaskError
 from fedsim.hyperparameters import BatchSize, Epochs
 from fedsim.learning.gaussian import Gaussian, diagonal
 from fedsim.learning.ownership import owned
+from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.epochs import run_epochs
 from fedsim.seeds import RandomStream
 
 
@@ -142,8 +146,11 @@ def ivon(
         return _exact(shard, prior_mean, prior_precision, ess, dual)
     net, rng = shard.net, how.stream(rng)
     net.train()
+    steps = how.epochs * -(-shard.size // how.batch_size)
     state = _Ivon(
+        net,
         start.to(net.weights),
+        steps=steps,
         lr=how.lr_in(round),
         beta1=how.beta1,
         beta2=how.beta2,
@@ -156,23 +163,29 @@ def ivon(
     )
     del prior_mean, prior_precision, dual  # in float64; the state has what it needs of them
     _check_precision(state.precision())
-    order, draws = rng.torch("batches"), rng.torch("ivon")
-    eps = torch.empty(len(net.weights))
-    total = torch.zeros((), device=net.device)
-    with net.noise(rng.key("dropout")):
-        for epoch in range(how.epochs):
-            for inputs, targets in shard.batches(how.batch_size, order):
-                for _ in range(how.samples):
-                    state.sample(eps.normal_(generator=draws).to(net.device), out=net.weights)
-                    loss = net.loss_gradient(inputs, targets, 1.0)
-                    state.accumulate(net.grads)
-                    if epoch == how.epochs - 1:
-                        total.add_(loss, alpha=len(targets) / how.samples)
-                state.step()
-    steps = how.epochs * -(-shard.size // how.batch_size)
+    draws = net.draws(rng, "ivon")
+    eps = net.hold("eps", torch.empty_like(net.weights))
+
+    def advance(inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        losses = []
+        for _ in range(how.samples):
+            state.sample(eps.normal_(generator=draws), out=net.weights)
+            losses.append(net.loss_gradient(inputs, targets, 1.0))
+            state.accumulate(net.grads)
+        state.step()
+        return losses
+
+    loss = run_epochs(
+        shard,
+        advance,
+        batch_size=how.batch_size,
+        epochs=how.epochs,
+        rng=rng,
+        constants=("ivon", how.beta1, how.beta2, how.samples, state.may_move),
+    )
     fit = IvonFit(
-        MeanPrecision(state.mean, state.precision()),
-        float(total) / shard.size,
+        MeanPrecision(net.owned_copy(state.mean), state.precision()),
+        loss,
         state.moments() if how.carry else None,
         {"moved": 1 - how.beta2**steps},
     )
@@ -186,6 +199,8 @@ class _Ivon:
     Works in place on its own copies, in the dtype and on the device of `start`. The order of the
     operations is that of ivon-opt, none of them fused, because every rounding has to agree.
 
+    All its tensors are held by the network, so that steps can be recorded.
+
     The curvature is kept as `stored` with h + d = stored + offset. At first offset is d, so that stored
     is h, as in ivon-opt. Where h falls below -d/2, stored becomes h + d and offset 0 for the rest of the
     task: near -d, computing h + d anew at every step would give only rounding error.
@@ -194,8 +209,10 @@ class _Ivon:
 
     def __init__(
         self,
+        net: Net,
         start: Tensor,
         *,
+        steps: int,
         lr: float,
         beta1: float,
         beta2: float,
@@ -206,25 +223,32 @@ class _Ivon:
         h: float,
         moments: IvonMoments | None,
     ) -> None:
-        self.lr, self.beta1, self.beta2, self.ess = lr, beta1, beta2, ess
+        """steps: those of the task."""
+        self.net, self.beta1, self.beta2, hold = net, beta1, beta2, net.hold
+        self.lr, self.ess = net.number("lr", lr), net.number("ess", ess)
+        before = moments.steps if moments else 0
+        self.after = before + steps
+        self.debias = _Numbers(net, lambda t: 1.0 - beta1**t, before, steps)
         d, u, v = _exact_terms(prior_precision, ess, dual)
-        self.mean = start.clone()
-        self.prior_mean = prior_mean.to(start)
-        self.offset = d.to(start)
-        self.shift = u.to(start, copy=True)
+        self.mean = hold("mean", start.clone())
+        self.prior_mean = hold("prior_mean", prior_mean.to(start))
+        self.offset = hold("offset", d.to(start))
+        self.shift = hold("shift", u.to(start, copy=True))
         """Subtracted from the data's curvature: u, or u - d where `stored` is h + d."""
-        self.slope = (d - u).to(start)
-        self.cavity = (v - u * prior_mean.to(d)).to(start)
+        self.slope = hold("slope", (d - u).to(start))
+        self.cavity = hold("cavity", (v - u * prior_mean.to(d)).to(start))
         """Duals and prior have the gradient slope (m - m_p) + cavity = v - u m + d (m - m_p)."""
         self.may_move = bool((u != 0).any() or (d != d[0]).any())
-        self.stored = torch.full_like(start, h)
-        self.total = self.stored + self.offset
+        self.stored = hold("stored", torch.full_like(start, h))
+        self.total = hold("total precision", self.stored + self.offset)
         """h + d (P,), in nats per example and squared unit of weight."""
         # the step works in place and a task must not change its arguments
-        self.momentum = owned(moments.momentum).to(start) if moments else torch.zeros_like(start)
-        self.steps = moments.steps if moments else 0
-        self.scratch = self.noise = torch.empty_like(start)
-        self.gradient, self.product = torch.empty_like(start), torch.empty_like(start)
+        momentum = owned(moments.momentum).to(start) if moments else torch.zeros_like(start)
+        self.momentum = hold("momentum", momentum)
+        self.scratch = hold("scratch", torch.empty_like(start))
+        self.gradient = hold("gradient", torch.empty_like(start))
+        self.product = hold("product", torch.empty_like(start))
+        self.noise = self.scratch
         self.count = 0
 
     def sample(self, eps: Tensor, out: Tensor) -> None:
@@ -245,7 +269,6 @@ class _Ivon:
 
     def step(self) -> None:
         """Move q by the samples taken in since the last step."""
-        self.steps += 1
         self.count = 0
         total, scratch = self.total, self.scratch
         fresh = 1.0 - self.beta2
@@ -260,25 +283,53 @@ class _Ivon:
             self._move()
         torch.add(self.stored, self.offset, out=total)
         # line 6
-        change = torch.div(self.momentum, 1.0 - self.beta1**self.steps, out=self.gradient)
+        change = torch.div(self.momentum, self.debias.following(), out=self.gradient)
         change.add_(torch.sub(self.mean, self.prior_mean, out=scratch).mul_(self.slope)).add_(self.cavity)
         self.mean.sub_(change.div_(total).mul_(self.lr))
 
     def _move(self) -> None:
         """Keep h + d itself where h < -d/2."""
         margin = torch.add(self.offset, self.stored, alpha=2.0, out=self.scratch)
-        if margin.amin() < 0:  # a few coordinates, in nearly every step
-            low = (margin < 0).nonzero().squeeze(1)
-            self.stored[low] += self.offset[low]
-            self.shift[low] = -self.slope[low]
-            self.offset[low] = 0.0
+        if self.net.asks_freely:
+            if margin.amin() < 0:  # a few coordinates, in nearly every step
+                low = (margin < 0).nonzero().squeeze(1)
+                self.stored[low] += self.offset[low]
+                self.shift[low] = -self.slope[low]
+                self.offset[low] = 0.0
+            return
+        below = margin < 0
+        torch.where(below, self.stored + self.offset, self.stored, out=self.stored)
+        torch.where(below, -self.slope, self.shift, out=self.shift)
+        self.offset.masked_fill_(below, 0.0)
 
     def precision(self) -> Tensor:
         """1/sigma^2 (P,)."""
         return self.total * self.ess
 
     def moments(self) -> IvonMoments:
-        return IvonMoments(self.momentum, self.steps)
+        """The moments after the task's steps."""
+        return IvonMoments(self.net.owned_copy(self.momentum), self.after)
+
+
+class _Numbers:
+    """A number for one step after the other; where steps are recorded, the device counts them."""
+
+    def __init__(self, net: Net, number: Callable[[int], float], before: int, steps: int) -> None:
+        """number: Of step before + 1, ..., before + steps."""
+        self._values = map(number, count(before + 1))
+        self._table: Tensor | None = None
+        if not net.asks_freely:
+            values = torch.tensor(list(islice(self._values, steps)), dtype=torch.float32)
+            self._table = net.hold_rows("debias", values.to(net.device))
+            self._place = net.hold("debias place", torch.zeros((1,), dtype=torch.int64, device=net.device))
+
+    def following(self) -> float | Tensor:
+        """The number of this step, as a factor of vectors."""
+        if self._table is None:
+            return next(self._values)
+        number = self._table.index_select(0, self._place)
+        self._place.add_(1)
+        return number
 
 
 def _exact_terms(prior_precision: Tensor, ess: float, dual: Gaussian | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,16 +21,16 @@ class Smoothing:
     pairs: int
 
     def loss_gradient(
-        self, net: Net, inputs: Tensor, targets: Tensor, weight: float, draws: torch.Generator
+        self, net: Net, inputs: Tensor, targets: Tensor, weight: float | Tensor, draws: torch.Generator
     ) -> Tensor:
         """Write weight * grad E[mean loss] at net.weights into net.grads; return the mean loss (0-d).
 
-        net.weights (P,) are as before afterwards. Noise is drawn on the CPU, anew at every call.
+        net.weights (P,) are as before afterwards. Every call draws new noise, on the device of `draws`.
         """
         centre, total = net.snapshot(), torch.zeros_like(net.grads)
         loss = torch.zeros((), device=net.device)
         for _ in range(self.pairs):
-            eps = torch.randn(len(centre), generator=draws).to(centre) / self.precision**0.5
+            eps = torch.randn(len(centre), generator=draws, device=draws.device) / self.precision**0.5
             for point in (centre + eps, centre - eps):
                 net.load(point)
                 loss += net.loss_gradient(inputs, targets, weight)

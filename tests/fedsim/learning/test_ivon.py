@@ -187,7 +187,9 @@ class Quadratic:
     def steps(self, **changed: Any) -> _Ivon:
         supplied = {"lr": 0.1, "beta1": 0.9, "beta2": 0.98, "h": 1.0, "moments": None} | changed
         return _Ivon(
+            Net(nn.Linear(1, 1)),
             torch.zeros_like(self.linear),
+            steps=0,
             ess=self.ess,
             prior_mean=self.prior_mean,
             prior_precision=self.prior_precision,
@@ -239,7 +241,9 @@ def without_prior_mean(d: Tensor, u: Tensor | None, beta2: float) -> _Ivon:
     """At rest at m = m_p = 0, h = 0; lambda = 1."""
     zero = torch.zeros_like(d)
     return _Ivon(
+        Net(nn.Linear(1, 1)),
         zero,
+        steps=0,
         lr=0.0,
         beta1=0.9,
         beta2=beta2,

@@ -73,7 +73,9 @@ def test_a_curvature_per_coordinate_is_taken_as_it_is(shard: Shard) -> None:
     h = torch.rand(len(start), generator=torch.Generator().manual_seed(1))
     prior = torch.zeros_like(start, dtype=torch.float64)
     state = _Ivon(
+        shard.net,
         start,
+        steps=0,
         lr=HOW.lr,
         beta1=HOW.beta1,
         beta2=HOW.beta2,

@@ -1,0 +1,156 @@
+"""Training steps that a device repeats without Python, in recordings that last over tasks.
+
+A step of a small network is some forty kernels, and on a GPU starting them from Python takes longer than
+computing them. A recording starts them all at once: the same kernels on the same addresses, hence the same
+bits. So everything that a step reads or writes lies in buffers that stay where they are for as long as the
+network: a task copies its values in and its results out. The batch is selected on the device, by a counter
+that the step itself advances, so that several steps can be one recording.
+
+A recorded step must not read a number from the device. Python's numbers are those of the recording, so they
+are part of its key.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedsim.wire.schema import map_tensors
+
+Work = Callable[[], object]
+"""Kernels on buffers that stay where they are."""
+Record = Callable[[Work, Sequence[torch.Generator]], Callable[[], object]]
+"""Executes work once, and returns a function that repeats it. The generators are those that it may draw from:
+a repetition draws from their states at that time."""
+
+STEPS = 8
+"""Steps that one recording of a network's training has, besides recordings of a single step."""
+KEPT = 64
+"""Recordings of a network; what was repeated longest ago goes first."""
+T = TypeVar("T")
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+class Recordings:
+    """The buffers, generators and recordings of one network on its device."""
+
+    def __init__(self, record: Record, device: torch.device, steps: int = STEPS) -> None:
+        self.steps = steps
+        self.before: Callable[..., None] = _nothing
+        """Called before every repetition, like a hook of the forward pass."""
+        self.refusals: dict[str, None] = {}
+        """Why steps were computed as they come; each reason once."""
+        self._record, self._device = record, device
+        self._buffers: dict[Hashable, Tensor] = {}
+        self._generators: dict[str, torch.Generator] = {}
+        self._repeats: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+        self._warm: set[Hashable] = set()
+
+    def hold(self, name: str, value: T) -> T:
+        """Copy the value's tensors into the buffers of this name, and return the value in them."""
+        numbered = iter(range(1_000))
+
+        def buffer(tensor: Tensor) -> Tensor:
+            key = (name, next(numbered), tuple(tensor.shape), tensor.dtype)
+            if key not in self._buffers:
+                self._buffers[key] = torch.empty_like(
+                    tensor, device=self._device, memory_format=torch.contiguous_format
+                )
+            return self._buffers[key].copy_(tensor, non_blocking=True)
+
+        return map_tensors(value, buffer)
+
+    def hold_rows(self, name: str, rows: Tensor) -> Tensor:
+        """Copy rows (n, ...) to the beginning of a buffer that has room for the most rows so far.
+
+        Where it must grow it moves, and all recordings are dropped.
+        """
+        old = self._buffers.get(name)
+        if old is None or old.shape[1:] != rows.shape[1:] or old.dtype != rows.dtype or len(old) < len(rows):
+            self._buffers[name] = torch.empty_like(
+                rows, device=self._device, memory_format=torch.contiguous_format
+            )
+            self._repeats.clear()
+        self._buffers[name][: len(rows)].copy_(rows, non_blocking=True)
+        return self._buffers[name]
+
+    def generator(self, name: str, seed: int) -> torch.Generator:
+        """The generator of this name on the device, seeded."""
+        if name not in self._generators:
+            self._generators[name] = torch.Generator(self._device)
+            self._repeats.clear()  # which do not know of it
+        return self._generators[name].manual_seed(seed)
+
+    def run(self, key: Hashable, count: int, step: Work) -> None:
+        """Carry out `step` so many times.
+
+        The first step under a key is computed as it comes, because libraries set themselves up in it. After
+        that `count` steps are recorded the first time, and then repeated.
+        """
+        if key not in self._warm:
+            self._warm.add(key)
+            step()
+            if count > 1:
+                self.run(key, count - 1, step)
+            return
+        whole, rest = divmod(count, self.steps)
+        for steps, times in ((self.steps, whole), (1, rest)):
+            for _ in range(times):
+                self._repeat((key, steps), steps, step)
+
+    def _repeat(self, key: Hashable, steps: int, step: Work) -> None:
+        repeat = self._repeats.get(key)
+        if repeat is not None:
+            self._repeats.move_to_end(key)
+            self.before()
+            repeat()
+            return
+
+        def work() -> None:
+            for _ in range(steps):
+                step()
+
+        self._repeats[key] = self._record(work, tuple(self._generators.values()))
+        if len(self._repeats) > KEPT:
+            self._repeats.popitem(last=False)
+
+    def once(self, work: Work) -> Callable[[], object]:
+        """Record work, which is executed, and return its repetition, which is not kept."""
+        return self._record(work, tuple(self._generators.values()))
+
+    def refuse(self, why: str) -> None:
+        """Note why steps are computed as they come."""
+        if why not in self.refusals:
+            self.refusals[why] = None
+            print(f"training steps are not recorded: {why}", flush=True)
+
+
+def cuda_graphs() -> Record:
+    """Record as CUDA graphs on the current GPU. Its graphs take their memory from one pool."""
+    stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+    kept: list[torch.cuda.CUDAGraph] = []
+
+    def record(work: Work, generators: Sequence[torch.Generator]) -> Callable[[], object]:
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                work()  # nothing is computed yet
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph.replay()
+        kept[:] = [graph]  # torch cannot reuse a pool after all of its graphs are deleted
+        return graph.replay
+
+    return record

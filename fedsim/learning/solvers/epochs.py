@@ -1,0 +1,108 @@
+"""Shuffled epochs of minibatch steps, as they come or recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedsim.seeds import RandomStream
+
+if TYPE_CHECKING:
+    from fedsim.learning.recordings import Recordings
+    from fedsim.learning.shards import Shard
+
+Step = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""A step on a batch: from its inputs and targets to losses (0-d), each the mean over the batch, whose mean is
+the batch's loss."""
+
+
+def run_epochs(
+    shard: Shard,
+    step: Step,
+    *,
+    batch_size: int,
+    epochs: int,
+    rng: RandomStream,
+    constants: Hashable = None,
+    refused: str = "",
+    dtype: torch.dtype = torch.float32,
+) -> float:
+    """Call `step` for every batch of `epochs` epochs; return the mean loss of the last.
+
+    The short last batch of an epoch is kept (as in the released code). The order is that of rng's "batches",
+    and the network's own draws are of its "dropout".
+
+    Args:
+        constants: Every number of Python that `step` uses: steps with equal constants are recorded once for
+            all tasks, if the network has recordings. All tensors that `step` writes or reads, but for its
+            arguments, must be the network's or held by it (Net.hold).
+        refused: Why the steps cannot be recorded, if they cannot.
+        dtype: In which the losses are added up.
+    """
+    net, order = shard.net, rng.torch("batches")
+    recordings = net.recordings
+    if recordings is not None and not refused and epochs:
+        refused = net.trial(shard, batch_size)
+    with net.noise(rng.key("dropout")):
+        if recordings is None or refused:
+            if recordings is not None:
+                recordings.refuse(refused)
+            return _as_they_come(shard, step, batch_size, epochs, order, dtype)
+        return _recorded(recordings, shard, step, batch_size, epochs, order, dtype, constants)
+
+
+def _as_they_come(
+    shard: Shard, step: Step, size: int, epochs: int, order: torch.Generator, dtype: torch.dtype
+) -> float:
+    total = torch.zeros((), dtype=dtype, device=shard.net.device)
+    for epoch in range(epochs):
+        for rows in shard.rows(size, order):
+            losses = step(*shard.batch(rows))
+            if epoch == epochs - 1:
+                for loss in losses:
+                    total.add_(loss, alpha=len(rows) / len(losses))
+    return float(total) / shard.size
+
+
+def _recorded(
+    recordings: Recordings,
+    shard: Shard,
+    step: Step,
+    size: int,
+    epochs: int,
+    order: torch.Generator,
+    dtype: torch.dtype,
+    constants: Hashable,
+) -> float:
+    """The same steps on rows that the device selects: place t of the task's order, and t advances."""
+    N, device = shard.size, shard.net.device
+    orders = torch.cat([torch.randperm(N, generator=order) for _ in range(epochs)])
+    rows = recordings.hold_rows("order", orders.pin_memory() if device.type == "cuda" else orders)
+    inputs = recordings.hold_rows("inputs", shard.inputs)
+    held = replace(shard, inputs=inputs, targets=recordings.hold_rows("targets", shard.targets))
+    place = recordings.hold("place", torch.zeros((), dtype=torch.int64, device=device))
+    total = recordings.hold("total", torch.zeros((), dtype=dtype, device=device))
+
+    def advance(count: int, size: int) -> None:
+        """So many steps on batches of one size."""
+        offsets = recordings.hold(f"offsets {size}", torch.arange(size, device=device))
+
+        def one() -> None:
+            losses = step(*held.batch(rows.index_select(0, place + offsets)))
+            for loss in losses:
+                total.add_(loss, alpha=size / len(losses))
+            place.add_(size)
+
+        if count:
+            recordings.run((constants, size, shard.scale, inputs.dtype, inputs.shape[1:]), count, one)
+
+    for _ in range(epochs):
+        total.zero_()
+        advance(N // size, size)
+        if N % size:
+            advance(1, N % size)
+    return float(total) / N
