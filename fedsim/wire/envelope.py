@@ -29,7 +29,7 @@ from fedsim.wire.header import (
     write_header,
 )
 from fedsim.wire.message_context import NOTHING, SCALES, MessageContext, scale_of
-from fedsim.wire.schema import DTYPES, Dims, Field, optional_group, schema, values_of
+from fedsim.wire.schema import DTYPES, Dims, Field, all_fields, optional_group, schema, values_of
 
 M = TypeVar("M")
 
@@ -205,11 +205,11 @@ def decode(
             context = replace(context, scale=scale_of(f.name, tensor))
         values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, label)
     _same_rows(expected, values, owner)
-    if part is not None and has_part:
-        _same_rows(schema(part.message), values, owner)
     if part is not None:
-        own = {f.name: values.pop(f.name) for f in schema(part.message)} if has_part else None
-        values[part.name] = None if own is None else part.message(**own)
+        values[part.name] = None
+        if has_part:
+            _same_rows(schema(part.message), values, owner)
+            values[part.name] = part.message(**{f.name: values.pop(f.name) for f in schema(part.message)})
     return message(**values)
 
 
@@ -234,28 +234,17 @@ def check_fields(
 
 
 def _present(message: type[Any], headers: Sequence[FieldHeader], owner: str) -> tuple[Field, ...]:
-    """The fields that are present in a message, with or without its optional part.
-
-    Raises:
-        WireError: beginning with `owner`, if fields are missing or unknown.
-    """
-    expected, part, names = schema(message), optional_group(message), [h.name for h in headers]
-    whole = expected + (schema(part.message) if part else ())
-    if part is not None and names == [f.name for f in whole]:
-        return whole
-    if names != [f.name for f in expected]:
-        raise WireError(
-            f"{owner}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
-        )
-    return expected
+    """The fields that are present in a message, with or without its optional part."""
+    names = [h.name for h in headers]
+    for expected in (all_fields(message), schema(message)):
+        if names == [f.name for f in expected]:
+            return expected
+    expected_names = [f.name for f in schema(message)]
+    raise WireError(f"{owner}: fields {names} where {message.__qualname__} has {expected_names}")
 
 
 def _agreed(f: Field, h: FieldHeader, codecs: Mapping[str, str], dims: Dims, label: str) -> Codec:
-    """The codec of a field, if codec, dtype and shape are what both sides have agreed on.
-
-    Raises:
-        WireError: beginning with `label`.
-    """
+    """The codec of a field, if codec, dtype and shape are what both sides have agreed on."""
     selected = codec(codecs.get(f.name, "dense"))
     # dense: its codec would not be smaller; alone: a broadcast without an earlier one
     if h.codec not in (selected.name, "dense", *([selected.alone] if selected.last else [])):

@@ -203,11 +203,7 @@ def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], OptionalGroup |
 
 
 def _members(group: type[Any]) -> tuple[Field, ...]:
-    """The scalars of a group.
-
-    Raises:
-        UsageError: If the class has anything else, or is not frozen.
-    """
+    """The scalars of a group."""
     members = schema(group)
     if optional_group(group) or not members or any(m.python is not float or m.members for m in members):
         raise UsageError(

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import VERSION, Envelope, FieldHeader, Header, PartHeader, field_spec, pack
-from fedsim.wire.schema import Dims, Field, optional_group, schema
+from fedsim.wire.schema import Dims, Field, all_fields, optional_group
 
 RUN_NAME = "0" * 16
 """A stand-in with the length of a run's name."""
@@ -82,10 +82,8 @@ def envelope_size(
         run: The name of the run, whose length is part of the header.
         stored: The dtype of fields that are sent as they are stored.
     """
-    part = optional_group(message)
-    fields = schema(message) + (schema(part.message) if part else ())
-    headers, exact = [], part is None
-    for f in fields:
+    headers, exact = [], optional_group(message) is None
+    for f in all_fields(message):
         dtype = stored if f.kind.stored else f.kind.dtype
         field_header, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
         headers.append(field_header)

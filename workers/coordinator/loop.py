@@ -205,11 +205,7 @@ class Coordinator:
         )
 
     def _account(self) -> None:
-        """Fetch the remaining ledger rows of edge servers, which belong to no exchange.
-
-        Raises:
-            TaskError: If one does not answer.
-        """
+        """Fetch the remaining ledger rows of edge servers, which belong to no exchange."""
         edges = self.dispatch.edges
         if edges is None:
             return

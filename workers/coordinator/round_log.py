@@ -39,9 +39,6 @@ class RoundLog:
     def __getitem__(self, round: int) -> RoundRecord:
         return self._records[round]
 
-    def __contains__(self, round: int) -> bool:
-        return round in self._records
-
     def drop(self, round: int) -> None:
         """Forget a round that is not evaluated."""
         del self._records[round]

@@ -88,11 +88,7 @@ class RemoteEdge:
         return RemoteWorker(own, self.url, self.data_dir, self.patience, c.seat)
 
     def _take_part(self, connection: Connection, reply: Envelope, notify: Notify) -> None:
-        """Set up what the welcome describes, and serve until 'stop'.
-
-        Raises:
-            ConnectionLost: besides those of run.
-        """
+        """Set up what the welcome describes, and serve until 'stop'."""
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
             if reply.header.kind == "stop":  # it came as the run ended
@@ -132,11 +128,7 @@ class RemoteEdge:
         )
 
     def _listen(self, folder: Path) -> ZmqEndpoint:
-        """Open the port; one that the system has chosen stays the same if it is opened again.
-
-        Raises:
-            UsageError: if that is not possible.
-        """
+        """Open the port; one that the system has chosen stays the same if it is opened again."""
         c, keys = (
             self.credentials,
             folder / "keys",
@@ -152,11 +144,6 @@ class RemoteEdge:
         """A connection to the root in a worker's name.
 
         A key that the root has revoked opens nothing here either, from now on.
-
-        Raises:
-            TaskError: If the root does not answer.
-            KeyRefused: If the worker's key was revoked.
-            DiskError: If that cannot be noted.
         """
         c = self.credentials
         pair = c.workers[hello.index - c.first]

@@ -89,7 +89,7 @@ def read_checkpoint(
 ) -> Checkpoint[Server]:
     """Read a checkpoint; one of an earlier version has only the length of ledger.csv.
 
-    broadcast_type: the class of the broadcast in it, if any.
+    broadcast_type: the class of its broadcast, if it has one.
 
     Raises:
         WireError: if the file is damaged or of another algorithm.

@@ -20,8 +20,7 @@ from fedsim.errors import DiskError, WireError
 from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.state_file import decode_state, encode_state, state_chunks
-from workers.storage.atomic_files import SPARE, disk_errors, remove_or_spare, write_atomically
-from workers.storage.descriptors import patiently
+from workers.storage.atomic_files import SPARE, disk_errors, patiently, remove_or_spare, write_atomically
 from workers.storage.state_mark import ANY, checksum, mark, unmarked
 
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
@@ -39,13 +38,8 @@ class ClientStates:
     """Client states by (client, version), with a bounded cache of decoded ones."""
 
     def __init__(self, folder: Path, kind: type, run: str = "") -> None:
-        """Name the states of a run.
-
-        Args:
-            folder: Where they are.
-            kind: Their class.
-            run: The run's name, which their marks have; '': states of any run are read.
-        """
+        """folder: where they are. kind: their class. run: the run's name in their marks; '': states of any run
+        are read."""
         self.folder, self.kind, self.run = folder, kind, run
         self._cache: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
         self._cached_bytes = 0
@@ -56,12 +50,7 @@ class ClientStates:
         return self.folder / f"{client:06d}" / f"{version:06d}.state"
 
     def load(self, client: int, version: int, expected: int | None = None) -> Any:
-        """Return a client's state.
-
-        Args:
-            client: The client.
-            version: The version of its state.
-            expected: The checksum that it must have, if one is known.
+        """Return a client's state. expected: the checksum that it must have, if one is known.
 
         Raises:
             WireError: if the file is damaged, or has another state.
@@ -70,8 +59,7 @@ class ClientStates:
         hit = self._cache.get((client, version))
         if hit is not None:
             return hit[0]
-        owner = f"the state of client {client}, {self.path(client, version)}"
-        data = self.mapped(client, version)
+        owner, data = self._owner(client, version), self.mapped(client, version)
         state: Any = decode_state(self.kind, data, owner)
         if expected not in (None, checksum(data)):
             raise WireError(f"{owner}: it holds another state than version {version}")
@@ -83,9 +71,7 @@ class ClientStates:
         Raises:
             DiskError: If the file cannot be read.
         """
-        path = self.path(client, version)
-        owner = f"the state of client {client}, {path}"
-        with disk_errors(owner), self._opened(path, owner) as file:
+        with disk_errors(self._owner(client, version)), self._opened(client, version) as file:
             return checksum(file.read(16))
 
     def read(self, client: int, version: int) -> bytes:
@@ -104,24 +90,26 @@ class ClientStates:
             WireError: If the file is of another version.
             DiskError: If it cannot be read.
         """
-        path = self.path(client, version)
-        owner = f"the state of client {client}, {path}"
-        with disk_errors(owner), self._opened(path, owner) as file:
+        with disk_errors(self._owner(client, version)), self._opened(client, version) as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        return unmarked(data, self.run, client, version, owner)
+        return unmarked(data, self.run, client, version, self._owner(client, version))
 
-    def _opened(self, path: Path, owner: str) -> BinaryIO:
+    def _opened(self, client: int, version: int) -> BinaryIO:
         try:
-            return patiently(lambda: open(path, "rb"))
+            return patiently(lambda: open(self.path(client, version), "rb"))
         except FileNotFoundError as e:
             if self.folder.is_dir():
                 raise
             raise DiskError(
-                f"{owner}: {e.strerror}; the folder of all states is not there, "
+                f"{self._owner(client, version)}: {e.strerror}; the folder of all states is not there, "
                 "as after `fedsim sweep --remove-states`"
             ) from None
+
+    def _owner(self, client: int, version: int) -> str:
+        """Name a state in an error."""
+        return f"the state of client {client}, {self.path(client, version)}"
 
     def put(self, client: int, version: int, data: bytes) -> None:
         """Write a state's file from the bytes of another one.

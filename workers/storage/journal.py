@@ -50,9 +50,7 @@ def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
 def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, Any]]:
     """All whole records one after the other, oldest first.
 
-    Args:
-        path: The journal.
-        size: The number of bytes to read from the start; None: all.
+    size: the number of bytes to read from the start; None: all.
 
     Raises:
         DiskError: if the file cannot be read.
@@ -64,11 +62,7 @@ def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, A
 
 
 def read_journal(path: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """All whole records, oldest first. size: the number of bytes to read from the start; None: all.
-
-    Raises:
-        DiskError: if the file cannot be read.
-    """
+    """The list of journal_records."""
     return list(journal_records(path, size))
 
 

@@ -58,11 +58,6 @@ class Recovery:
         """The last committed round; 0: the set-up; NOTHING: none."""
         return self.checkpoint.round if self.checkpoint else NOTHING
 
-    @property
-    def ledger_bytes(self) -> int:
-        """The length of ledger.csv that stays; 0: none."""
-        return self.ends.get(LEDGER, 0)
-
 
 def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "") -> Recovery:
     """Find the newest round after which a run can continue.
@@ -157,11 +152,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _check_experiment(folder: Path, kept: Iterable[Checkpoint[Any]], experiment: str) -> None:
-    """Compare the manifest with every checkpoint.
-
-    Raises:
-        MismatchError: naming the manifest and the round.
-    """
+    """Compare the manifest with every checkpoint."""
     for checkpoint in kept:
         if experiment and checkpoint.experiment not in ("", experiment):
             raise MismatchError(
@@ -171,11 +162,7 @@ def _check_experiment(folder: Path, kept: Iterable[Checkpoint[Any]], experiment:
 
 
 def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> list[str]:
-    """Remove another run's checkpoints from `kept`, and return why.
-
-    Raises:
-        MismatchError: if all are of another run; the manifest is then the wrong file.
-    """
+    """Remove another run's checkpoints from `kept`, and return why."""
     foreign = [r for r, checkpoint in kept.items() if run and checkpoint.run not in ("", run)]
     if foreign and len(foreign) == len(kept):
         raise MismatchError(
@@ -186,11 +173,7 @@ def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> l
 
 
 def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Problem) -> None:
-    """Check that the broadcasts in use in an asynchronous run can be encoded again.
-
-    Raises:
-        WireError: naming the round whose checkpoint is missing.
-    """
+    """Check that the broadcasts in use in an asynchronous run can be encoded again."""
     first = 0 if problem.algorithm.setup else 1
     for origin in problem.asynchrony.origins(last + 1) if last else ():
         if origin >= first and origin not in kept:
@@ -201,12 +184,7 @@ def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Prob
 
 
 def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Mapping[int, Mapping[str, Any]]:
-    """The journal's records of commits, by round, if the run's files match their digests at a checkpoint.
-
-    Raises:
-        WireError: if it is of another run, or a file was changed; it names the file and the round.
-        DiskError: if a file cannot be read.
-    """
+    """The journal's records of commits, by round, if the run's files match their digests at a checkpoint."""
     r, supplied = checkpoint.round, len(checkpoint.versions)
     if supplied != len(problem.clients):
         raise WireError(
@@ -241,12 +219,7 @@ def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
 
 
 def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
-    """Check the states that a checkpoint names: after a power cut, a checkpoint may exist without them.
-
-    Raises:
-        WireError: if a state is damaged or differs.
-        DiskError: if the disk cannot be read or written.
-    """
+    """Check the states that a checkpoint names: after a power cut, a checkpoint may exist without them."""
     for k, version in enumerate(checkpoint.versions.tolist()):
         if version:
             checkpoint.load_state(states, k)
@@ -270,9 +243,6 @@ def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, tup
     """The end of each line of metrics.jsonl and its test accuracy, by round, up to the checkpoint's digest.
 
     If no checkpoint has digests, as far as they can be read.
-
-    Raises:
-        DiskError: if the file cannot be read.
     """
     path = folder / METRICS
     checkpoints = list(kept)
@@ -295,11 +265,7 @@ def _unscored(
     kept: Mapping[int, Checkpoint[Any]],
     commits: Mapping[int, Any],
 ) -> Iterator[RoundRecord]:
-    """The records of committed rounds without evaluation, with the models to evaluate.
-
-    Raises:
-        WireError: if one of them is no longer known.
-    """
+    """The records of committed rounds without evaluation, with the models to evaluate."""
     algorithm, e, ctx = problem.algorithm, problem.experiment, problem.context(0, 0)
     for r in range(last + 1):
         if r in scored or not evaluates(r, e.rounds, e.eval_every, problem.chunks):

@@ -17,8 +17,7 @@ import torch
 
 from fedsim.errors import DiskError
 from fedsim.wire.envelope import Buffer
-from workers.storage.atomic_files import disk_errors
-from workers.storage.descriptors import patiently
+from workers.storage.atomic_files import disk_errors, patiently
 
 
 @dataclass(frozen=True, order=True)
@@ -56,11 +55,10 @@ class SpillFile:
         """Return a part of the smallest free region that has so many bytes, or one at the end of the file."""
         fitting = [r for r in self._free if r.size >= size]
         if not fitting:
-            last = (
-                self._free.pop() if self._free and self._free[-1].end == self._end else Region(self._end, 0)
-            )
-            self._end = last.begin + size
-            return Region(last.begin, size)
+            at_the_end = self._free and self._free[-1].end == self._end
+            begin = self._free.pop().begin if at_the_end else self._end
+            self._end = begin + size
+            return Region(begin, size)
         smallest = min(fitting, key=lambda r: r.size)
         self._free.remove(smallest)
         if smallest.size > size:

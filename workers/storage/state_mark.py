@@ -38,24 +38,16 @@ def checksum(start: bytes | memoryview) -> int:
 def mark(run: str, client: int, version: int, start: bytes | memoryview) -> bytes:
     """Return the mark of a client's state.
 
-    Args:
-        run: The run's name; '' if it has none.
-        client: The client.
-        version: The version of its state, or ANY.
-        start: The encoded state, or its first 16 bytes.
+    run: the run's name, '' if it has none. version: of the state, or ANY. start: the encoded state, or its
+    first 16 bytes.
     """
     return _MARK.pack(MAGIC, _tag(run), client, version, checksum(start))
 
 
 def unmarked(data: memoryview, run: str, client: int, version: int, owner: str) -> memoryview:
-    """Return the encoded state of a file.
+    """Return the encoded state in the content of a file.
 
-    Args:
-        data: The content of the file.
-        run: The run's name; '': any run.
-        client: The expected client.
-        version: The expected version.
-        owner: The state and its file, for errors.
+    run, client, version: what is expected; run '': any. owner: the state and its file, for errors.
 
     Raises:
         WireError: If the file has the mark of another state; it begins with `owner`.

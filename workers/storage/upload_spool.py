@@ -85,11 +85,9 @@ class Spool:
     def discard(self, client: int) -> None:
         """Forget an upload, if any; dropouts have none."""
         with self._lock:
-            if client not in self._envelopes:
-                return
-            envelope, _ = self._envelopes.pop(client)
+            envelope, _ = self._envelopes.pop(client, (None, NONE))
             region = self._spilled.pop(client, None)
-            if region is None:
-                self.room += envelope.total_bytes()
-            elif self._file is not None:
+            if self._file is not None and region is not None:
                 self._file.free(region)
+            elif envelope is not None:
+                self.room += envelope.total_bytes()

@@ -165,12 +165,7 @@ class Revocations:
         return self._last
 
     def _read(self) -> frozenset[int]:
-        """Read the file; no worker is revoked while there is none.
-
-        Raises:
-            DataError: if data is missing or damaged.
-            OSError: if the system refuses.
-        """
+        """Read the file; no worker is revoked while there is none."""
         try:
             result = msgspec.json.decode(self.path.read_bytes(), type=_Revoked)
         except FileNotFoundError:

@@ -120,11 +120,7 @@ def interfaces() -> set[str]:
 
 
 def _parts(text: str, owner: str, more: str) -> tuple[str, str]:
-    """The host and the port of tcp://HOST:PORT.
-
-    Raises:
-        UsageError: saying what is wrong.
-    """
+    """The host and the port of tcp://HOST:PORT."""
     parts = _PARTS.fullmatch(text)
     if parts is None:
         if text.startswith("tcp://") and not re.fullmatch(r"tcp://(\[.*\]|[^:\[\]]*)", text):

@@ -71,11 +71,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _stream(descriptor: int, port: int) -> TcpStream | None:
-    """Return the connection behind a descriptor; None if it is not on this port.
-
-    Raises:
-        OSError: if it is no connection.
-    """
+    """Return the connection behind a descriptor; None if it is not on this port."""
     with _held(descriptor) as (connection, inode):
         if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
             return None
@@ -90,9 +86,6 @@ def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
     """A socket of ZeroMQ's, by a descriptor of our own, and its inode.
 
     If this process has no descriptor left it is ZeroMQ's own: what is done then is done at once.
-
-    Raises:
-        OSError: if the system refuses.
     """
     try:
         ours = os.dup(descriptor)

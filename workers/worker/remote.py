@@ -75,11 +75,7 @@ class RemoteWorker:
         notify("the run is over")
 
     def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
-        """Set up what the welcome describes, and serve until 'stop'.
-
-        Raises:
-            ConnectionLost: besides those of run.
-        """
+        """Set up what the welcome describes, and serve until 'stop'."""
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
             if registration_reply.header.kind == "stop":  # it came as the run ended
@@ -102,11 +98,7 @@ class RemoteWorker:
             serve(connection, runtime, RemoteStateCache(runtime).handle, idle=IDLE)
 
     def _localised(self, connection: Connection, run: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the experiment with this machine's paths.
-
-        Raises:
-            UsageError: If a file is not here; the coordinator has been informed.
-        """
+        """Return the experiment with this machine's paths."""
         try:
             return self.files.localised(experiment)
         except UsageError as e:
@@ -137,14 +129,7 @@ class RemoteWorker:
                 time.sleep(0.5)
 
     def _try_all(self, mine: int | None, again: bool) -> tuple[int, Connection, Envelope]:
-        """Join as the worker that it has been, else as the first that is missing.
-
-        Raises:
-            KeyRefused: If its own key is refused, even if another worker's key would be accepted.
-            AccessError: If no worker is missing.
-            TaskError: If the coordinator does not answer.
-            ConnectionLost: If the connection has ended.
-        """
+        """Join as the worker that it has been, else as the first that is missing."""
         indices = self.join_credentials.seats
         if self.worker is not None and self.worker not in indices:
             raise AccessError(f"seat {self.worker}: this file has the workers {indices[0]} to {indices[-1]}")
@@ -175,12 +160,7 @@ class RemoteWorker:
         raise AccessError(f"refused: all {len(candidates)} workers of the run have joined already{others}")
 
     def _answer(self, connection: Connection) -> Envelope:
-        """Return the answer to the hello: 'welcome', 'refused' or 'stop'.
-
-        Raises:
-            TaskError: If there is none in time.
-            ConnectionLost: If the connection has ended.
-        """
+        """Return the answer to the hello: 'welcome', 'refused' or 'stop'."""
         deadline = min(JOIN_DEADLINE, max(self.patience, UNANSWERED * IDLE))
         try:
             answer = connection.receive(deadline)

@@ -55,26 +55,18 @@ class CodecFamily:
     @property
     def form(self) -> Form:
         """The syntax of the codec's name."""
+        flags = f", and behind it {' or '.join('+' + flag for flag in self.flags)}" if self.flags else ""
         if self.step:
             what = f"the step {self.step}, a positive number, such as {self.name}:0.25"
-            if self.flags:
-                what += f", and behind it {' or '.join('+' + flag for flag in self.flags)}"
-            return Form(self.name, (self.step,), help=what)
+            return Form(self.name, (self.step,), help=what + flags)
         if self.bits:
             what = f"b bits, a whole number from {self.bits[0]} to {self.bits[1]}, such as {self.name}:4"
             if self.samples:
                 what += f", xN for the mean of N samples, at most {masks.SAMPLES}, such as {self.name}:4x10"
-            if self.flags:
-                what += f", and behind it {' or '.join('+' + flag for flag in self.flags)}"
-            return Form(self.name, ("b",), help=what)
+            return Form(self.name, ("b",), help=what + flags)
         if not self.fraction:
             return Form(self.name)
         return Form(self.name, ("p",), help=f"the fraction to keep, 0 < p <= 1, such as {self.name}:0.1")
-
-    @property
-    def usage(self) -> str:
-        """The codec with its parameter."""
-        return self.form.usage
 
 
 LARGEST_STEP = 16.0

@@ -132,11 +132,7 @@ def _bits(mask: Array) -> Part:
 
 
 def _mask(part: memoryview, spec: Spec, p: float) -> Array:
-    """A mask of the kept entries (P,).
-
-    Raises:
-        WireError: if a layer does not have the number of kept entries that p gives.
-    """
+    """A mask of the kept entries (P,)."""
     bits = np.frombuffer(expanded(part, _bitmap_bytes(spec)), dtype=np.uint8)
     every = np.unpackbits(bits, bitorder="little").view(bool)
     mask: Array = every[: spec.count]

@@ -164,11 +164,7 @@ def _compressed_rows(mask: Array, s: Slice) -> Iterator[Array]:
 
 
 def _positions(pointers: Array, columns: Array, s: Slice) -> Array:
-    """The flat positions in a layer.
-
-    Raises:
-        WireError: unless both arrays are canonical.
-    """
+    """The flat positions in a layer."""
     width = s.size // max(1, _rows(s))
     wide = pointers.astype(np.int64)
     counts = wide[1:] - wide[:-1]

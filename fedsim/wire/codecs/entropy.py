@@ -26,11 +26,13 @@ import constriction
 import numpy as np
 
 from fedsim.errors import WireError
-from fedsim.wire.codecs.base import Array, Spec
+from fedsim.wire.codecs.base import Array, Bound, Spec
 
 HEAD = struct.Struct("<HBI")
 LEAST = 2
 """Bytes of a layer, at least."""
+FEW = 64
+"""Bytes that a layer may have, however few values it has."""
 BITS = 40
 LARGEST = (1 << BITS) - 1
 """The largest |k|."""
@@ -119,6 +121,12 @@ def decode_layers(data: memoryview, spec: Spec) -> Array:
     if at != len(data):
         raise WireError(f"{len(data) - at} bytes behind the last layer")
     return out
+
+
+def layer_bounds(spec: Spec, beside: int = 0) -> tuple[Bound, ...]:
+    """The bound of a part of `beside` bytes and entropy-coded layers."""
+    layers = len(spec.layout.slices)
+    return (Bound("values", beside + LEAST * layers, beside + max(spec.dense_bytes, FEW * layers)),)
 
 
 def layers_entropy(data: memoryview, spec: Spec) -> float:
