@@ -8,18 +8,17 @@ root -> its workers      assign (or assign_gone) in the place of task (or gone)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
-from fedsim.errors import WireError
 from fedsim.round_events import Open
 from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, blob, pack
 from fedsim.wire.header import read_header
 from fedsim.wire.ledger_rows import Entry
 from workers.protocol_messages import answer
+from workers.transport.handshake import read_json
 
-T = TypeVar("T")
 _Count = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
 
 
@@ -69,7 +68,7 @@ def read_uploads(envelope: Envelope) -> list[tuple[int, int]]:
     Raises:
         WireError: If it cannot be read.
     """
-    return _json(envelope, list[tuple[int, int]])
+    return read_json(envelope, list[tuple[int, int]], repr(envelope.header.kind))
 
 
 def ask_account(run: str) -> Envelope:
@@ -91,22 +90,15 @@ def read_account(envelope: Envelope) -> tuple[list[Entry], dict[str, int] | None
     Raises:
         WireError: If it cannot be read.
     """
-    rows, residual = _json(envelope, tuple[list[Entry], _Residual | None])
-    return rows, None if residual is None else {"down": residual.down, "up": residual.up}
-
-
-def _json(envelope: Envelope, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(envelope.frames[0], type=kind)
-    except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise WireError(f"an unreadable {envelope.header.kind!r}: {e}") from None
+    rows, residual = read_json(envelope, tuple[list[Entry], _Residual | None], repr(envelope.header.kind))
+    return rows, None if residual is None else msgspec.structs.asdict(residual)
 
 
 def relayed(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
     """Return the broadcast of an exchange as an edge server gets it, once for all its clients."""
-    header = Header(VERSION, "relayed", run, epoch, opened.round, opened.exchange, fields=payload.fields)
-    folds, asked = opened.folded_rounds, opened.asked
-    return pack(msgspec.structs.replace(header, folds=folds, asked=asked), payload.frames)
+    counts = {"folds": opened.folded_rounds, "asked": opened.asked}
+    which = (epoch, opened.round, opened.exchange)
+    return pack(Header(VERSION, "relayed", run, *which, fields=payload.fields, **counts), payload.frames)
 
 
 def sums(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:

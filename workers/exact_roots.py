@@ -20,12 +20,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-FUNCTIONS: dict[str, np.ufunc] = {
-    "sqrt": np.sqrt,
-    "acos": np.arccos,
-    "asin": np.arcsin,
-    "atan": np.arctan,
-}
+FUNCTIONS = {"sqrt": np.sqrt, "acos": np.arccos, "asin": np.arcsin, "atan": np.arctan}
 WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 """numpy has no bfloat16; torch, too, computes both in float32."""
 

@@ -18,11 +18,7 @@ class Registration:
     """
 
     def __init__(
-        self,
-        worker_config: WorkerConfig,
-        manifest: WorkerManifest,
-        workers: int,
-        allow_drift: bool = False,
+        self, worker_config: WorkerConfig, manifest: WorkerManifest, workers: int, allow_drift: bool = False
     ) -> None:
         self.worker_config, self.manifest, self.workers = worker_config, manifest, workers
         self.allow_drift = allow_drift

@@ -191,14 +191,8 @@ class ResponseHandler:
             return self._once_more(worker, envelope, bad)
         self._retried.discard(task)
         self.filter.answered(envelope)
-        self.journal.append(
-            "upload",
-            round=task.round,
-            exchange=task.exchange,
-            client=task.client,
-            worker=worker,
-            xxh3=checksums(envelope),
-        )
+        label = {"round": task.round, "exchange": task.exchange, "client": task.client}
+        self.journal.append("upload", **label, worker=worker, xxh3=checksums(envelope))
         edges = self.dispatch.edges
         if edges is not None:
             edges.answered(worker, envelope)
@@ -209,8 +203,8 @@ class ResponseHandler:
         if late:
             record.late = tuple(sorted({*record.late, task.client}))
         if skipped:
-            self.journal.append("refused", round=h.round, exchange=h.exchange, client=h.client, why=bad)
-            record.refused = tuple(sorted({*record.refused, h.client}))
+            self.journal.append("refused", **label, why=bad)
+            record.refused = tuple(sorted({*record.refused, task.client}))
         return [Arrived(worker, task, late or skipped)]
 
     def _unfit(self, worker: int, envelope: Envelope) -> str:

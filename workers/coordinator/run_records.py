@@ -107,10 +107,8 @@ class RunRecords:
             record.staleness = self.problem.asynchrony.staleness(command.round)
         else:
             self._add_simulated(command.round, spent)
-        participants = list(command.participants)
-        self.storage.journal.append(
-            "open", round=command.round, exchange=command.exchange, participants=participants
-        )
+        label = {"round": command.round, "exchange": command.exchange}
+        self.storage.journal.append("open", **label, participants=list(command.participants))
 
     def dropped(self, round: int, client: int) -> None:
         """Record that an upload is not folded."""

@@ -31,7 +31,7 @@ from workers.transport.listeners import CurveListener
 from workers.transport.router import ZmqEndpoint
 from workers.worker.heartbeat import while_it_starts
 from workers.worker.local_files import LocalFiles, names_elsewhere
-from workers.worker.main import IDLE, UNANSWERED, announce_problem, check_over
+from workers.worker.main import IDLE, UNANSWERED, announce, check_over
 from workers.worker.remote import RemoteWorker
 
 Notify = Callable[[str], None]
@@ -110,9 +110,7 @@ class RemoteEdge:
                 connection.send(messages.failed(run, e))
                 raise
             notify(self._described(problem, run))
-            announce_problem(
-                connection, problem, run, digest=True, names=names_elsewhere(config.experiment, local)
-            )
+            announce(connection, problem, run, digest=True, names=names_elsewhere(config.experiment, local))
             set_malloc_thresholds()
             spool, silence = scratch.path / "uploads", UNANSWERED * IDLE
             server = EdgeServer(problem, run, connection, endpoint, self._connect, spool, silence)
@@ -129,11 +127,8 @@ class RemoteEdge:
 
     def _listen(self, folder: Path) -> ZmqEndpoint:
         """Open the port; one that the system has chosen stays the same if it is opened again."""
-        c, keys = (
-            self.credentials,
-            folder / "keys",
-        )  # Revocations locks its folder, and Scratch has locked its
-        keys.mkdir()
+        c, keys = self.credentials, folder / "keys"
+        keys.mkdir()  # Revocations locks its folder, and Scratch has locked its own
         self.revocations = Revocations(keys / REVOKED)
         listener = CurveListener(self.bind, c.port, c.workers, self.revocations, c.first)
         endpoint = ZmqEndpoint(Ledger(), listener, c.max_frame, AHEAD * c.max_frame)
@@ -147,7 +142,7 @@ class RemoteEdge:
         """
         c = self.credentials
         pair = c.workers[hello.index - c.first]
-        curve_keys = CurveKeys(pair.public.encode(), pair.secret.encode(), c.server_key.encode())
+        curve_keys = CurveKeys.of(pair, c.server_key)
         mine = Hello("", hello.index, hello.pid, hello.host)
         try:
             return Connection(self.url, mine, c.max_frame, curve_keys, WORKERS_PATIENCE)

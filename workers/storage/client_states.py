@@ -38,8 +38,7 @@ class ClientStates:
     """Client states by (client, version), with a bounded cache of decoded ones."""
 
     def __init__(self, folder: Path, kind: type, run: str = "") -> None:
-        """folder: where they are. kind: their class. run: the run's name in their marks; '': states of any run
-        are read."""
+        """kind: the states' class. run: the run's name in their marks; '': those of any run are read."""
         self.folder, self.kind, self.run = folder, kind, run
         self._cache: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
         self._cached_bytes = 0

@@ -63,8 +63,8 @@ def run(spec: dict[str, Any]) -> int:
             connection.close(linger=5.0)
             return 1
         set_malloc_thresholds()
-        announce(connection, runtime)
-        serve(connection, runtime, lambda envelope: [r for r in [runtime.handle(envelope)] if r is not None])
+        announce(connection, runtime.problem, runtime.run)
+        serve(connection, runtime, runtime.replies)
         return 0
     finally:
         connection.close(linger=1.0)
@@ -95,29 +95,16 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
 
 def announce(
     connection: Connection,
-    runtime: WorkerRuntime,
-    digest: bool = False,
-    names: Mapping[str, str] | None = None,
-) -> None:
-    """Send the coordinator this worker's manifest: it is ready.
-
-    Args:
-        connection: The connection.
-        runtime: What was set up.
-        digest: True to include the digest of its data.
-        names: The coordinator's paths of a user's files by the paths here, if they differ.
-    """
-    announce_problem(connection, runtime.problem, runtime.run, digest, names)
-
-
-def announce_problem(
-    connection: Connection,
     problem: Problem,
     run: str,
     digest: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """The same for a process that computes no tasks."""
+    """Send the coordinator the manifest of this process: it is ready.
+
+    digest: True to include the digest of its data. names: the coordinator's paths of a user's files by the
+    paths here, if they differ.
+    """
     e = problem.experiment
     with while_it_starts(connection, run):
         data = problem.data_digest if digest else ""

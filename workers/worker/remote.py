@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,8 @@ class RemoteWorker:
                 return
             run, config = registration_reply.header.run, messages.read_welcome(registration_reply)
             experiment = config.experiment
-            notify(
-                f"worker {config.index} of run {run}: {experiment.get('algo')} on {experiment.get('dataset')}"
-            )
+            what = f"{experiment.get('algo')} on {experiment.get('dataset')}"
+            notify(f"worker {config.index} of run {run}: {what}")
             states = Scratch("fedsim-worker-")
             closing.callback(states.remove)
             data_dir = str(self.data_dir) if self.data_dir else None
@@ -94,8 +94,8 @@ class RemoteWorker:
                 config, experiment=local, run_dir=str(states.path), data_dir=data_dir
             )
             runtime = set_up(connection, run, config, experiment.get("device", "cpu"))
-            announce(connection, runtime, digest=True, names=names_elsewhere(experiment, local))
-            serve(connection, runtime, RemoteStateCache(runtime).handle, idle=IDLE)
+            announce(connection, runtime.problem, run, digest=True, names=names_elsewhere(experiment, local))
+            serve(connection, runtime, partial(replies_with_states, runtime), idle=IDLE)
 
     def _localised(self, connection: Connection, run: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
         """Return the experiment with this machine's paths."""
@@ -154,9 +154,8 @@ class RemoteWorker:
             raise refused_keys[0]
         if len(candidates) == 1:
             raise AccessError(f"refused: {reason}")
-        others = (
-            f", but for {len(refused_keys)} whose key is not accepted (any longer)" if refused_keys else ""
-        )
+        refused = len(refused_keys)
+        others = f", but for {refused} whose key is not accepted (any longer)" if refused else ""
         raise AccessError(f"refused: all {len(candidates)} workers of the run have joined already{others}")
 
     def _answer(self, connection: Connection) -> Envelope:
@@ -172,10 +171,9 @@ class RemoteWorker:
         return answer
 
     def _connect(self, index: int, again: bool) -> Connection:
-        keys, join_credentials = self.join_credentials.pair(index), self.join_credentials
-        curve_keys = CurveKeys(
-            keys.public.encode(), keys.secret.encode(), join_credentials.server_key.encode()
-        )
+        join_credentials = self.join_credentials
+        keys = join_credentials.pair(index)
+        curve_keys = CurveKeys.of(keys, join_credentials.server_key)
         hello = Hello("", index, os.getpid(), platform.node())
         again = again and not join_credentials.lasting
         return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience, again)
@@ -193,14 +191,9 @@ def remote_worker(
 ) -> RemoteWorker:
     """The worker that a join file and the options of `fedsim worker` describe.
 
-    Args:
-        join: The join file.
-        seat: The worker's number, None: a free one.
-        url: The coordinator's address as seen from here, if it is not the file's.
-        data_dir: The folder of the data files on this machine.
-        patience: Seconds to wait for a coordinator that does not answer.
-        choices: Files of the algorithm, model, data set and partition on this machine.
-        codecs: Files of codecs on this machine.
+    seat: the worker's number, None: a free one. url: the coordinator's address as seen from here, if it is
+    not the file's. patience: seconds to wait for a coordinator that does not answer. choices, codecs: files
+    on this machine.
 
     Raises:
         UsageError: if the join file is not there, or open to others.
@@ -236,29 +229,21 @@ def run_joined(spec: Mapping[str, Any]) -> int:
     return 0
 
 
-class RemoteStateCache:
-    """A WorkerRuntime without the run's folder: it keeps clients' states in its own folder."""
+def replies_with_states(runtime: WorkerRuntime, envelope: Envelope) -> list[Envelope]:
+    """Return the replies of a worker that does not share the run's folder: it receives and sends states.
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self.runtime = runtime
-
-    def handle(self, envelope: Envelope) -> list[Envelope]:
-        """Return the replies, in order.
-
-        Raises:
-            WireError: If a state is damaged.
-        """
-        h, states = envelope.header, self.runtime.states
-        if h.kind == "state":
-            if len(envelope.frames) != 1:
-                raise WireError(f"a state of client {h.client} in {len(envelope.frames)} frames")
-            states.put(h.client, h.base, bytes(envelope.frames[0]))
-            return []
-        reply = self.runtime.handle(envelope)
-        if reply is None:
-            return []
-        if reply.header.kind != "upload":
-            return [reply]
-        data = states.read(h.client, self.runtime.problem.version(h.round, h.exchange))
-        states.remove(h.client, below=h.base)
-        return [messages.draft(h, data), reply]
+    Raises:
+        WireError: If a state is damaged.
+    """
+    h, states = envelope.header, runtime.states
+    if h.kind == "state":
+        if len(envelope.frames) != 1:
+            raise WireError(f"a state of client {h.client} in {len(envelope.frames)} frames")
+        states.put(h.client, h.base, bytes(envelope.frames[0]))
+        return []
+    replies = runtime.replies(envelope)
+    if not replies or replies[0].header.kind != "upload":
+        return replies
+    data = states.read(h.client, runtime.problem.version(h.round, h.exchange))
+    states.remove(h.client, below=h.base)
+    return [messages.draft(h, data), *replies]

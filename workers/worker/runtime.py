@@ -61,6 +61,11 @@ class WorkerRuntime:
         except Exception as e:
             return messages.failed(self.run, e, h)
 
+    def replies(self, envelope: Envelope) -> list[Envelope]:
+        """Return the replies of a worker that shares the run's folder: one, or none."""
+        reply = self.handle(envelope)
+        return [] if reply is None else [reply]
+
     def _train(self, envelope: Envelope) -> Envelope:
         began = time.monotonic_ns()
         h, problem = envelope.header, self.problem
