@@ -6,8 +6,9 @@ come from the schema and the layout, and anything unexpected is a WireError befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -87,6 +88,21 @@ def unpack(frames: Sequence[Buffer], owner: str) -> Envelope:
         if digest(frame) != part.digest:
             raise WireError(f"{owner}: field {name!r} fails its checksum; it was damaged on the way")
     return Envelope(header, head, tuple(frames[1:]))
+
+
+def frames_by_field(fields: Sequence[FieldHeader], frames: Sequence[Buffer]) -> list[tuple[Buffer, ...]]:
+    """The frames of each field."""
+    rest = iter(frames)
+    return [tuple(islice(rest, len(f.parts))) for f in fields]
+
+
+def slices_of(data: memoryview, sizes: Iterable[int]) -> list[memoryview]:
+    """Consecutive parts of `data` of these sizes."""
+    parts, at = [], 0
+    for size in sizes:
+        parts.append(data[at : at + size])
+        at += size
+    return parts
 
 
 def _as_tensor(value: Any, field: Field) -> Tensor:
@@ -188,15 +204,12 @@ def decode(
     has_part = part is not None and len(present) > len(expected)
     values: dict[str, Any] = {}
     scales = scaled(codecs)
-    begins = [0]
-    for h in headers:
-        begins.append(begins[-1] + len(h.parts))
+    frames = frames_by_field(headers, envelope.frames)
     for place in _scaled_last(present, codecs):
-        f, h, at = present[place], headers[place], begins[place]
+        f, h = present[place], headers[place]
         label = f"{owner}: field {f.name!r}"
         sent = _agreed(f, h, codecs, dims, label)
-        frames = envelope.frames[at : at + len(h.parts)]
-        parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
+        parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames[place], strict=True))
         spec, ref = field_spec(f, h.shape, h.dtype, layout, context), reference(sent, f.name, context)
         if sent.last and ref is None:
             raise WireError(f"{label} refers to the last broadcast, which is not here")
@@ -296,15 +309,13 @@ def without_references(payload: Payload, message: object, dims: Dims, layout: La
     if not any(codec(f.codec).last for f in payload.fields):
         return payload
     dense = encode(message, {}, dims, layout=layout)
+    own, plain = (zip(p.fields, frames_by_field(p.fields, p.frames), strict=True) for p in (payload, dense))
     headers: list[FieldHeader] = []
     frames: list[Buffer] = []
-    at = there = 0
-    for f, plain in zip(payload.fields, dense.fields, strict=True):
-        own, instead = payload.frames[at:][: len(f.parts)], dense.frames[there:][: len(plain.parts)]
-        refers = codec(f.codec).last
-        headers.append(plain if refers else f)
-        frames += instead if refers else own
-        at, there = at + len(f.parts), there + len(plain.parts)
+    for sent, instead in zip(own, plain, strict=True):
+        header, parts = instead if codec(sent[0].codec).last else sent
+        headers.append(header)
+        frames += parts
     return Payload(tuple(headers), tuple(frames))
 
 

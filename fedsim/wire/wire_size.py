@@ -73,14 +73,8 @@ def envelope_size(
 ) -> EnvelopeSize:
     """The size of an envelope of this kind ('task', 'upload') that has such a message with all its parts.
 
-    Args:
-        message: The class of the message.
-        codecs: Codecs by field; dense for others.
-        dims: Sizes by the names of dimensions.
-        layout: The layers of the model.
-        kind: The kind of the envelope.
-        run: The name of the run, whose length is part of the header.
-        stored: The dtype of fields that are sent as they are stored.
+    codecs: by field; dense for others. run: the name of the run, whose length is part of the header. stored:
+    the dtype of fields that are sent as they are stored.
     """
     headers, exact = [], optional_group(message) is None
     for f in all_fields(message):

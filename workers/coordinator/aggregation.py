@@ -216,13 +216,7 @@ class AggregationThread:
 
 
 def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> Any:
-    """Return the message of an upload.
-
-    Args:
-        problem: The experiment.
-        envelope: The upload.
-        down: The decoded broadcast that it answers.
-        worker: The worker that sent it.
+    """Return the message of an upload. down: the decoded broadcast that it answers.
 
     Raises:
         WireError: If it must not be folded; it names client, round, worker and field.

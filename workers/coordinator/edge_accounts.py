@@ -83,14 +83,9 @@ class AccountChecks:
     ) -> None:
         """Check the account of an exchange.
 
-        Args:
-            rows: The account.
-            edge: The number of the edge server.
-            workers: Those behind it.
-            place: Round and exchange.
-            task: A task of this exchange, complete; those of all its clients have its size.
-            clients: Its clients that were asked.
-            uploads: Their uploads, without frames; a client without one was to drop out.
+        workers: those behind the edge server. place: round and exchange. task: a complete task of this
+        exchange; those of all its clients have its size. clients: its clients that were asked. uploads: their
+        uploads, without frames; a client without one was to drop out.
 
         Raises:
             ProtocolViolation: If a row cannot be.

@@ -55,11 +55,8 @@ def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str 
 def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, Any]]) -> Payload:
     """An edge server's message for an exchange.
 
-    Args:
-        problem: The experiment.
-        command: The exchange.
-        down: The broadcast as clients decode it.
-        ups: Its clients' uploads as decoded, in ascending client id, at least one.
+    down: the broadcast as clients decode it. ups: its clients' uploads, decoded, in ascending client id, at
+    least one.
     """
     algorithm, exchange = problem.algorithm, problem.exchange(command.round, command.exchange)
     ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)

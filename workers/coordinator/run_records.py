@@ -15,6 +15,7 @@ from fedsim.virtual_clock import ExchangeCost
 from fedsim.wire.ledger_rows import Entry
 from workers.coordinator.aggregation import Fold
 from workers.coordinator.broadcasts import Dispatch
+from workers.coordinator.commands import RoundRecords
 from workers.coordinator.round_log import RoundLog
 from workers.coordinator.task_timeline import Span
 from workers.storage.checkpoints import Checkpoints
@@ -62,8 +63,8 @@ class RunIdentity:
     started: float
 
 
-class RunRecords:
-    """Records rounds as they are opened, folded, committed and evaluated (commands.RoundRecords).
+class RunRecords(RoundRecords):
+    """Records rounds as they are opened, folded, committed and evaluated.
 
     clock: returns seconds, for the durations of rounds.
     """

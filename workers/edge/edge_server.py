@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -41,12 +41,6 @@ DRAIN_SECONDS = 2.0
 AT_ONCE = 0.0
 
 
-class Connect(Protocol):
-    """Opens a connection to the root for a worker."""
-
-    def __call__(self, hello: Hello) -> Connection: ...
-
-
 class EdgeEndpoint(ZmqEndpoint):
     """A worker that reconnects registers again: the root, which starts workers, has seen its end."""
 
@@ -65,12 +59,12 @@ class EdgeServer:
         run: str,
         root: Connection,
         endpoint: ZmqEndpoint,
-        connect: Connect,
+        connect: Callable[[Hello], Connection],
         folder: Path,
         unanswered: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """root: its own connection. connect: opens one for a worker. folder: for uploads. unanswered:
+        """root: its own connection. connect: opens one in a worker's name. folder: for uploads. unanswered:
         after this many seconds of silence, a root on another machine counts as lost. clock: returns those
         seconds."""
         self.problem, self.run, self.root, self.endpoint = problem, run, root, endpoint

@@ -57,12 +57,7 @@ class GrowingFile:
     """A file to which rows are appended. begin() or cut() opens it; before, the file is not touched."""
 
     def __init__(self, path: Path, header: bytes = b"") -> None:
-        """Name a file.
-
-        Args:
-            path: Its path.
-            header: Its first line, which is not a row.
-        """
+        """header: its first line, which is not a row."""
         self.path, self.header, self._handle = path, header, -1
         self._forget()
 
@@ -77,11 +72,9 @@ class GrowingFile:
             self.append(self.header, rows=0)
 
     def cut(self, size: int, rows: int | None = None) -> None:
-        """Keep the first bytes from an earlier start; with 0 bytes, write a new file.
+        """Keep the first `size` bytes from an earlier start; with 0 bytes, write a new file.
 
-        Args:
-            size: The number of bytes to keep.
-            rows: The number of rows in them; None: the number of lines without the header.
+        rows: the number of rows in them; None: the number of lines without the header.
 
         Raises:
             DiskError: if it cannot be read or written.

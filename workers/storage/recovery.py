@@ -62,11 +62,7 @@ class Recovery:
 def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "") -> Recovery:
     """Find the newest round after which a run can continue.
 
-    Args:
-        folder: The run folder.
-        problem: The problem that its manifest describes.
-        experiment: The digest of the manifest's experiment; '' if it is not to be compared.
-        run: The manifest's name of the run; '' if it is not to be compared.
+    experiment, run: the digest of the manifest's experiment and its name of the run; '' is not compared.
 
     Raises:
         MismatchError: if the checkpoints are of another experiment, or all of another run.

@@ -90,10 +90,7 @@ class RoundRecord:
     def line(self, chunks: int, measure: Likelihood, shares: LabelShares | None = None) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl; sums are combined in chunk order.
 
-        Args:
-            chunks: The number of chunks of the test set.
-            measure: The likelihood that the tallies are of.
-            shares: The classes of the clients' rows; None: there are no scores per client.
+        shares: the classes of the clients' rows; None: there are no scores per client.
         """
         tally = self._tally(chunks)
         numbers = measure.numbers(tally)

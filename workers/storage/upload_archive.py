@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 
 from fedsim.errors import DataError, WireError
-from fedsim.wire.envelope import Envelope, unpack
+from fedsim.wire.envelope import Envelope, slices_of, unpack
 from workers.storage.atomic_files import disk_errors, write_atomically
 
 
@@ -64,8 +64,4 @@ def read_upload(path: Path, owner: str) -> Envelope:
     at = 4 + 8 * count
     if at + sum(sizes) != len(data):
         raise WireError(f"{record}: {len(data)} bytes where {at + sum(sizes)} are due; it was damaged")
-    frames = []
-    for size in sizes:
-        frames.append(data[at : at + size])
-        at += size
-    return unpack(frames, record)
+    return unpack(slices_of(data[at:], sizes), record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from fedsim.wire.envelope import NONE, Buffer, Envelope, unpack
+from fedsim.wire.envelope import NONE, Envelope, slices_of, unpack
 from workers.storage.atomic_files import disk_errors
 from workers.storage.spill_file import Region, SpillFile
 from workers.storage.upload_archive import keep_upload
@@ -75,11 +75,7 @@ class Spool:
         data = self._file.read(region)
         with self._lock:
             self._file.free(region)
-        frames: list[Buffer] = []
-        at = 0
-        for part in (p for f in envelope.header.fields for p in f.parts):
-            frames.append(data[at : at + part.nbytes])
-            at += part.nbytes
+        frames = slices_of(data, envelope.sizes[1:])
         return unpack([envelope.head, *frames], f"spooled upload of client {client}, {self.folder}"), worker
 
     def discard(self, client: int) -> None:

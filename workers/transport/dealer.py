@@ -69,14 +69,9 @@ class Connection:
     ) -> None:
         """Connect and send the hello.
 
-        Args:
-            address: The coordinator's address.
-            hello: The first envelope.
-            max_frame: The largest accepted frame, in bytes.
-            curve_keys: None for a worker of the coordinator's machine.
-            patience: Seconds for a coordinator that does not answer.
-            again: True if this worker was connected before. If the network then refuses the connection for
-                TURNED_DOWN seconds, the coordinator has ended.
+        max_frame: the largest accepted frame, in bytes. curve_keys: None for a worker of the coordinator's
+        machine. patience: seconds for a coordinator that does not answer. again: True if this worker was
+        connected before; if the network then refuses it for TURNED_DOWN seconds, the coordinator has ended.
 
         Raises:
             TaskError: If no coordinator answers within `patience` seconds.

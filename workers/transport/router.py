@@ -46,12 +46,8 @@ class ZmqEndpoint(Endpoint):
     def __init__(self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None) -> None:
         """Open a listener.
 
-        Args:
-            ledger: Where envelopes are booked.
-            listener: Where to listen.
-            max_frame: The largest frame that a peer may send, in bytes.
-            ahead: The largest number of unread bytes of a worker; a connection on a port that sends more
-                is closed.
+        max_frame: the largest frame that a peer may send, in bytes. ahead: the largest number of unread bytes
+        of a worker; a connection on a port that sends more is closed.
 
         Raises:
             UsageError: If the listener cannot be opened.

@@ -87,9 +87,7 @@ class LocalFiles:
 def names_elsewhere(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
     """Return the coordinator's paths of user files, by the paths of this machine.
 
-    Args:
-        there: The coordinator's experiment.
-        here: The same, localised.
+    there: the coordinator's experiment. here: the same, localised.
     """
     return {
         str(plugins.path_and_name(mine)[0]): str(plugins.path_and_name(its)[0])

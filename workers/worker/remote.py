@@ -106,16 +106,11 @@ class RemoteWorker:
             raise
 
     def join(self, mine: int | None, patience: float, again: bool) -> tuple[int, Connection, Envelope]:
-        """Join.
+        """Join; return the worker's number, its connection, and the welcome, or 'stop'.
 
-        Args:
-            mine: The worker number that this process had, which it takes again if possible.
-            patience: Seconds to retry if all workers have joined. After a lost connection this worker may
-                still count as joined, until the coordinator notices.
-            again: True if this worker was connected before.
-
-        Returns:
-            The worker's number, its connection, and the welcome, or 'stop'.
+        mine: the number that this process had, which it takes again if possible. patience: seconds to retry
+        if all workers have joined; after a lost connection this worker may still count as joined, until the
+        coordinator notices. again: True if this worker was connected before.
         """
         until = time.monotonic() + patience
         while True:
@@ -209,9 +204,8 @@ def remote_worker(
 def run_joined(spec: Mapping[str, Any]) -> int:
     """Be one worker of a node agent, which gets the exit code; errors go to the log.
 
-    Args:
-        spec: join: the join file; seat: the worker's number, None: a free one; options: url, data_dir,
-            patience, choices and codecs as of `fedsim worker`.
+    spec: join: the join file; seat: the worker's number, None: a free one; options: url, data_dir, patience,
+    choices and codecs as of `fedsim worker`.
     """
     options = dict(spec["options"])
     data_dir = Path(options["data_dir"]) if options.get("data_dir") else None

@@ -22,10 +22,7 @@ from typing import BinaryIO
 
 from fedsim.errors import UsageError
 
-RANKS = (
-    *("JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-    *("RANK", "SLURM_PROCID"),
-)
+RANKS = ("JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
 """Variables with a process's rank, the innermost launcher first: mpirun in a Slurm allocation sets its own,
 and SLURM_PROCID is that of the batch script."""
 
