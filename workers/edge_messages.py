@@ -3,6 +3,8 @@
 root -> edge server      relayed, close, account
 edge server -> root      uploaded, sums, account; and whatever its workers say
 root -> its workers      assign (or assign_gone) in the place of task (or gone)
+
+What reads an envelope raises WireError if that is not possible.
 """
 
 from __future__ import annotations
@@ -46,11 +48,7 @@ def uploaded(upload: Envelope) -> Envelope:
 
 
 def read_uploaded(envelope: Envelope) -> Envelope:
-    """Return the upload, without its frames.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
+    """Return the upload, without its frames."""
     head = bytes(envelope.frames[0]) if envelope.frames else b""
     return Envelope(read_header(head, "the header of an upload behind an edge server"), head, ())
 
@@ -63,11 +61,7 @@ def close(run: str, epoch: int, opened: Open, uploads: Sequence[tuple[int, int]]
 
 
 def read_uploads(envelope: Envelope) -> list[tuple[int, int]]:
-    """Return the clients in a close message, each with its worker.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
+    """Return the clients in a close message, each with its worker."""
     return read_json(envelope, list[tuple[int, int]], repr(envelope.header.kind))
 
 
@@ -85,11 +79,7 @@ def account(
 
 
 def read_account(envelope: Envelope) -> tuple[list[Entry], dict[str, int] | None]:
-    """Return the rows and the residual of an account.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
+    """Return the rows and the residual of an account."""
     rows, residual = read_json(envelope, tuple[list[Entry], _Residual | None], repr(envelope.header.kind))
     return rows, None if residual is None else msgspec.structs.asdict(residual)
 

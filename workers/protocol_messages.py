@@ -10,7 +10,7 @@ last carries one to a worker that does not have it. In a real federation a clien
 last broadcast, so all three are simulation traffic.
 
 The envelopes of a connection's beginning are in workers.transport.handshake, those of edge servers in
-workers.edge_messages.
+workers.edge_messages. What reads an envelope raises WireError if that is not possible.
 """
 
 from __future__ import annotations
@@ -74,11 +74,7 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(envelope: Envelope) -> WorkerManifest:
-        """Return the manifest of a ready message.
-
-        Raises:
-            WireError: If it cannot be read.
-        """
+        """Return the manifest of a ready message."""
         return read_json(envelope, WorkerManifest, "'ready'")
 
     def differ(self, other: WorkerManifest) -> str:
@@ -129,11 +125,7 @@ def welcome(run: str, config: WorkerConfig) -> Envelope:
 
 
 def read_welcome(envelope: Envelope) -> WorkerConfig:
-    """Return the configuration in a welcome.
-
-    Raises:
-        WireError: If it cannot be read, for example because another version of fedsim has sent it.
-    """
+    """Return the configuration in a welcome."""
     return read_json(envelope, WorkerConfig, "welcome of the coordinator")
 
 
@@ -306,11 +298,7 @@ def to_score(message: ToEvaluate) -> Model:
 
 
 def read_model(envelope: Envelope, dims: Dims) -> Model:
-    """Return the model that an evaluate message carries.
-
-    Raises:
-        WireError: If it is damaged or does not fit.
-    """
+    """Return the model that an evaluate message carries."""
     kinds: dict[str, type[ToEvaluate]] = {"triangle": EvaluateFull, "samples": EvaluateSamples}
     kind = next((kinds[f.name] for f in envelope.header.fields if f.name in kinds), Evaluate)
     owner = f"model of round {envelope.header.round} to evaluate"

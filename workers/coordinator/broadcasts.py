@@ -121,9 +121,6 @@ class Dispatch:
 
         Returns:
             The broadcast as clients will decode it.
-
-        Raises:
-            WireError: If the algorithm's message has values that must not be sent.
         """
         problem = self.problem
         ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)

@@ -96,11 +96,7 @@ class CommandExecutor:
             self.records.written(commit, server, broadcast)
 
     def take_fold(self) -> Fold:
-        """Adopt the server's state of the fold that has just ended, and return the fold.
-
-        Raises:
-            FedsimError: Whatever server_update or an upload's checks have raised.
-        """
+        """Adopt the server's state of the fold that has just ended, and return the fold."""
         fold = self.aggregation.result()
         self.server = fold.server
         self.dispatch.book_sums(fold.edges)

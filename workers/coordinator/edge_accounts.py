@@ -56,7 +56,7 @@ NAMES = {
 
 @dataclass
 class AccountChecks:
-    """Checks the accounts of edge servers; it knows how much each has booked so far.
+    """Checks the accounts of edge servers, and raises ProtocolViolation if a row is not possible.
 
     Attributes:
         problem: The experiment.
@@ -86,9 +86,6 @@ class AccountChecks:
         workers: those behind the edge server. place: round and exchange. task: a complete task of this
         exchange; those of all its clients have its size. clients: its clients that were asked. uploads: their
         uploads, without frames; a client without one was to drop out.
-
-        Raises:
-            ProtocolViolation: If a row cannot be.
         """
         due: Counter[Entry] = Counter()
         for k in clients:
@@ -105,11 +102,7 @@ class AccountChecks:
         self._count(rows, edge)
 
     def rest(self, rows: Sequence[Entry], edge: int, workers: range) -> None:
-        """Check the last account, of rows that belong to no exchange.
-
-        Raises:
-            ProtocolViolation: If a row cannot be.
-        """
+        """Check the last account, of rows that belong to no exchange."""
         self._others(rows, edge, workers, self.problem.experiment.rounds)
         for row in rows:
             if row.kind == "algorithm":

@@ -105,11 +105,7 @@ class EdgeServer:
             raise
 
     def step(self) -> Envelope | None:
-        """Forward the envelopes that have arrived, without waiting; return the root's stop, if any.
-
-        Raises:
-            FedsimError: As serve.
-        """
+        """Forward the envelopes that have arrived, without waiting; return the root's stop, if any."""
         while (envelope := self.root.receive(AT_ONCE)) is not None:
             self._heard = self._clock()
             if envelope.header.kind == "stop":

@@ -67,11 +67,7 @@ def run_edge(spec: dict[str, Any]) -> int:
 
 
 def build_problem(config: messages.WorkerConfig) -> Problem:
-    """The root's problem; an edge server's sums have the root's bits only under the root's numerics.
-
-    Raises:
-        FedsimError: any FedsimError.
-    """
+    """The root's problem; an edge server's sums have the root's bits only under the root's numerics."""
     experiment = convert(Experiment, config.experiment, "the root's experiment")
     problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, "cpu")
     warm_up(problem)

@@ -108,9 +108,6 @@ def remove_temporaries(run: Path) -> None:
     """Remove the temporary files that killed processes have left in a run's folder.
 
     Call it while this process holds the run's lock and before its workers start: nothing else writes then.
-
-    Raises:
-        DiskError: If one cannot be removed.
     """
     patterns = ["checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.envelope.*"]
     with disk_errors(f"cannot remove a temporary file in {run}"):

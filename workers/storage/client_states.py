@@ -49,12 +49,7 @@ class ClientStates:
         return self.folder / f"{client:06d}" / f"{version:06d}.state"
 
     def load(self, client: int, version: int, expected: int | None = None) -> Any:
-        """Return a client's state. expected: the checksum that it must have, if one is known.
-
-        Raises:
-            WireError: if the file is damaged, or has another state.
-            DiskError: if it is not there.
-        """
+        """Return a client's state. expected: the checksum that it must have, if one is known."""
         hit = self._cache.get((client, version))
         if hit is not None:
             return hit[0]
@@ -65,30 +60,16 @@ class ClientStates:
         return state
 
     def checksum(self, client: int, version: int) -> int:
-        """Return the checksum of an encoded state, which its file begins with.
-
-        Raises:
-            DiskError: If the file cannot be read.
-        """
+        """Return the checksum of an encoded state, which its file begins with."""
         with disk_errors(self._owner(client, version)), self._opened(client, version) as file:
             return checksum(file.read(16))
 
     def read(self, client: int, version: int) -> bytes:
-        """Return the bytes of an encoded state.
-
-        Raises:
-            WireError: If the file is of another version.
-            DiskError: If it cannot be read.
-        """
+        """Return the bytes of an encoded state."""
         return bytes(self.mapped(client, version))
 
     def mapped(self, client: int, version: int) -> memoryview:
-        """Return an encoded state as read-only memory; decoding copies each tensor once.
-
-        Raises:
-            WireError: If the file is of another version.
-            DiskError: If it cannot be read.
-        """
+        """Return an encoded state as read-only memory; decoding copies each tensor once."""
         with disk_errors(self._owner(client, version)), self._opened(client, version) as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
@@ -111,12 +92,7 @@ class ClientStates:
         return f"the state of client {client}, {self.path(client, version)}"
 
     def put(self, client: int, version: int, data: bytes) -> None:
-        """Write a state's file from the bytes of another one.
-
-        Raises:
-            WireError: If they are no state of this algorithm.
-            DiskError: if the disk cannot be read or written.
-        """
+        """Write a state's file from the bytes of another one."""
         path = self.path(client, version)
         decode_state(self.kind, data, f"the state of client {client}, version {version}")
         with disk_errors(path.parent):
@@ -124,11 +100,7 @@ class ClientStates:
         write_atomically(path, [data, self._mark(client, version, data, len(data))])
 
     def save(self, client: int, version: int, state: Any) -> None:
-        """Write a state's file and keep the state in the cache.
-
-        Raises:
-            DiskError: If the file cannot be written.
-        """
+        """Write a state's file and keep the state in the cache."""
         path = self.path(client, version)
         if client not in self._folders:
             with disk_errors(path.parent):
@@ -184,12 +156,7 @@ class ClientStates:
                     (folder / name).unlink(missing_ok=True)
 
     def digest(self, client: int, version: int) -> bytes:
-        """Return the sha256 of an encoded state.
-
-        Raises:
-            WireError: If the file is of another version.
-            DiskError: If the disk cannot be read.
-        """
+        """Return the sha256 of an encoded state."""
         return sha256(self.mapped(client, version)).digest()
 
 

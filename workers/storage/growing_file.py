@@ -38,11 +38,7 @@ class FileDigest:
     sha256: str
 
     def matches(self, path: Path) -> bool:
-        """Return whether a file begins with these bytes; what comes after them does not matter.
-
-        Raises:
-            DiskError: if the file cannot be read.
-        """
+        """Return whether a file begins with these bytes; what comes after them does not matter."""
         if not path.exists():
             return False
         hashed, left = sha256(), self.bytes
@@ -62,11 +58,7 @@ class GrowingFile:
         self._forget()
 
     def begin(self) -> None:
-        """Write a file with only the header.
-
-        Raises:
-            DiskError: if it cannot be written.
-        """
+        """Write a file with only the header."""
         self._cut(0)
         if self.header:
             self.append(self.header, rows=0)
@@ -75,9 +67,6 @@ class GrowingFile:
         """Keep the first `size` bytes from an earlier start; with 0 bytes, write a new file.
 
         rows: the number of rows in them; None: the number of lines without the header.
-
-        Raises:
-            DiskError: if it cannot be read or written.
         """
         if not size:
             self.begin()

@@ -51,9 +51,6 @@ def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, A
     """All whole records one after the other, oldest first.
 
     size: the number of bytes to read from the start; None: all.
-
-    Raises:
-        DiskError: if the file cannot be read.
     """
     with disk_errors(f"journal {path}"):
         data = path.read_bytes()
@@ -70,11 +67,7 @@ class Journal:
     """Append-only; every record has `what`."""
 
     def __init__(self, path: Path) -> None:
-        """Open for appending, cutting a torn tail.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Open for appending, cutting a torn tail."""
         self.path = path
         self._file = GrowingFile(path)
         with disk_errors(f"cannot open the journal {path}"):
@@ -87,11 +80,7 @@ class Journal:
         return self._file.digest
 
     def append(self, what: str, **label: Any) -> None:
-        """Append one record.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Append one record."""
         payload = msgspec.msgpack.encode({"what": what, **label})
         self._file.append(_PREFIX.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload, rows=1)
 

@@ -29,11 +29,7 @@ ALIGNMENT = 64
 
 
 def write_frozen(module: nn.Module, folder: Path) -> Path | None:
-    """Write the frozen part of a model on the CPU; return the file, or None if it is too small for one.
-
-    Raises:
-        DiskError: If it cannot be written.
-    """
+    """Write the frozen part of a model on the CPU; return the file, or None if it is too small for one."""
     tensors = _large(module)
     if _size(tensors) < LEAST:
         return None
@@ -45,9 +41,6 @@ def map_frozen(module: nn.Module, folder: Path) -> bool:
     """Put the file's tensors in the place of the module's own, whose memory is freed.
 
     Return False, and change nothing, without the file or with one of another size.
-
-    Raises:
-        DiskError: If the file cannot be read.
     """
     tensors, path = _large(module), folder / FILE
     if not tensors or not path.is_file() or path.stat().st_size != _size(tensors):
@@ -67,11 +60,7 @@ def map_frozen(module: nn.Module, folder: Path) -> bool:
 
 
 def write_start(start: Tensor, folder: Path) -> Path | None:
-    """Write the initial weights (P,), on the CPU; return the file, or None if they are too few for one.
-
-    Raises:
-        DiskError: If it cannot be written.
-    """
+    """Write the initial weights (P,), on the CPU; return the file, or None if they are too few for one."""
     if start.nbytes < LEAST:
         return None
     write_atomically(folder / START, [raw_bytes(start)])
@@ -79,11 +68,7 @@ def write_start(start: Tensor, folder: Path) -> Path | None:
 
 
 def map_start(start: Tensor, folder: Path) -> bool:
-    """Let the initial weights (P,) be the file's; return False if there is none with the same bits.
-
-    Raises:
-        DiskError: If the file cannot be read.
-    """
+    """Let the initial weights (P,) be the file's; return False if there is none with the same bits."""
     path = folder / START
     if not path.is_file() or path.stat().st_size != start.nbytes:
         return False

@@ -36,11 +36,7 @@ class SpillFile:
     """Regions of one file. Reserve and free are for one thread at a time, write and read for any."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the file in a folder, which is made if it is not there.
-
-        Raises:
-            DiskError: If that is not possible.
-        """
+        """Make the file in a folder, which is made if it is not there."""
         self._label = f"spooled uploads in {folder}"
         with disk_errors(self._label):
             folder.mkdir(exist_ok=True)
@@ -79,11 +75,7 @@ class SpillFile:
         self._free = merged
 
     def write(self, region: Region, frames: Sequence[Buffer]) -> None:
-        """Write frames one after another into a region of their size.
-
-        Raises:
-            DiskError: If they cannot be written.
-        """
+        """Write frames one after another into a region of their size."""
         at = region.begin
         with disk_errors(self._label):
             for frame in frames:
@@ -93,11 +85,7 @@ class SpillFile:
                     data, at = data[done:], at + done
 
     def read(self, region: Region) -> memoryview:
-        """Return the bytes of a region, which are the caller's: a field can be a view of them.
-
-        Raises:
-            DiskError: If they cannot be read.
-        """
+        """Return the bytes of a region, which are the caller's: a field can be a view of them."""
         data, at = torch.empty(region.size, dtype=torch.uint8).numpy().data, 0
         with disk_errors(self._label):
             while at < region.size:

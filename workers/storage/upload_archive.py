@@ -26,11 +26,7 @@ def upload_path(folder: Path, round: int, exchange: int, client: int) -> Path:
 
 
 def keep_upload(folder: Path, envelope: Envelope) -> None:
-    """Write an upload's file.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
+    """Write an upload's file."""
     h = envelope.header
     path = upload_path(folder, h.round, h.exchange, h.client)
     with disk_errors(path.parent):

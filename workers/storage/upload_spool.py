@@ -21,11 +21,7 @@ class Spool:
     """
 
     def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
-        """Remove the files of an earlier start of the run, which no fold will use.
-
-        Raises:
-            DiskError: If the folder cannot be cleared.
-        """
+        """Remove the files of an earlier start of the run, which no fold will use."""
         with disk_errors(folder):
             for path in folder.glob("*.upload*") if folder.exists() else ():
                 path.unlink()
@@ -37,11 +33,7 @@ class Spool:
         self._file: SpillFile | None = None
 
     def put(self, client: int, envelope: Envelope, worker: int = NONE) -> None:
-        """Keep an upload until its turn. worker: the worker that sent it.
-
-        Raises:
-            DiskError: If it cannot be written.
-        """
+        """Keep an upload until its turn. worker: the worker that sent it."""
         if self.keep is not None:
             keep_upload(self.keep, envelope)
         size = envelope.total_bytes()
@@ -59,12 +51,7 @@ class Spool:
             self._envelopes[client] = Envelope(envelope.header, envelope.head, ()), worker
 
     def take(self, client: int) -> tuple[Envelope, int]:
-        """Return an upload and the worker that sent it, and forget it.
-
-        Raises:
-            WireError: If its bytes were damaged on the disk.
-            DiskError: If they cannot be read.
-        """
+        """Return an upload and the worker that sent it, and forget it."""
         with self._lock:
             envelope, worker = self._envelopes.pop(client)
             region = self._spilled.pop(client, None)

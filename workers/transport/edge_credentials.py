@@ -48,12 +48,7 @@ class EdgeCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def read(path: Path) -> EdgeCredentials:
-        """Read the file.
-
-        Raises:
-            UsageError: if it is not there or open to others.
-            DataError: if it is damaged.
-        """
+        """Read the file; errors are those of read_keys."""
         return read_keys(path, EdgeCredentials, EDGE_FORMAT, "an edge server's join file")
 
 

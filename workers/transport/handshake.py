@@ -49,11 +49,7 @@ def hello(worker: Hello) -> Envelope:
 
 
 def read_hello(envelope: Envelope) -> Hello:
-    """Return what a worker's first envelope says.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
+    """Return what a worker's first envelope says."""
     claimed = read_json(envelope, Hello, "hello")
     return msgspec.structs.replace(claimed, host=one_line(claimed.host)[:500])
 

@@ -100,12 +100,7 @@ class JoinCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def read(path: Path) -> JoinCredentials:
-        """Read a join file.
-
-        Raises:
-            UsageError: if it is not there or open to others.
-            DataError: if it is damaged.
-        """
+        """Read a join file; errors are those of read_keys."""
         return read_keys(path, JoinCredentials, FORMAT, "a join.json")
 
 
@@ -193,10 +188,6 @@ class Revocations:
                 os.close(folder)
 
     def clear(self) -> None:
-        """Remove the file: new keys were generated.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Remove the file: new keys were generated."""
         with disk_errors(f"cannot remove {self.path}"):
             self.path.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
 
 @dataclass(frozen=True)
 class TcpAddress:
-    """The address at which a socket listens, or to which it connects.
+    """The address at which a socket listens, or connects; UsageError says what is wrong with a text.
 
     Attributes:
         host: An IPv4 or IPv6 address, the name of a machine, or of an interface to listen at. An address of
@@ -38,11 +38,7 @@ class TcpAddress:
 
     @staticmethod
     def to_listen(text: str, owner: str = "--bind") -> TcpAddress:
-        """Parse an address of this machine; port * lets the system choose. owner: what it is, for errors.
-
-        Raises:
-            UsageError: saying what is wrong with it.
-        """
+        """Parse an address of this machine; port * lets the system choose. owner: what it is, for errors."""
         host, port = _parts(text, owner, " (port * lets the system choose)")
         if host == "*":
             raise UsageError(
@@ -53,11 +49,7 @@ class TcpAddress:
 
     @staticmethod
     def to_connect(text: str, owner: str = "--connect") -> TcpAddress:
-        """Parse an address of another machine.
-
-        Raises:
-            UsageError: saying what is wrong with it.
-        """
+        """Parse an address of another machine."""
         host, port = _parts(text, owner, "")
         if host == "*":
             raise _no_address(owner, text, "* is no address that one can connect to")

@@ -12,7 +12,8 @@ A layer of n integers is
 
 A token is a bucket of |k| and the sign of k: 0 to 2^s - 1 have a bucket each, then every octave has four. So
 any integer below 2^40 has a token, no distribution has to be assumed, and the table is short. Frequencies
-are integers and the coder computes with integers, so that two machines decode alike.
+are integers and the coder computes with integers, so that two machines decode alike. Decoders raise WireError
+if the bytes are no such layers.
 
 Source: range coding, Martin 1979, by the package constriction (https://bamler-lab.github.io/constriction).
 """
@@ -59,11 +60,7 @@ def encode_integers(integers: Array) -> bytes:
 
 
 def decode_integers(data: memoryview, count: int) -> tuple[Array, int]:
-    """The `count` integers of a layer, and the number of bytes of `data` that they take.
-
-    Raises:
-        WireError: If the bytes are no layer.
-    """
+    """The `count` integers of a layer, and the number of bytes of `data` that they take."""
     if len(data) < LEAST:
         raise WireError("a layer without a head")
     if not (data[0] or data[1]):
@@ -109,11 +106,7 @@ def encode_layers(integers: Array, spec: Spec) -> bytes:
 
 
 def decode_layers(data: memoryview, spec: Spec) -> Array:
-    """The integers of a tensor, (count,) int64.
-
-    Raises:
-        WireError: If the bytes are no such layers.
-    """
+    """The integers of a tensor, (count,) int64."""
     out, at = np.empty(spec.count, dtype=np.int64), 0
     for s in spec.layout.slices:
         out[s.offset : s.offset + s.size], used = decode_integers(data[at:], s.size)
