@@ -84,15 +84,13 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class _WirePart(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A part as msgpack carries it."""
+    """A part as msgpack carries it; the next two are a field and a header."""
 
     layer: _Name
     numbers: Annotated[bytes, Meta(min_length=_SIZE_AND_DIGEST.size, max_length=_SIZE_AND_DIGEST.size)]
 
 
 class _WireField(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A field as msgpack carries it."""
-
     name: _Name
     codec: _Name
     dtype: _Name
@@ -101,8 +99,6 @@ class _WireField(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 
 
 class _WireHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A header as msgpack carries it."""
-
     version: int
     kind: _Name
     run: _Name
@@ -193,29 +189,24 @@ class _Reader:
         return range(length)
 
     def exactly(self, expected: int) -> None:
-        """Enter an array of `expected` items."""
         if len(self.array(expected)) != expected:
             raise ValueError(f"an array shorter than its {expected} items")
 
     def field(self) -> list[Any]:
-        """The lists of one field."""
         self.exactly(5)
         start = [self.value() for _ in range(4)]
         return [*start, [self.part() for _ in self.array(MAX_PARTS)]]
 
     def part(self) -> list[Any]:
-        """The list of one part."""
         self.exactly(2)
         return [self.value(), self.value()]
 
     def end(self) -> None:
-        """Check that nothing follows."""
         if self._unpacker.tell() != len(self._body):
             raise ValueError(f"{len(self._body) - self._unpacker.tell()} bytes behind its end")
 
 
 def _read(body: bytes, owner: str) -> Header:
-    """The header in bytes that pass their checksum."""
     reader = _Reader(body)
     length = len(reader.array(MAX_FIELDS))
     version = reader.value() if length else None
@@ -231,7 +222,6 @@ def _read(body: bytes, owner: str) -> Header:
 
 
 def _checked(wire: _WireHeader) -> Header:
-    """The header that the lists of `wire` describe."""
     epoch, round, exchange, client, base, folds, asked, micros = _NUMBERS.unpack(wire.numbers)
     if min(folds, asked, micros) < 0:
         raise ValueError(f"{folds} folds, {asked} asked and {micros} micros; none is ever negative")
@@ -248,7 +238,6 @@ def _checked(wire: _WireHeader) -> Header:
 
 
 def _checked_field(wire: _WireField) -> FieldHeader:
-    """The header that the lists of one field describe."""
     if len(wire.shape) % 8:
         raise ValueError(f"field {wire.name!r} has a shape of {len(wire.shape)} bytes")
     shape = struct.unpack(f">{len(wire.shape) // 8}q", wire.shape)

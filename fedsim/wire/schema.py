@@ -199,7 +199,6 @@ def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], OptionalGroup |
 
 
 def _members(group: type[Any]) -> tuple[Field, ...]:
-    """The scalars of a group."""
     members = schema(group)
     if optional_group(group) or not members or any(m.python is not float or m.members for m in members):
         raise UsageError(

@@ -16,7 +16,7 @@ from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.likelihoods import LIKELIHOODS
 from fedsim.learning.score_names import EXTRA
 from tests.support.reproducible import without_seconds
-from workers.coordinator.round_log import RoundLog
+from workers.coordinator.run_records import RoundLog
 from workers.storage.metrics_file import RESERVED
 from workers.storage.round_record import RoundRecord
 

@@ -233,8 +233,6 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
 
 
 class _Scalars:
-    """The scalars of a round's uploads, each aggregated by its kind."""
-
     def __init__(self, up: type) -> None:
         scalars = [(f, group) for f, group in scalars_of(up) if f.kind.over != "nothing"]
         self._over = {f.name: f.kind.over for f, _ in scalars}

@@ -116,7 +116,6 @@ class AccountChecks:
         self._booked[edge] = booked
 
     def _others(self, rows: Iterable[Entry], edge: int, workers: range, round: int) -> None:
-        """Check every row by itself."""
         tree, exchanges = self.problem.tree, max(len(self.problem.algorithm.exchanges), 1)
         assert tree is not None
         most = max(exchanges, len(self.problem.algorithm.setup), self.problem.chunks)

@@ -167,7 +167,6 @@ class Membership:
             yield min(left, self.leases.left(self._watched()))
 
     def _incomplete(self) -> TaskError | AccessError:
-        """Return the error of a run whose workers have not joined."""
         registration = self.registration
         if registration.cannot_start():
             return AccessError(
@@ -318,7 +317,6 @@ class Membership:
         return []
 
     def _doing(self, worker: int) -> str:
-        """Describe what a worker is doing."""
         if worker in self.registration.missing:
             return "while it started"
         return failures.doing(self.machine, worker)
@@ -377,5 +375,4 @@ class Membership:
 
 
 def _starting(worker: int) -> str:
-    """The key of deaths during a worker's start."""
     return f"start of worker {worker}"

@@ -21,7 +21,7 @@ from workers import edge_messages
 from workers.coordinator.aggregation import read_upload
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.failures import ProtocolViolation as ProtocolViolation
-from workers.coordinator.round_log import RoundLog
+from workers.coordinator.run_records import RoundLog
 from workers.protocol_messages import task_of, unpack_score
 from workers.storage.journal import Journal
 from workers.storage.upload_spool import Spool

@@ -198,7 +198,6 @@ class EdgeServer:
             self._to_worker(worker, assignment)
 
     def _relay(self, worker: int) -> None:
-        """Give a worker what the root has sent to it."""
         try:
             while worker in self._above and (envelope := self._above[worker].receive(AT_ONCE)) is not None:
                 self._to_worker(worker, envelope)
@@ -255,7 +254,6 @@ class EdgeServer:
         return edge_messages.uploaded(envelope) if merges else envelope
 
     def _place(self, client: int, worker: int) -> int:
-        """The number under which a worker's upload for a client is kept."""
         return worker * self.problem.experiment.clients + client
 
     def _close(self, envelope: Envelope) -> None:

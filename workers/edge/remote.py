@@ -88,7 +88,6 @@ class RemoteEdge:
         return RemoteWorker(own, self.url, self.data_dir, self.patience, c.seat)
 
     def _take_part(self, connection: Connection, reply: Envelope, notify: Notify) -> None:
-        """Set up what the welcome describes, and serve until 'stop'."""
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
             if reply.header.kind == "stop":  # it came as the run ended
@@ -117,7 +116,6 @@ class RemoteEdge:
             check_over(server.serve())
 
     def _described(self, problem: Problem, run: str) -> str:
-        """Describes this edge server, and how its workers join it."""
         tree, c = problem.tree, self.credentials
         assert tree is not None  # the root has made these credentials from it
         return (

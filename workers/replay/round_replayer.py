@@ -127,12 +127,10 @@ class _Commits(RoundRecords):
         self._checkpoints: list[Checkpoint[Any]] = []
 
     def take(self) -> list[Checkpoint[Any]]:
-        """Return the checkpoints since the last call."""
         taken, self._checkpoints = self._checkpoints, []
         return taken
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
-        """Keep the checkpoint."""
         self._ledger.close(commit.round)
         r, versions, sent = commit.round, torch.tensor(commit.versions), broadcast
         self._checkpoints.append(

@@ -3,17 +3,30 @@
 Workers are caches of these files. A worker writes version s+1 before it replies; the round's checkpoint names
 the version that counts (workers.storage.checkpoints). A large state overwrites an older version that is no
 longer needed, because new pages of the page cache cost ten times as much as writing to existing ones.
+
+The checksum of a state proves that its bytes are complete, but not their client or version. A backup may swap
+files, and a power cut may leave an overwritten file with its new name and old bytes. So a mark at the end of
+the file names the run, the client and the version, and repeats the checksum: neither an old file nor old bytes
+with a new mark are accepted. A small state has version 0, because files of several versions with the same
+bytes are one file; a checkpoint has the checksums of the versions that it names.
+
+file = encoded state (fedsim.wire.state_file) | b"FEDOWNER" | xxh3_64 of the run's name (u64) | client (u64) |
+version (u64) | the state's checksum (u64)
+
+Earlier versions wrote b"FEDVERSN" | version (u64) | checksum after large states, nothing after small ones.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections import OrderedDict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import xxhash
 from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
@@ -21,7 +34,6 @@ from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.state_file import decode_state, encode_state, state_chunks
 from workers.storage.atomic_files import SPARE, disk_errors, patiently, remove_or_spare, write_atomically
-from workers.storage.state_mark import ANY, checksum, mark, unmarked
 
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
 """The encoded size of the states that a process keeps decoded, by the machine's memory; the page cache has
@@ -32,6 +44,14 @@ on a model of that size."""
 SMALL_BYTES = 4096
 """State files up to this size are compared with their predecessor and linked to it if they are equal. They
 are not overwritten, and their mark names no version."""
+
+MAGIC, EARLIER = b"FEDOWNER", b"FEDVERSN"
+_MARK = struct.Struct(">8sQQQQ")
+_EARLIER = struct.Struct(">8sQQ")
+_CHECKSUM = slice(8, 16)
+"""The position of the checksum in an encoded state."""
+ANY = 0
+"""The version of a small state's mark."""
 
 
 class ClientStates:
@@ -88,7 +108,6 @@ class ClientStates:
             ) from None
 
     def _owner(self, client: int, version: int) -> str:
-        """Name a state in an error."""
         return f"the state of client {client}, {self.path(client, version)}"
 
     def put(self, client: int, version: int, data: bytes) -> None:
@@ -158,6 +177,53 @@ class ClientStates:
     def digest(self, client: int, version: int) -> bytes:
         """Return the sha256 of an encoded state."""
         return sha256(self.mapped(client, version)).digest()
+
+
+def checksum(start: bytes | memoryview) -> int:
+    """Return the checksum of an encoded state, given the state or its first 16 bytes."""
+    return int.from_bytes(start[_CHECKSUM], "big")
+
+
+def mark(run: str, client: int, version: int, start: bytes | memoryview) -> bytes:
+    """Return the mark of a client's state.
+
+    run: the run's name, '' if it has none. version: of the state, or ANY. start: the encoded state, or its
+    first 16 bytes.
+    """
+    return _MARK.pack(MAGIC, _tag(run), client, version, checksum(start))
+
+
+def unmarked(data: memoryview, run: str, client: int, version: int, owner: str) -> memoryview:
+    """Return the encoded state in the content of a file.
+
+    run, client, version: what is expected; run '': any. owner: the state and its file, for errors.
+
+    Raises:
+        WireError: If the file has the mark of another state; it begins with `owner`.
+    """
+    if data.nbytes >= _MARK.size and data[-_MARK.size :][:8] == MAGIC:
+        _, tag, owned_by, which, written = _MARK.unpack(data[-_MARK.size :])
+        state = data[: -_MARK.size]
+        if run and tag not in (_tag(run), _tag("")):
+            raise WireError(f"{owner}: it holds a state of client {owned_by} of another run")
+        if owned_by != client:
+            raise WireError(f"{owner}: it holds a state of client {owned_by}")
+    elif data.nbytes >= _EARLIER.size and data[-_EARLIER.size :][:8] == EARLIER:
+        _, which, written = _EARLIER.unpack(data[-_EARLIER.size :])
+        state = data[: -_EARLIER.size]
+    else:
+        return data
+    if which not in (version, ANY):
+        raise WireError(f"{owner}: it holds version {which}, not version {version}")
+    if written != checksum(state):
+        raise WireError(
+            f"{owner}: it does not hold all of version {version}; the machine stopped while it was written"
+        )
+    return state
+
+
+def _tag(run: str) -> int:
+    return xxhash.xxh3_64_intdigest(run.encode())
 
 
 def model_digest(mean: Tensor, precision: Tensor | None) -> str:

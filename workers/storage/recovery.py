@@ -122,7 +122,6 @@ def _from_the_start(folder: Path, problem: Problem) -> bool:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints, the newest first."""
     return sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True)
 
 
@@ -132,9 +131,8 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
     skipped = []
     for path in _checkpoints(folder):
         try:
-            read: Checkpoint[Any] = read_checkpoint(
-                path, problem.algorithm.server_type, problem.broadcast_type
-            )
+            kind: type[Any] = problem.algorithm.server_type
+            read = read_checkpoint(path, kind, problem.broadcast_type)
             if read.round != int(path.stem):  # after a power cut: the file was overwritten
                 raise WireError(f"checkpoint {path} holds round {read.round}")
             kept[read.round] = read
@@ -148,7 +146,6 @@ def _is_empty(path: Path) -> bool:
 
 
 def _check_experiment(folder: Path, kept: Iterable[Checkpoint[Any]], experiment: str) -> None:
-    """Compare the manifest with every checkpoint."""
     for checkpoint in kept:
         if experiment and checkpoint.experiment not in ("", experiment):
             raise MismatchError(
@@ -181,12 +178,10 @@ def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Prob
 
 def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Mapping[int, Mapping[str, Any]]:
     """The journal's records of commits, by round, if the run's files match their digests at a checkpoint."""
-    r, supplied = checkpoint.round, len(checkpoint.versions)
-    if supplied != len(problem.clients):
-        raise WireError(
-            f"the checkpoint of round {r} is of {supplied} clients; this run has {len(problem.clients)}"
-        )
-    journal = {file.name: file.bytes for file in checkpoint.files}.get(JOURNAL)
+    r, supplied, due = checkpoint.round, len(checkpoint.versions), len(problem.clients)
+    if supplied != due:
+        raise WireError(f"the checkpoint of round {r} is of {supplied} clients; this run has {due}")
+    journal = checkpoint.ends().get(JOURNAL)
     if checkpoint.vouches:
         for file in checkpoint.files:
             path = folder / file.name
@@ -261,7 +256,6 @@ def _unscored(
     kept: Mapping[int, Checkpoint[Any]],
     commits: Mapping[int, Any],
 ) -> Iterator[RoundRecord]:
-    """The records of committed rounds without evaluation, with the models to evaluate."""
     algorithm, e, ctx = problem.algorithm, problem.experiment, problem.context(0, 0)
     for r in range(last + 1):
         if r in scored or not evaluates(r, e.rounds, e.eval_every, problem.chunks):

@@ -84,7 +84,6 @@ class RoundRecord:
         return measure.numbers(self._tally(chunks))["test_accuracy"]
 
     def _tally(self, chunks: int) -> Tally:
-        """Return the sum over all chunks, in their order."""
         return reduce(added, (self.scores[chunk].tally for chunk in range(chunks)))
 
     def line(self, chunks: int, measure: Likelihood, shares: LabelShares | None = None) -> dict[str, Any]:

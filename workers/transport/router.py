@@ -168,7 +168,6 @@ class ZmqEndpoint(Endpoint):
         return Incoming(worker, envelope, hello)
 
     def _register(self, route: bytes, hello: Hello, frame: zmq.Frame) -> int:
-        """Bind a connection to a worker by its hello."""
         worker = self.listener.identify(hello, self._proved(frame))
         if worker in self._routes:
             if self._monitor is None:

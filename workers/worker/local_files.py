@@ -64,7 +64,6 @@ class LocalFiles:
         return str(path)
 
     def _choice(self, option: str, choice: str, here: Path | None) -> str:
-        """Return a choice with the path of this machine."""
         if user_files.is_table(choice):
             return choice if here is None else user_files.moved_table(choice, here)
         if not plugins.is_spec(choice):

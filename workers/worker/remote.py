@@ -76,7 +76,6 @@ class RemoteWorker:
         notify("the run is over")
 
     def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
-        """Set up what the welcome describes, and serve until 'stop'."""
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
             if registration_reply.header.kind == "stop":  # it came as the run ended
@@ -98,7 +97,6 @@ class RemoteWorker:
             serve(connection, runtime, partial(replies_with_states, runtime), idle=IDLE)
 
     def _localised(self, connection: Connection, run: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the experiment with this machine's paths."""
         try:
             return self.files.localised(experiment)
         except UsageError as e:

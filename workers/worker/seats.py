@@ -66,7 +66,6 @@ class SeatLocks:
                 self._lock(seat, fcntl.LOCK_UN)  # not reached for the seat that is taken
 
     def _lock(self, seat: int, how: int) -> bool:
-        """Return whether no other process holds the seat."""
         if self._file is None:
             return True
         try:

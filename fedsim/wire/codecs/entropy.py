@@ -132,7 +132,6 @@ def layers_entropy(data: memoryview, spec: Spec) -> float:
 
 
 def _buckets_of(s: int) -> int:
-    """The number of buckets."""
     return int(2**s) + 4 * (BITS - s)
 
 
@@ -202,10 +201,8 @@ def _as_bytes(counts: Array) -> Array:
     """Every count as the nearest byte of the table; at least 1 for a token that occurs."""
     exponent = np.maximum(np.frexp(counts.astype(np.float64))[1] - 4, 0)  # counts below 16 are exact
     mantissa = np.rint(counts / 2.0**exponent).astype(np.int64)  # 8 to 16, or 1 to 15 with exponent 0
-    exponent, mantissa = (
-        np.where(mantissa == 16, exponent + 1, exponent),
-        np.where(mantissa == 16, 8, mantissa),
-    )
+    carries = mantissa == 16
+    exponent, mantissa = np.where(carries, exponent + 1, exponent), np.where(carries, 8, mantissa)
     table = np.where(mantissa < 8, mantissa, 8 * (exponent + 1) + mantissa - 8)
     return table.astype(np.uint8)
 
