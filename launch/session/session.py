@@ -35,8 +35,7 @@ from launch.tracking import selected
 from launch.tracking.processes import Tracking
 from workers.assembly import assemble
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Timeouts, Workers
-from workers.coordinator.registration import Registration
+from workers.coordinator.membership import Registration, Timeouts, Workers
 from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement

@@ -6,9 +6,9 @@ longer needed, because new pages of the page cache cost ten times as much as wri
 
 The checksum of a state proves that its bytes are complete, but not their client or version. A backup may swap
 files, and a power cut may leave an overwritten file with its new name and old bytes. So a mark at the end of
-the file names the run, the client and the version, and repeats the checksum: neither an old file nor old bytes
-with a new mark are accepted. A small state has version 0, because files of several versions with the same
-bytes are one file; a checkpoint has the checksums of the versions that it names.
+the file names the run, the client and the version, and repeats the checksum. A small state has version 0,
+because files of several versions with the same bytes are one file; a checkpoint has the checksums of the
+versions that it names.
 
 file = encoded state (fedsim.wire.state_file) | b"FEDOWNER" | xxh3_64 of the run's name (u64) | client (u64) |
 version (u64) | the state's checksum (u64)
