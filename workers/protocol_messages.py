@@ -17,21 +17,22 @@ from __future__ import annotations
 
 import hashlib
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
-from fedsim import plugins
+from fedsim import model_specs, plugins
 from fedsim.errors import FedsimError, WireError
 from fedsim.evaluation import ChunkScore
 from fedsim.learning.gaussian import Gaussian, Model, Point, Samples, diagonal, is_full, packed, unpacked
 from fedsim.printable import printable
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
-from fedsim.tree import Tree
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
 from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
@@ -93,27 +94,26 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
-def frozen_part(digest: str) -> dict[str, str]:
-    """The entries of WorkerManifest.sources for the frozen parameters, if any."""
-    return {"frozen parameters": digest} if digest else {}
+def sources_of(problem: Problem, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """WorkerManifest.sources: digests of the user's files, of what they compute, and of frozen parameters.
 
-
-def own_part(problem: Problem) -> dict[str, str]:
-    """The entries of WorkerManifest.sources for the numbers from a user's data set, partition and model."""
+    names: the coordinator's paths of a user's files by the paths here, if they differ.
+    """
     e, model = problem.experiment, plugins.MODEL_MODIFIER.split(problem.experiment.model)[0]
+    files = plugins.sources(plugins.computing_choices(e))
+    result = {names.get(path, path): digest for path, digest in files.items()} | model_specs.sources(e.model)
+    if problem.frozen_digest:
+        result["frozen parameters"] = problem.frozen_digest
     data = [plugins.short(choice) for choice in (e.dataset, e.partition) if plugins.is_spec(choice)]
-    numbers = {" and ".join(data): problem.data_digest} if data else {}
+    if data:
+        result[NUMBERS + " and ".join(data)] = problem.data_digest
     if plugins.is_spec(model):
-        numbers[f"{plugins.short(model)} at the start"] = hashlib.sha256(raw_bytes(problem.start)).hexdigest()
-    return {f"{NUMBERS}{name}": digest for name, digest in numbers.items()}
-
-
-def tree_part(tree: Tree | None) -> dict[str, str]:
-    """The entry of WorkerManifest.sources for the tree of edge servers, which may be in a file."""
-    if tree is None:
-        return {}
-    text = msgspec.json.encode(tree.names) + tree.owners.tobytes()
-    return {"tree of edge servers": hashlib.sha256(text).hexdigest()}
+        start = hashlib.sha256(raw_bytes(problem.start)).hexdigest()
+        result[f"{NUMBERS}{plugins.short(model)} at the start"] = start
+    if problem.tree is not None:  # which may be in a file
+        text = msgspec.json.encode(problem.tree.names) + problem.tree.owners.tobytes()
+        result["tree of edge servers"] = hashlib.sha256(text).hexdigest()
+    return result
 
 
 INTERRUPTED = b"interrupted"

@@ -27,22 +27,18 @@ Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True
 """(U, S): the S numbers for metrics.jsonl of U uploads, in the order of their clients' ids."""
 
 
-@cache
-def edge_message(sums: type, scalars: bool) -> type:
-    """The message of an edge server: the algorithm's sums and, if uploads have any, their scalars."""
-    known = [*get_type_hints(sums, include_extras=True).items(), *([("scalars", Rows)] if scalars else [])]
-    return make_dataclass("EdgeSums", known, frozen=True)
-
-
 def edge_dims(problem: Problem, exchange: Exchange, uploads: int) -> Dims:
     """The sizes of the fields of an edge server's message on so many uploads."""
     return {**problem.dims, "U": uploads, "S": len(summed_scalars(exchange.up))}
 
 
+@cache
 def message_of(exchange: Exchange) -> type:
-    """The message of an edge server in this exchange."""
+    """The message of an edge server: the algorithm's sums and, if uploads have any, their scalars."""
     assert exchange.sums is not None  # fedsim.tree.check_tree
-    return edge_message(exchange.sums, bool(summed_scalars(exchange.up)))
+    known: list[tuple[str, Any]] = [*get_type_hints(exchange.sums, include_extras=True).items()]
+    scalars = [("scalars", Rows)] if summed_scalars(exchange.up) else []
+    return make_dataclass("EdgeSums", [*known, *scalars], frozen=True)
 
 
 def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str = RUN_NAME) -> EnvelopeSize:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsim import model_specs, plugins
 from fedsim.errors import AccessError, ConnectionLost, Interrupted, WireError
 from fedsim.experiment import Experiment, convert
 from fedsim.learning.recorded_step import cuda_graphs
@@ -105,17 +104,10 @@ def announce(
     digest: True to include the digest of its data. names: the coordinator's paths of a user's files by the
     paths here, if they differ.
     """
-    e = problem.experiment
     with while_it_starts(connection, run):
-        data = problem.data_digest if digest else ""
-        sources = plugins.sources(plugins.computing_choices(e)).items()
         manifest = messages.WorkerManifest(
-            data,
-            {(names or {}).get(path, path): sha for path, sha in sources}
-            | model_specs.sources(e.model)
-            | messages.frozen_part(problem.frozen_digest)
-            | messages.own_part(problem)
-            | messages.tree_part(problem.tree),
+            problem.data_digest if digest else "",
+            messages.sources_of(problem, names or {}),
             facts_of_process(problem.net.device.type, probe(problem)),
             processor_name(),
             place_of_process(problem.net.device.type),
