@@ -66,11 +66,7 @@ def pack(header: Header, frames: Sequence[Buffer] = ()) -> Envelope:
 
 
 def unpack(frames: Sequence[Buffer], owner: str) -> Envelope:
-    """Parse and check everything that does not need a schema: sizes, version, checksums.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
+    """Parse and check everything that does not need a schema: sizes, version, checksums."""
     if not frames:
         raise WireError(f"{owner}: an empty message")
     size = memoryview(frames[0]).nbytes
@@ -194,9 +190,7 @@ def decode(
     """The message of an envelope that unpack has checked, against schema, layout and codecs.
 
     context and layout as the sender had them. Tensors are views of the received frames: they are read-only.
-
-    Raises:
-        WireError: beginning with `owner`; no partial message is ever returned.
+    No partial message is ever returned.
     """
     headers = envelope.header.fields
     expected, part = schema(message), optional_group(message)
@@ -234,11 +228,7 @@ def check_fields(
     owner: str,
     layout: Layout | None = None,
 ) -> None:
-    """Check the fields that a header announces, like decode, without their frames.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
+    """Check the fields that a header announces, like decode, without their frames."""
     for f, h in zip(_present(message, headers, owner), headers, strict=True):
         label = f"{owner}: field {f.name!r}"
         _agreed(f, h, codecs, dims, label)

@@ -138,11 +138,7 @@ def write_header(header: Header) -> bytes:
 
 
 def read_header(head: bytes, owner: str) -> Header:
-    """The header in an untrusted frame, whose size has been checked.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
+    """The header in an untrusted frame, whose size has been checked."""
     if len(head) < 9 or struct.unpack(">Q", head[:8])[0] != digest(head[8:]):
         raise WireError(f"{owner}: the header's checksum does not match; it was damaged on the way")
     try:

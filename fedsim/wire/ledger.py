@@ -42,8 +42,7 @@ class Ledger:
     """Entries not yet written, and totals of all entries ever booked."""
 
     def __init__(self, mechanism: Mechanism = NULL, *, centralised: bool = False) -> None:
-        """centralised: True if a federation would not have the algorithm's traffic
-        (Algorithm.centralised)."""
+        """centralised: a federation would not have the algorithm's traffic (Algorithm.centralised)."""
         self.mechanism = mechanism
         self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []

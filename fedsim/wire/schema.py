@@ -214,8 +214,7 @@ def scalars_of(message: type[Any]) -> tuple[tuple[Field, str], ...]:
 
 
 def summed_scalars(message: Any) -> dict[str, float]:
-    """The numbers of a message, or of a class without their values, that a round aggregates in
-    metrics.jsonl."""
+    """The numbers of a message (0 for a class of messages) that a round aggregates in metrics.jsonl."""
     named = scalars_of(message if isinstance(message, type) else type(message))
     summed = [(f.name, group) for f, group in named if f.kind.over != "nothing"]
     if isinstance(message, type):

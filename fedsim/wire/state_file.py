@@ -109,11 +109,7 @@ def encode_state(state: object) -> bytes:
 
 
 def decode_state(kind: type[S], data: bytes | memoryview, owner: str) -> S:
-    """The state of class `kind`.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
+    """The state of class `kind`."""
     header, body = opened_state(data, owner)
     reader = _Reader(body, owner)
     state: S = reader.value(kind, header, kind.__qualname__)

@@ -1,7 +1,4 @@
-"""The header of a state's bytes (fedsim.wire.state_file), which is read without torch.
-
-A state that cannot be read raises WireError, whose text begins with `owner`.
-"""
+"""The header of a state's bytes (fedsim.wire.state_file), which is read without torch."""
 
 from __future__ import annotations
 

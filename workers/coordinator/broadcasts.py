@@ -117,11 +117,7 @@ class Dispatch:
         self.sent, self._sent_in = sent
 
     def encode_broadcast(self, server: Any, command: Open) -> Any:
-        """Encode the broadcast of an exchange, once for all its tasks.
-
-        Returns:
-            The broadcast as clients will decode it.
-        """
+        """Encode an exchange's broadcast, once for all its tasks; return it as clients will decode it."""
         problem = self.problem
         ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
         down = problem.algorithm.broadcast(server, ctx)
@@ -174,8 +170,7 @@ class Dispatch:
         return self._broadcast_to(round, client).decoded
 
     def stale(self, round: int) -> Mapping[int, Any]:
-        """The broadcasts, as decoded, that uploads of this round answer, by client; empty if all of them
-        answer the round's own."""
+        """The decoded broadcasts that a round's uploads answer, by client; empty if all answer its own."""
         asynchrony = self.problem.asynchrony
         if not any(asynchrony.staleness(round)):
             return {}

@@ -31,8 +31,7 @@ class RoundRecords:
         """The round is folded; the next one is not open yet."""
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
-        """The round's files are due; the next one is on its way. broadcast: of
-        Checkpoint, with its round."""
+        """The round's files are due; the next one is on its way. broadcast: of Checkpoint, with its round."""
 
     def model(self, round: int) -> Model | None:
         """Return the model to evaluate after a round."""

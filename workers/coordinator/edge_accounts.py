@@ -58,9 +58,7 @@ NAMES = {
 class AccountChecks:
     """Checks the accounts of edge servers, and raises ProtocolViolation if a row is not possible.
 
-    Attributes:
-        problem: The experiment.
-        mechanism: That of the connections between edge servers and their workers.
+    mechanism: that of the connections between edge servers and their workers.
     """
 
     problem: Problem

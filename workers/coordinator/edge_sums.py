@@ -81,9 +81,6 @@ def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) ->
     """The sums in an edge server's message, as Exchange.sums, and the scalars of its uploads (U, S).
 
     uploads: the largest possible number of uploads.
-
-    Raises:
-        WireError: If it must not be folded; beginning with `owner`.
     """
     exchange = problem.exchange(envelope.header.round, envelope.header.exchange)
     dims = edge_dims(problem, exchange, uploads)
@@ -95,11 +92,7 @@ def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) ->
 
 
 def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> None:
-    """Check the fields, sizes and number of uploads that the header of sums announces.
-
-    Raises:
-        WireError: If it differs; beginning with `owner`.
-    """
+    """Check the fields, sizes and number of uploads that the header of sums announces."""
     headers = envelope.header.fields
     exchange = problem.exchange(envelope.header.round, envelope.header.exchange)
     check_fields(message_of(exchange), headers, {}, edge_dims(problem, exchange, uploads), owner)

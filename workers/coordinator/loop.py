@@ -239,8 +239,7 @@ class Coordinator:
         return matters or bool(lost or unreadable)
 
     def _receive(self, incoming: Incoming) -> list[Event] | None:
-        """Handle an envelope; None for a duplicate, or a heartbeat of a task that the worker does not
-        hold."""
+        """Handle an envelope; None for a duplicate, or a heartbeat about a task that it does not hold."""
         worker, envelope = incoming.worker, incoming.envelope
         if self.dispatch.edges is not None:
             self.dispatch.edges.heard(worker)

@@ -152,8 +152,7 @@ class ResponseHandler:
         return events
 
     def _does_not_count(self, worker: int, envelope: Envelope) -> None:
-        """Book an upload as a retry: an algorithm's rows have only uploads that are folded or lost by the
-        schedule."""
+        """Book an upload as a retry; the rows of kind algorithm have only those that count or are late."""
         if envelope.header.kind == "upload":
             self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
@@ -222,10 +221,7 @@ class ResponseHandler:
         return ""
 
     def _once_more(self, worker: int, envelope: Envelope, why: str) -> list[Event]:
-        """Repeat a task.
-
-        Tasks are pure, so this helps against faulty memory, but not against divergence.
-        """
+        """Repeat a task. Tasks are pure, so this helps against faulty memory, but not against divergence."""
         task = task_of(envelope)
         self._retried.add(task)
         self._does_not_count(worker, envelope)

@@ -217,8 +217,7 @@ def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
 
 
 def _sound(path: Path) -> int:
-    """The length of a text file up to its first zero byte. After a power cut, zeros stand where it was not
-    synced."""
+    """The length of a text file up to its first zero byte: after a power cut, what was not synced is 0."""
     at = 0
     if not path.exists():
         return 0

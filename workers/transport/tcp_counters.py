@@ -34,8 +34,7 @@ class TcpStream:
 
 
 def streams(port: int) -> list[TcpStream]:
-    """This process's own open connections on a local port; each once, however many descriptors it has at the
-    moment."""
+    """This process's own open connections on a local port; each once, even with several descriptors."""
     result = {}
     for descriptor in descriptors():
         with suppress(OSError):  # a descriptor may be closed while we look
@@ -108,8 +107,7 @@ def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
 
 
 def end(stream: TcpStream) -> None:
-    """Shut a connection down, if it is still there: both sides learn of its end, and what is half received is
-    thrown away."""
+    """Shut a connection down, if it is still there: both sides learn of it, and half a message is dropped."""
     with suppress(OSError), _held(stream.descriptor) as (connection, inode):
         if inode == stream.inode:
             connection.shutdown(socket.SHUT_RDWR)

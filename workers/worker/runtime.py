@@ -86,8 +86,7 @@ class WorkerRuntime:
         return messages.upload(h, result.payload, (time.monotonic_ns() - began) // 1000)
 
     def _state(self, client: int, version: int) -> Any:
-        """Return a client's state on the network's device; the caller has the only reference to one that is
-        not cached."""
+        """Return a client's state on the network's device, of which only a cache keeps another reference."""
         problem = self.problem
 
         def stored() -> Any:

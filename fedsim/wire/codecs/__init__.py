@@ -239,11 +239,7 @@ def pack_or_dense(
 
 
 def check_parts(name: str, parts: Sequence[tuple[str, int]], spec: Spec, owner: str) -> None:
-    """Check every part's layer and size in bytes against what the codec and the spec demand.
-
-    Raises:
-        WireError: naming the field.
-    """
+    """Check every part's layer and size in bytes against what the codec and the spec demand."""
     expected = codec(name).bounds(spec)
     if len(parts) != len(expected):
         raise WireError(f"{owner}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
@@ -258,11 +254,7 @@ def check_parts(name: str, parts: Sequence[tuple[str, int]], spec: Spec, owner: 
 def unpack_checked(
     name: str, parts: tuple[Part, ...], spec: Spec, owner: str, ref: Tensor | None = None
 ) -> Tensor:
-    """Unpack after checking every part's layer and size against what the codec and the spec demand.
-
-    Raises:
-        WireError: naming the field.
-    """
+    """Unpack after checking every part's layer and size against what the codec and the spec demand."""
     check_parts(name, [(layer, part.nbytes) for layer, part in parts], spec, owner)
     try:
         return codec(name).unpack(tuple(part for _, part in parts), spec, ref)
