@@ -156,7 +156,11 @@ class AggregationThread:
         stream = ups()
         ctx = self.problem.context(round, exchange, command.folded_rounds, command.asked)
         if stale:
-            arrivals = (self._arrival(round, k, stale[k], up) for k, up in stream)
+            asynchrony = self.problem.asynchrony
+            arrivals = (
+                Arrival(k, stale[k], up, round - asynchrony.answered(round, k), asynchrony.weight(round, k))
+                for k, up in stream
+            )
             next_server = algorithm.stale_update(server, arrivals, ctx)
         elif tree is not None and merges:
             sums = algorithm.sums(server, down, ctx)
@@ -202,10 +206,6 @@ class AggregationThread:
             **({"up": limits.with_rounding(received, up, down, context.scale)} if received else {}),
             **({} if kl is None else {"kl": kl}),
         }
-
-    def _arrival(self, round: int, client: int, down: Any, up: Any) -> Arrival:
-        staleness = round - self.problem.asynchrony.answered(round, client)
-        return Arrival(client, down, up, staleness, self.problem.asynchrony.weight(round, client))
 
     def _next(self) -> int | None:
         """Return the client whose upload is next; None: there is no further one."""

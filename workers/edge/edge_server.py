@@ -118,7 +118,12 @@ class EdgeServer:
                 self._joined(incoming.worker, incoming.hello)
             else:
                 self._from_worker(incoming.worker, incoming.envelope)
-        self._part_from_lost()
+        lost, self.endpoint.lost = self.endpoint.lost, []
+        unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
+        for worker in lost:
+            self._hang_up(worker)
+        for worker in unreadable:
+            self._part(worker)
         return None
 
     def _wait(self) -> None:
@@ -156,15 +161,6 @@ class EdgeServer:
         """Forget a worker; if it sends anything, it is asked to join again."""
         self._hang_up(worker)
         self.endpoint.dismiss(worker)
-
-    def _part_from_lost(self) -> None:
-        """Dismiss workers whose connection has ended, or whose envelopes cannot be read."""
-        lost, self.endpoint.lost = self.endpoint.lost, []
-        unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
-        for worker in lost:
-            self._hang_up(worker)
-        for worker in unreadable:
-            self._part(worker)
 
     # ---- downwards
 

@@ -70,10 +70,8 @@ class SeatLocks:
             return True
         try:
             fcntl.lockf(self._file, how, 1, seat, os.SEEK_SET)
-        except BlockingIOError:
-            return False
-        except OSError:  # no locks on this file system
-            return True
+        except OSError as e:  # any other error: no locks on this file system
+            return not isinstance(e, BlockingIOError)
         return True
 
     def close(self) -> None:
