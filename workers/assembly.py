@@ -19,13 +19,7 @@ from workers.portable import check_numerics
 def assemble(experiment: Experiment, data_dir: Path | None, device: str) -> Problem:
     """Fix the process's numerics, and build the problem. A user's file cannot change them.
 
-    Args:
-        experiment: The experiment.
-        data_dir: The folder of the data files.
-        device: Where the network is: "cpu", or "cuda" with or without a number.
-
-    Raises:
-        FedsimError: any FedsimError.
+    device: where the network is: "cpu", or "cuda" with or without a number.
     """
     # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)

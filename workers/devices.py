@@ -127,20 +127,15 @@ def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement,
         UsageError: for a device that is not there.
     """
     gpus = visible_gpus()
-    if devices == "auto":
-        selected = gpus
-    elif devices == "cpu":
-        selected = []
-    else:
-        selected = []
-        for name in devices.split(","):
-            number = whole(name.strip().removeprefix("cuda:"))
-            if not name.strip().startswith("cuda:") or number < 0:
-                raise UsageError(f"--devices {devices!r}: give auto, cpu, or a list such as cuda:0,cuda:1")
-            if number >= len(gpus):
-                why = f" ({why_no_gpu()})" if why_no_gpu() else ""
-                raise UsageError(f"--devices {name.strip()}: this machine shows {len(gpus)} GPU(s){why}")
-            selected.append(gpus[number])
+    selected = list(gpus) if devices == "auto" else []
+    for name in () if devices in ("auto", "cpu") else devices.split(","):
+        number = whole(name.strip().removeprefix("cuda:"))
+        if not name.strip().startswith("cuda:") or number < 0:
+            raise UsageError(f"--devices {devices!r}: give auto, cpu, or a list such as cuda:0,cuda:1")
+        if number >= len(gpus):
+            why = f" ({why_no_gpu()})" if why_no_gpu() else ""
+            raise UsageError(f"--devices {name.strip()}: this machine shows {len(gpus)} GPU(s){why}")
+        selected.append(gpus[number])
     cores = sorted(os.sched_getaffinity(0))
     placements = []
     for i in range(workers):

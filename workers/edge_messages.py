@@ -3,23 +3,24 @@
 root -> edge server      relayed, close, account
 edge server -> root      uploaded, sums, account; and whatever its workers say
 root -> its workers      assign (or assign_gone) in the place of task (or gone)
+
+What reads an envelope raises WireError if that is not possible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
-from fedsim.errors import WireError
 from fedsim.round_events import Open
 from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, blob, pack
 from fedsim.wire.header import read_header
 from fedsim.wire.ledger_rows import Entry
 from workers.protocol_messages import answer
+from workers.transport.handshake import read_json
 
-T = TypeVar("T")
 _Count = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
 
 
@@ -47,11 +48,7 @@ def uploaded(upload: Envelope) -> Envelope:
 
 
 def read_uploaded(envelope: Envelope) -> Envelope:
-    """Return the upload, without its frames.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
+    """Return the upload, without its frames."""
     head = bytes(envelope.frames[0]) if envelope.frames else b""
     return Envelope(read_header(head, "the header of an upload behind an edge server"), head, ())
 
@@ -64,12 +61,8 @@ def close(run: str, epoch: int, opened: Open, uploads: Sequence[tuple[int, int]]
 
 
 def read_uploads(envelope: Envelope) -> list[tuple[int, int]]:
-    """Return the clients in a close message, each with its worker.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
-    return _json(envelope, list[tuple[int, int]])
+    """Return the clients in a close message, each with its worker."""
+    return read_json(envelope, list[tuple[int, int]], repr(envelope.header.kind))
 
 
 def ask_account(run: str) -> Envelope:
@@ -86,27 +79,16 @@ def account(
 
 
 def read_account(envelope: Envelope) -> tuple[list[Entry], dict[str, int] | None]:
-    """Return the rows and the residual of an account.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
-    rows, residual = _json(envelope, tuple[list[Entry], _Residual | None])
-    return rows, None if residual is None else {"down": residual.down, "up": residual.up}
-
-
-def _json(envelope: Envelope, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(envelope.frames[0], type=kind)
-    except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise WireError(f"an unreadable {envelope.header.kind!r}: {e}") from None
+    """Return the rows and the residual of an account."""
+    rows, residual = read_json(envelope, tuple[list[Entry], _Residual | None], repr(envelope.header.kind))
+    return rows, None if residual is None else msgspec.structs.asdict(residual)
 
 
 def relayed(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
     """Return the broadcast of an exchange as an edge server gets it, once for all its clients."""
-    header = Header(VERSION, "relayed", run, epoch, opened.round, opened.exchange, fields=payload.fields)
-    folds, asked = opened.folded_rounds, opened.asked
-    return pack(msgspec.structs.replace(header, folds=folds, asked=asked), payload.frames)
+    counts = {"folds": opened.folded_rounds, "asked": opened.asked}
+    which = (epoch, opened.round, opened.exchange)
+    return pack(Header(VERSION, "relayed", run, *which, fields=payload.fields, **counts), payload.frames)
 
 
 def sums(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:

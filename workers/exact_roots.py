@@ -13,19 +13,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.library import Library
 
-FUNCTIONS: dict[str, np.ufunc] = {
-    "sqrt": np.sqrt,
-    "acos": np.arccos,
-    "asin": np.arcsin,
-    "atan": np.arctan,
-}
+FUNCTIONS = {"sqrt": np.sqrt, "acos": np.arccos, "asin": np.arcsin, "atan": np.arctan}
 WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 """numpy has no bfloat16; torch, too, computes both in float32."""
 
@@ -42,9 +36,7 @@ def use_exact_roots(exact: bool) -> None:
         with warnings.catch_warnings():  # that a kernel is replaced
             warnings.simplefilter("ignore")
             for name, function in FUNCTIONS.items():
-                compute = _of(function)
-                forms = {name: compute, f"{name}_": _in_place(compute), f"{name}.out": _into(compute)}
-                for form, kernel in forms.items():
+                for form, kernel in _forms(name, function).items():
                     library.impl(form, kernel, "CPU")  # type: ignore[no-untyped-call]
         _libraries.append(library)
     elif not exact:
@@ -52,7 +44,9 @@ def use_exact_roots(exact: bool) -> None:
             _libraries.pop()._destroy()  # type: ignore[no-untyped-call]
 
 
-def _of(function: np.ufunc) -> Callable[[Tensor], Tensor]:
+def _forms(name: str, function: np.ufunc) -> dict[str, Callable[..., Tensor]]:
+    """The three forms of a function of torch: that returns, in place, and with out=."""
+
     def compute(x: Tensor) -> Tensor:
         floating = x.is_floating_point() or x.is_complex()
         dtype = x.dtype if floating else torch.get_default_dtype()
@@ -62,19 +56,11 @@ def _of(function: np.ufunc) -> Callable[[Tensor], Tensor]:
             function(wide.numpy(), out=result.numpy())
         return result.to(dtype)
 
-    return compute
-
-
-def _in_place(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def change(x: Tensor) -> Tensor:
         return x.copy_(compute(x))
 
-    return change
-
-
-def _into(compute: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     def write(x: Tensor, *, out: Tensor) -> Tensor:
         result = compute(x)
         return out.resize_(result.shape).copy_(result)
 
-    return write
+    return {name: compute, f"{name}_": change, f"{name}.out": write}

@@ -60,9 +60,7 @@ def records_steps() -> bool:
 def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
     """All facts of this process, after workers.assembly.fix_numerics.
 
-    Args:
-        device: The kind of device that it computes on, cpu or cuda.
-        probe: Its probe digest by that kind.
+    device: the kind of device that it computes on, cpu or cuda. probe: its probe digest by that kind.
     """
     import torch
 

@@ -47,11 +47,7 @@ def engine_of(environment: Mapping[str, str]) -> str:
 
 
 def place_of_process(device: str) -> Place:
-    """The place of this process.
-
-    Args:
-        device: The kind of device that it computes on, cpu or cuda.
-    """
+    """The place of this process. device: the kind that it computes on, cpu or cuda."""
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     on, gpu = f"cpu {cores}", ""
     if device == "cuda":

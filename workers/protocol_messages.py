@@ -10,41 +10,34 @@ last carries one to a worker that does not have it. In a real federation a clien
 last broadcast, so all three are simulation traffic.
 
 The envelopes of a connection's beginning are in workers.transport.handshake, those of edge servers in
-workers.edge_messages.
+workers.edge_messages. What reads an envelope raises WireError if that is not possible.
 """
 
 from __future__ import annotations
 
 import hashlib
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
-from fedsim import plugins
+from fedsim import model_specs, plugins
 from fedsim.errors import FedsimError, WireError
 from fedsim.evaluation import ChunkScore
-from fedsim.learning.gaussian import (
-    Gaussian,
-    Model,
-    Point,
-    Samples,
-    diagonal,
-    is_full,
-    packed,
-    unpacked,
-)
+from fedsim.learning.gaussian import Gaussian, Model, Point, Samples, diagonal, is_full, packed, unpacked
 from fedsim.printable import printable
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
-from fedsim.tree import Tree
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
 from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
 from workers.place import Place, Printable
+from workers.transport.handshake import notice, read_json
 
 NO_PAYLOAD = Payload((), ())
 NUMBERS = "numbers of "
@@ -82,15 +75,8 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(envelope: Envelope) -> WorkerManifest:
-        """Return the manifest of a ready message.
-
-        Raises:
-            WireError: If it cannot be read.
-        """
-        try:
-            return msgspec.json.decode(envelope.frames[0], type=WorkerManifest)
-        except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
-            raise WireError(f"an unreadable 'ready': {e}") from None
+        """Return the manifest of a ready message."""
+        return read_json(envelope, WorkerManifest, "'ready'")
 
     def differ(self, other: WorkerManifest) -> str:
         """Return the first difference from the coordinator's manifest `other`, or '' if there is none."""
@@ -108,27 +94,26 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
-def frozen_part(digest: str) -> dict[str, str]:
-    """The entries of WorkerManifest.sources for the frozen parameters, if any."""
-    return {"frozen parameters": digest} if digest else {}
+def sources_of(problem: Problem, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """WorkerManifest.sources: digests of the user's files, of what they compute, and of frozen parameters.
 
-
-def own_part(problem: Problem) -> dict[str, str]:
-    """The entries of WorkerManifest.sources for the numbers from a user's data set, partition and model."""
+    names: the coordinator's paths of a user's files by the paths here, if they differ.
+    """
     e, model = problem.experiment, plugins.MODEL_MODIFIER.split(problem.experiment.model)[0]
+    files = plugins.sources(plugins.computing_choices(e))
+    result = {names.get(path, path): digest for path, digest in files.items()} | model_specs.sources(e.model)
+    if problem.frozen_digest:
+        result["frozen parameters"] = problem.frozen_digest
     data = [plugins.short(choice) for choice in (e.dataset, e.partition) if plugins.is_spec(choice)]
-    numbers = {" and ".join(data): problem.data_digest} if data else {}
+    if data:
+        result[NUMBERS + " and ".join(data)] = problem.data_digest
     if plugins.is_spec(model):
-        numbers[f"{plugins.short(model)} at the start"] = hashlib.sha256(raw_bytes(problem.start)).hexdigest()
-    return {f"{NUMBERS}{name}": digest for name, digest in numbers.items()}
-
-
-def tree_part(tree: Tree | None) -> dict[str, str]:
-    """The entry of WorkerManifest.sources for the tree of edge servers, which may be in a file."""
-    if tree is None:
-        return {}
-    text = msgspec.json.encode(tree.names) + tree.owners.tobytes()
-    return {"tree of edge servers": hashlib.sha256(text).hexdigest()}
+        start = hashlib.sha256(raw_bytes(problem.start)).hexdigest()
+        result[f"{NUMBERS}{plugins.short(model)} at the start"] = start
+    if problem.tree is not None:  # which may be in a file
+        text = msgspec.json.encode(problem.tree.names) + problem.tree.owners.tobytes()
+        result["tree of edge servers"] = hashlib.sha256(text).hexdigest()
+    return result
 
 
 INTERRUPTED = b"interrupted"
@@ -136,34 +121,22 @@ INTERRUPTED = b"interrupted"
 
 def welcome(run: str, config: WorkerConfig) -> Envelope:
     """Return the answer to a hello: the worker's configuration."""
-    fields, frames = blob("welcome", msgspec.json.encode(config))
-    return pack(Header(VERSION, "welcome", run, fields=fields), frames)
+    return notice("welcome", run, "welcome", msgspec.json.encode(config))
 
 
 def read_welcome(envelope: Envelope) -> WorkerConfig:
-    """Return the configuration in a welcome.
-
-    Raises:
-        WireError: If it cannot be read, for example because another version of fedsim has sent it.
-    """
-    try:
-        return msgspec.json.decode(envelope.frames[0], type=WorkerConfig)
-    except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise WireError(f"an unreadable welcome of the coordinator: {e}") from None
+    """Return the configuration in a welcome."""
+    return read_json(envelope, WorkerConfig, "welcome of the coordinator")
 
 
 def ready(run: str, manifest: WorkerManifest) -> Envelope:
     """Return the message of a worker that is set up."""
-    fields, frames = blob("ready", msgspec.json.encode(manifest))
-    return pack(Header(VERSION, "ready", run, fields=fields), frames)
+    return notice("ready", run, "ready", msgspec.json.encode(manifest))
 
 
 def stop(run: str, interrupted: bool = False) -> Envelope:
     """Return the message that ends a worker; interrupted: the run has rounds left, and may be resumed."""
-    if not interrupted:
-        return pack(Header(VERSION, "stop", run))
-    fields, frames = blob("reason", INTERRUPTED)
-    return pack(Header(VERSION, "stop", run, fields=fields), frames)
+    return notice("stop", run, "reason", INTERRUPTED) if interrupted else pack(Header(VERSION, "stop", run))
 
 
 def was_interrupted(envelope: Envelope) -> bool:
@@ -175,24 +148,13 @@ def was_interrupted(envelope: Envelope) -> bool:
 
 
 def task(
-    run: str,
-    epoch: int,
-    of: TaskId,
-    payload: Payload,
-    dropout: bool = False,
-    folds: int = 0,
-    asked: int = 0,
+    run: str, epoch: int, of: TaskId, payload: Payload, dropout: bool = False, folds: int = 0, asked: int = 0
 ) -> Envelope:
-    """Return the message that gives a task.
+    """Return the message that gives the task `of`.
 
-    Args:
-        run: The run's name.
-        epoch: The start of the run that gives the task.
-        of: The task.
-        payload: The encoded broadcast.
-        dropout: The client gets the broadcast and computes nothing.
-        folds: How many rounds before this one have folded an upload.
-        asked: How many clients take part in the round.
+    epoch: the start of the run that gives it. payload: the encoded broadcast. dropout: the client gets the
+    broadcast and computes nothing. folds: how many rounds before this one have folded an upload. asked: how
+    many clients take part in the round.
     """
     kind, fields = "gone" if dropout else "task", payload.fields
     which = (epoch, of.round, of.exchange, of.client, of.base)
@@ -305,14 +267,10 @@ ToEvaluate = Evaluate | EvaluateFull | EvaluateSamples
 
 
 def evaluate(run: str, epoch: int, round: int, chunk: int, model: Payload = NO_PAYLOAD) -> Envelope:
-    """Return the request to evaluate one chunk of the test set.
+    """Return the request to evaluate the model of a round on one chunk of the test set.
 
-    Args:
-        run: The run's name.
-        epoch: The start of the run that asks.
-        round: The round with whose model to evaluate.
-        chunk: Its number; the header has no field of its own for it and carries it as the exchange.
-        model: The encoded model if the worker does not have it yet.
+    epoch: the start of the run that asks. chunk: its number, which the header carries as the exchange. model:
+    the encoded model if the worker does not have it yet.
     """
     return pack(Header(VERSION, "evaluate", run, epoch, round, chunk, fields=model.fields), model.frames)
 
@@ -340,17 +298,9 @@ def to_score(message: ToEvaluate) -> Model:
 
 
 def read_model(envelope: Envelope, dims: Dims) -> Model:
-    """Return the model that an evaluate message carries.
-
-    Raises:
-        WireError: If it is damaged or does not fit.
-    """
-    names = {f.name for f in envelope.header.fields}
-    kind: type[ToEvaluate] = Evaluate
-    if "triangle" in names:
-        kind = EvaluateFull
-    elif "samples" in names:
-        kind = EvaluateSamples
+    """Return the model that an evaluate message carries."""
+    kinds: dict[str, type[ToEvaluate]] = {"triangle": EvaluateFull, "samples": EvaluateSamples}
+    kind = next((kinds[f.name] for f in envelope.header.fields if f.name in kinds), Evaluate)
     owner = f"model of round {envelope.header.round} to evaluate"
     return to_score(decode(kind, envelope, {}, dims, owner))
 
@@ -368,10 +318,7 @@ def pack_score(score: ChunkScore) -> bytes:
 def unpack_score(envelope: Envelope, width: int, sampled: bool) -> ChunkScore:
     """Return the result in a score message.
 
-    Args:
-        envelope: The message.
-        width: The length of a tally (Measure.width).
-        sampled: There is a second tally, of the ensemble.
+    width: the length of a tally (Measure.width). sampled: there is a second tally, of the ensemble.
 
     Raises:
         WireError: If its length is wrong.

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from fedsim.errors import DiskError
 
@@ -59,9 +58,7 @@ class Scratch:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def remove(self) -> None:
@@ -75,9 +72,7 @@ class Scratch:
 def remove_left(kinds: Sequence[str] = KINDS, parents: Sequence[str] = ()) -> None:
     """Remove what killed processes of this user have left.
 
-    Args:
-        kinds: How the folders' names begin.
-        parents: Where they are; by default, where this process would make its own.
+    kinds: how the folders' names begin. parents: by default, where this process would make its own.
     """
     now = time.time()
     for parent in parents or dict.fromkeys((tempfile.gettempdir(), SHORT)):

@@ -6,8 +6,9 @@ come from the schema and the layout, and anything unexpected is a WireError befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -29,7 +30,7 @@ from fedsim.wire.header import (
     write_header,
 )
 from fedsim.wire.message_context import NOTHING, SCALES, MessageContext, scale_of
-from fedsim.wire.schema import DTYPES, Dims, Field, optional_group, schema, values_of
+from fedsim.wire.schema import DTYPES, Dims, Field, all_fields, optional_group, schema, values_of
 
 M = TypeVar("M")
 
@@ -65,11 +66,7 @@ def pack(header: Header, frames: Sequence[Buffer] = ()) -> Envelope:
 
 
 def unpack(frames: Sequence[Buffer], owner: str) -> Envelope:
-    """Parse and check everything that does not need a schema: sizes, version, checksums.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
+    """Parse and check everything that does not need a schema: sizes, version, checksums."""
     if not frames:
         raise WireError(f"{owner}: an empty message")
     size = memoryview(frames[0]).nbytes
@@ -87,6 +84,21 @@ def unpack(frames: Sequence[Buffer], owner: str) -> Envelope:
         if digest(frame) != part.digest:
             raise WireError(f"{owner}: field {name!r} fails its checksum; it was damaged on the way")
     return Envelope(header, head, tuple(frames[1:]))
+
+
+def frames_by_field(fields: Sequence[FieldHeader], frames: Sequence[Buffer]) -> list[tuple[Buffer, ...]]:
+    """The frames of each field."""
+    rest = iter(frames)
+    return [tuple(islice(rest, len(f.parts))) for f in fields]
+
+
+def slices_of(data: memoryview, sizes: Iterable[int]) -> list[memoryview]:
+    """Consecutive parts of `data` of these sizes."""
+    parts, at = [], 0
+    for size in sizes:
+        parts.append(data[at : at + size])
+        at += size
+    return parts
 
 
 def _as_tensor(value: Any, field: Field) -> Tensor:
@@ -178,9 +190,7 @@ def decode(
     """The message of an envelope that unpack has checked, against schema, layout and codecs.
 
     context and layout as the sender had them. Tensors are views of the received frames: they are read-only.
-
-    Raises:
-        WireError: beginning with `owner`; no partial message is ever returned.
+    No partial message is ever returned.
     """
     headers = envelope.header.fields
     expected, part = schema(message), optional_group(message)
@@ -188,15 +198,12 @@ def decode(
     has_part = part is not None and len(present) > len(expected)
     values: dict[str, Any] = {}
     scales = scaled(codecs)
-    begins = [0]
-    for h in headers:
-        begins.append(begins[-1] + len(h.parts))
+    frames = frames_by_field(headers, envelope.frames)
     for place in _scaled_last(present, codecs):
-        f, h, at = present[place], headers[place], begins[place]
+        f, h = present[place], headers[place]
         label = f"{owner}: field {f.name!r}"
         sent = _agreed(f, h, codecs, dims, label)
-        frames = envelope.frames[at : at + len(h.parts)]
-        parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
+        parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames[place], strict=True))
         spec, ref = field_spec(f, h.shape, h.dtype, layout, context), reference(sent, f.name, context)
         if sent.last and ref is None:
             raise WireError(f"{label} refers to the last broadcast, which is not here")
@@ -205,11 +212,11 @@ def decode(
             context = replace(context, scale=scale_of(f.name, tensor))
         values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, label)
     _same_rows(expected, values, owner)
-    if part is not None and has_part:
-        _same_rows(schema(part.message), values, owner)
     if part is not None:
-        own = {f.name: values.pop(f.name) for f in schema(part.message)} if has_part else None
-        values[part.name] = None if own is None else part.message(**own)
+        values[part.name] = None
+        if has_part:
+            _same_rows(schema(part.message), values, owner)
+            values[part.name] = part.message(**{f.name: values.pop(f.name) for f in schema(part.message)})
     return message(**values)
 
 
@@ -221,11 +228,7 @@ def check_fields(
     owner: str,
     layout: Layout | None = None,
 ) -> None:
-    """Check the fields that a header announces, like decode, without their frames.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
+    """Check the fields that a header announces, like decode, without their frames."""
     for f, h in zip(_present(message, headers, owner), headers, strict=True):
         label = f"{owner}: field {f.name!r}"
         _agreed(f, h, codecs, dims, label)
@@ -234,28 +237,17 @@ def check_fields(
 
 
 def _present(message: type[Any], headers: Sequence[FieldHeader], owner: str) -> tuple[Field, ...]:
-    """The fields that are present in a message, with or without its optional part.
-
-    Raises:
-        WireError: beginning with `owner`, if fields are missing or unknown.
-    """
-    expected, part, names = schema(message), optional_group(message), [h.name for h in headers]
-    whole = expected + (schema(part.message) if part else ())
-    if part is not None and names == [f.name for f in whole]:
-        return whole
-    if names != [f.name for f in expected]:
-        raise WireError(
-            f"{owner}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
-        )
-    return expected
+    """The fields that are present in a message, with or without its optional part."""
+    names = [h.name for h in headers]
+    for expected in (all_fields(message), schema(message)):
+        if names == [f.name for f in expected]:
+            return expected
+    expected_names = [f.name for f in schema(message)]
+    raise WireError(f"{owner}: fields {names} where {message.__qualname__} has {expected_names}")
 
 
 def _agreed(f: Field, h: FieldHeader, codecs: Mapping[str, str], dims: Dims, label: str) -> Codec:
-    """The codec of a field, if codec, dtype and shape are what both sides have agreed on.
-
-    Raises:
-        WireError: beginning with `label`.
-    """
+    """The codec of a field, if codec, dtype and shape are what both sides have agreed on."""
     selected = codec(codecs.get(f.name, "dense"))
     # dense: its codec would not be smaller; alone: a broadcast without an earlier one
     if h.codec not in (selected.name, "dense", *([selected.alone] if selected.last else [])):
@@ -307,15 +299,13 @@ def without_references(payload: Payload, message: object, dims: Dims, layout: La
     if not any(codec(f.codec).last for f in payload.fields):
         return payload
     dense = encode(message, {}, dims, layout=layout)
+    own, plain = (zip(p.fields, frames_by_field(p.fields, p.frames), strict=True) for p in (payload, dense))
     headers: list[FieldHeader] = []
     frames: list[Buffer] = []
-    at = there = 0
-    for f, plain in zip(payload.fields, dense.fields, strict=True):
-        own, instead = payload.frames[at:][: len(f.parts)], dense.frames[there:][: len(plain.parts)]
-        refers = codec(f.codec).last
-        headers.append(plain if refers else f)
-        frames += instead if refers else own
-        at, there = at + len(f.parts), there + len(plain.parts)
+    for sent, instead in zip(own, plain, strict=True):
+        header, parts = instead if codec(sent[0].codec).last else sent
+        headers.append(header)
+        frames += parts
     return Payload(tuple(headers), tuple(frames))
 
 

@@ -15,7 +15,6 @@ build large objects. msgspec then checks the types, and the numbers are checked 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -85,15 +84,13 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class _WirePart(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A part as msgpack carries it."""
+    """A part as msgpack carries it; the next two are a field and a header."""
 
     layer: _Name
     numbers: Annotated[bytes, Meta(min_length=_SIZE_AND_DIGEST.size, max_length=_SIZE_AND_DIGEST.size)]
 
 
 class _WireField(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A field as msgpack carries it."""
-
     name: _Name
     codec: _Name
     dtype: _Name
@@ -102,8 +99,6 @@ class _WireField(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 
 
 class _WireHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A header as msgpack carries it."""
-
     version: int
     kind: _Name
     run: _Name
@@ -112,12 +107,6 @@ class _WireHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 
 
 _packer = msgpack.Packer(use_bin_type=True)
-
-
-def _array(items: Sequence[bytes]) -> bytes:
-    """A msgpack array of items that are packed already."""
-    header: bytes = _packer.pack_array_header(len(items))
-    return header + b"".join(items)
 
 
 def _plain(field: FieldHeader) -> list[Any]:
@@ -144,16 +133,12 @@ def write_header(header: Header) -> bytes:
     h = header
     numbers = _NUMBERS.pack(h.epoch, h.round, h.exchange, h.client, h.base, h.folds, h.asked, h.micros)
     start = [_packer.pack(value) for value in (h.version, h.kind, h.run, numbers)]
-    body = _array([*start, _encoded_fields(h.fields)])
+    body = b"".join((_packer.pack_array_header(5), *start, _encoded_fields(h.fields)))
     return struct.pack(">Q", digest(body)) + body
 
 
 def read_header(head: bytes, owner: str) -> Header:
-    """The header in an untrusted frame, whose size has been checked.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
+    """The header in an untrusted frame, whose size has been checked."""
     if len(head) < 9 or struct.unpack(">Q", head[:8])[0] != digest(head[8:]):
         raise WireError(f"{owner}: the header's checksum does not match; it was damaged on the way")
     try:
@@ -168,6 +153,7 @@ class _Reader:
 
     The caller says where an array may stand. Anywhere else its first byte is refused, so that nested arrays
     are never built: 64 KiB of them would become megabytes of objects. Maps and extensions have no content.
+    Every method raises ValueError if the bytes are of another form, msgpack.OutOfData if they end too early.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -185,79 +171,38 @@ class _Reader:
         self._unpacker.feed(body)
 
     def value(self) -> Any:
-        """The next value, which is not an array.
-
-        Raises:
-            ValueError: if it is an array, exceeds a limit or is not msgpack.
-            msgpack.OutOfData: if the header ends here.
-        """
+        """The next value, which is not an array."""
         at = self._unpacker.tell()
         if at < len(self._body) and self._body[at] in _ARRAYS:
             raise ValueError(f"an array at byte {at}, where a single value belongs")
         return self._unpacker.unpack()
 
     def array(self, most: int) -> range:
-        """The places of an array, whose items follow.
-
-        Raises:
-            ValueError: if it is no array or longer than `most`.
-            msgpack.OutOfData: if the header ends here.
-        """
+        """The places of an array, whose items follow."""
         length = self._unpacker.read_array_header()
         if length > most:
             raise ValueError(f"an array of {length} items, where at most {most} may stand")
         return range(length)
 
     def exactly(self, expected: int) -> None:
-        """Enter an array of `expected` items.
-
-        Raises:
-            ValueError: if there is none, or it has another length.
-            msgpack.OutOfData: if the header ends here.
-        """
         if len(self.array(expected)) != expected:
             raise ValueError(f"an array shorter than its {expected} items")
 
     def field(self) -> list[Any]:
-        """The lists of one field.
-
-        Raises:
-            ValueError: as for `value` and `array`.
-            msgpack.OutOfData: if the header ends here.
-        """
         self.exactly(5)
         start = [self.value() for _ in range(4)]
         return [*start, [self.part() for _ in self.array(MAX_PARTS)]]
 
     def part(self) -> list[Any]:
-        """The list of one part.
-
-        Raises:
-            ValueError: as for `value` and `array`.
-            msgpack.OutOfData: if the header ends here.
-        """
         self.exactly(2)
         return [self.value(), self.value()]
 
     def end(self) -> None:
-        """Check that nothing follows.
-
-        Raises:
-            ValueError: if something does.
-        """
         if self._unpacker.tell() != len(self._body):
             raise ValueError(f"{len(self._body) - self._unpacker.tell()} bytes behind its end")
 
 
 def _read(body: bytes, owner: str) -> Header:
-    """The header in bytes that pass their checksum.
-
-    Raises:
-        ValueError: if it is not of this format.
-        msgpack.UnpackException: if it is not msgpack.
-        msgspec.ValidationError: if a value has the wrong type or length.
-        WireError: if it has another version, of which nothing else is read.
-    """
     reader = _Reader(body)
     length = len(reader.array(MAX_FIELDS))
     version = reader.value() if length else None
@@ -273,12 +218,6 @@ def _read(body: bytes, owner: str) -> Header:
 
 
 def _checked(wire: _WireHeader) -> Header:
-    """The header that the lists of `wire` describe.
-
-    Raises:
-        ValueError: if a number is out of its range, a name has control characters, or two fields have one
-            name.
-    """
     epoch, round, exchange, client, base, folds, asked, micros = _NUMBERS.unpack(wire.numbers)
     if min(folds, asked, micros) < 0:
         raise ValueError(f"{folds} folds, {asked} asked and {micros} micros; none is ever negative")
@@ -295,11 +234,6 @@ def _checked(wire: _WireHeader) -> Header:
 
 
 def _checked_field(wire: _WireField) -> FieldHeader:
-    """The header that the lists of one field describe.
-
-    Raises:
-        ValueError: if a size is negative, or the shape no whole number of integers.
-    """
     if len(wire.shape) % 8:
         raise ValueError(f"field {wire.name!r} has a shape of {len(wire.shape)} bytes")
     shape = struct.unpack(f">{len(wire.shape) // 8}q", wire.shape)

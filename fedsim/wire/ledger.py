@@ -42,8 +42,7 @@ class Ledger:
     """Entries not yet written, and totals of all entries ever booked."""
 
     def __init__(self, mechanism: Mechanism = NULL, *, centralised: bool = False) -> None:
-        """centralised: True if a federation would not have the algorithm's traffic
-        (Algorithm.centralised)."""
+        """centralised: a federation would not have the algorithm's traffic (Algorithm.centralised)."""
         self.mechanism = mechanism
         self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []
@@ -105,24 +104,10 @@ class Ledger:
     def book_handshake(self, worker: int) -> None:
         """Book a connection's ZMTP greeting and commands, both directions."""
         for direction in ("up", "down"):
-            self._add(
-                Entry(
-                    "control",
-                    NONE,
-                    NONE,
-                    NONE,
-                    worker,
-                    direction,
-                    "handshake",
-                    "",
-                    "framing",
-                    "",
-                    0,
-                    self.mechanism.handshake[direction],
-                    self.hops.get(worker, ""),
-                )
-            )
-            self._streams[direction] += self.mechanism.handshake[direction]
+            size, hop = self.mechanism.handshake[direction], self.hops.get(worker, "")
+            label = ("control", NONE, NONE, NONE, worker, direction, "handshake")
+            self._add(Entry(*label, "", "framing", "", 0, size, hop))
+            self._streams[direction] += size
 
     def _add(self, entry: Entry) -> None:
         self._open.append(entry)
@@ -145,10 +130,9 @@ class Ledger:
         those rounds have cost."""
         ready = [e for e in self._open if e.round <= round]
         self._open = [e for e in self._open if e.round > round]
-        for key in [key for key in self.rounds if key[0] <= round]:
-            del self.rounds[key]
-        for key in [key for key in self.edge_rounds if key[0] <= round]:
-            del self.edge_rounds[key]
+        for rounds in (self.rounds, self.edge_rounds):
+            for key in [key for key in rounds if key[0] <= round]:
+                del rounds[key]
         return sorted(ready)
 
     def forget(self, after: int) -> None:
@@ -181,7 +165,3 @@ def stream_bytes(envelope: Envelope) -> int:
     """The bytes of an envelope on a stream without encryption, which the virtual clock counts: its time
     must not depend on the workers or the transport of the run."""
     return sum(envelope.sizes) + framing(envelope.sizes)
-
-
-def total(entries: Iterable[Entry]) -> int:
-    return sum(e.bytes for e in entries)

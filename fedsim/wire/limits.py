@@ -25,18 +25,15 @@ from fedsim.learning.blocks import BLOCK
 from fedsim.learning.gaussian import kl_divergence
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import codec
-from fedsim.wire.envelope import Payload, field_spec
+from fedsim.wire.envelope import Payload, field_spec, frames_by_field
 from fedsim.wire.schema import all_fields
 
-Numbers = dict[str, Any]
 
-
-def of_message(kind: type, payload: Payload, layout: Layout) -> Numbers:
+def of_message(kind: type, payload: Payload, layout: Layout) -> dict[str, Any]:
     """The cost of every entropy-coded field in an encoded message of this class, by name."""
-    known, out, at = {f.name: f for f in all_fields(kind)}, {}, 0
-    for header in payload.fields:
-        frames = payload.frames[at : at + len(header.parts)]
-        at += len(header.parts)
+    known, out = {f.name: f for f in all_fields(kind)}, {}
+    frames_of = frames_by_field(payload.fields, payload.frames)
+    for header, frames in zip(payload.fields, frames_of, strict=True):
         selected, count = codec(header.codec), math.prod(header.shape)
         if selected.entropy is None or not count:
             continue
@@ -50,7 +47,7 @@ def of_message(kind: type, payload: Payload, layout: Layout) -> Numbers:
     return out
 
 
-def with_rounding(measured: Numbers, up: Any, down: Any, scale: Tensor | None) -> Numbers:
+def with_rounding(measured: dict[str, Any], up: Any, down: Any, scale: Tensor | None) -> dict[str, Any]:
     """`measured` of an upload, with the rounding of its mean; scale: S of the broadcast, (P,)."""
     mean, before = _vector(up, "mean"), _vector(down, "mean")
     if "step" not in measured.get("mean", {}) or mean is None or before is None or scale is None:

@@ -146,11 +146,7 @@ def schema(message: type[Any]) -> tuple[Field, ...]:
 
 
 def optional_group(message: type[Any]) -> OptionalGroup | None:
-    """The optional part of a message class, if it has one (at most one).
-
-    Raises:
-        FedsimError: as schema.
-    """
+    """The optional part of a message class, None if it has none."""
     return _schema(message)[1]
 
 
@@ -193,7 +189,7 @@ def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], OptionalGroup |
         out.append(Field(f.name, kinds[0], get_args(hint)[0]))
     if len(parts) > 1:
         raise UsageError(f"message {message.__name__} has {len(parts)} optional parts; it may have one")
-    inner = [_read_schema(p.message) for p in parts]
+    inner = [_schema(p.message) for p in parts]
     if any(part is not None for _, part in inner):
         raise UsageError(f"message {message.__name__}: an optional part cannot have an optional part itself")
     names = [f.name for f in out] + [f.name for own, _ in inner for f in own]
@@ -203,11 +199,6 @@ def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], OptionalGroup |
 
 
 def _members(group: type[Any]) -> tuple[Field, ...]:
-    """The scalars of a group.
-
-    Raises:
-        UsageError: If the class has anything else, or is not frozen.
-    """
     members = schema(group)
     if optional_group(group) or not members or any(m.python is not float or m.members for m in members):
         raise UsageError(
@@ -223,8 +214,7 @@ def scalars_of(message: type[Any]) -> tuple[tuple[Field, str], ...]:
 
 
 def summed_scalars(message: Any) -> dict[str, float]:
-    """The numbers of a message, or of a class without their values, that a round aggregates in
-    metrics.jsonl."""
+    """The numbers of a message (0 for a class of messages) that a round aggregates in metrics.jsonl."""
     named = scalars_of(message if isinstance(message, type) else type(message))
     summed = [(f.name, group) for f, group in named if f.kind.over != "nothing"]
     if isinstance(message, type):

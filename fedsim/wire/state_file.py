@@ -23,15 +23,10 @@ from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
 from fedsim.wire.codecs import from_bytes, raw_bytes
+from fedsim.wire.schema import DTYPES
 from fedsim.wire.state_header import MAGIC, MAX_HEADER, opened_state
 
-_DTYPES = {
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "u8": torch.uint8,
-    "i64": torch.int64,
-    "bool": torch.bool,
-}
+_DTYPES = {**DTYPES, "bool": torch.bool}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 MAX_DIMS = 8
 S = TypeVar("S")
@@ -78,11 +73,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _inner(hint: Any, count: int) -> tuple[Any, ...]:
-    """The annotations of the items of a tuple: tuple[X, ...] of any length, tuple[X, Y] of two.
-
-    Raises:
-        UsageError: if the annotation has another number of items.
-    """
+    """The annotations of the items of a tuple: tuple[X, ...] of any length, tuple[X, Y] of two."""
     inner = get_args(hint)
     if inner[-1:] == (Ellipsis,):
         return inner[:1] * count
@@ -118,11 +109,7 @@ def encode_state(state: object) -> bytes:
 
 
 def decode_state(kind: type[S], data: bytes | memoryview, owner: str) -> S:
-    """The state of class `kind`.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
+    """The state of class `kind`."""
     header, body = opened_state(data, owner)
     reader = _Reader(body, owner)
     state: S = reader.value(kind, header, kind.__qualname__)

@@ -19,9 +19,6 @@ def state_header(data: bytes, owner: str) -> dict[str, Any]:
     """The fields of a state whose class is not known.
 
     As decode_state, but tensors and nested states are plain lists and mappings that describe them.
-
-    Raises:
-        WireError: beginning with `owner`.
     """
     header, _ = opened_state(data, owner)
     if not isinstance(header, dict):
@@ -30,11 +27,7 @@ def state_header(data: bytes, owner: str) -> dict[str, Any]:
 
 
 def opened_state(data: bytes | memoryview, owner: str) -> tuple[Any, memoryview]:
-    """The header of a state and the bytes of its tensors.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
+    """The header of a state and the bytes of its tensors."""
     if data[:8] != MAGIC or len(data) < 20:
         raise WireError(f"{owner}: not a fedsim state")
     body = memoryview(data)[16:]

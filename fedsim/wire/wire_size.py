@@ -17,7 +17,7 @@ from types import MappingProxyType
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import VERSION, Envelope, FieldHeader, Header, PartHeader, field_spec, pack
-from fedsim.wire.schema import Dims, Field, optional_group, schema
+from fedsim.wire.schema import Dims, Field, all_fields, optional_group
 
 RUN_NAME = "0" * 16
 """A stand-in with the length of a run's name."""
@@ -73,19 +73,11 @@ def envelope_size(
 ) -> EnvelopeSize:
     """The size of an envelope of this kind ('task', 'upload') that has such a message with all its parts.
 
-    Args:
-        message: The class of the message.
-        codecs: Codecs by field; dense for others.
-        dims: Sizes by the names of dimensions.
-        layout: The layers of the model.
-        kind: The kind of the envelope.
-        run: The name of the run, whose length is part of the header.
-        stored: The dtype of fields that are sent as they are stored.
+    codecs: by field; dense for others. run: the name of the run, whose length is part of the header. stored:
+    the dtype of fields that are sent as they are stored.
     """
-    part = optional_group(message)
-    fields = schema(message) + (schema(part.message) if part else ())
-    headers, exact = [], part is None
-    for f in fields:
+    headers, exact = [], optional_group(message) is None
+    for f in all_fields(message):
         dtype = stored if f.kind.stored else f.kind.dtype
         field_header, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
         headers.append(field_header)

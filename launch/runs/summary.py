@@ -22,8 +22,8 @@ from fedsim.wire.ledger import Ledger
 from launch.configuration.target_accuracy import TargetAccuracy
 from launch.runs.client_costs import ClientCosts
 from workers.coordinator.loop import Outcome
+from workers.storage.atomic_files import patiently
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
-from workers.storage.descriptors import patiently
 from workers.storage.metrics_file import OPTIONAL_SCORES
 
 

@@ -18,8 +18,7 @@ from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS, Entry
 from launch.runs.growing import ledger_rows
 from workers.coordinator import task_timeline
-from workers.storage.atomic_files import RunLock, disk_errors
-from workers.storage.descriptors import patiently
+from workers.storage.atomic_files import RunLock, disk_errors, patiently
 from workers.storage.durability import fsync
 from workers.storage.growing_file import LEDGER, METRICS, TIMELINE, FileDigest, GrowingFile
 from workers.storage.metrics_file import metrics_lines

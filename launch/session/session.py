@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from rich.markup import escape
 
-from fedsim import model_specs, plugins
 from fedsim.errors import FedsimError, Interrupted, UsageError
 from fedsim.experiment import Experiment
 from fedsim.participation import Schedule
@@ -35,15 +34,14 @@ from launch.tracking import selected
 from launch.tracking.processes import Tracking
 from workers.assembly import assemble
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Timeouts, Workers
-from workers.coordinator.registration import Registration
+from workers.coordinator.membership import Registration, Timeouts, Workers
 from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement
 from workers.heap import give_back, keep_vectors_apart, set_malloc_thresholds
 from workers.numerics import facts_of_machine, facts_of_process, processor_name
 from workers.probe import check_repeatable, probe
-from workers.protocol_messages import WorkerConfig, WorkerManifest, frozen_part, own_part, tree_part
+from workers.protocol_messages import WorkerConfig, WorkerManifest, sources_of
 from workers.storage import memory_folder
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
@@ -348,11 +346,7 @@ class Session:
         )
         expected = WorkerManifest(
             data,
-            plugins.sources(plugins.computing_choices(e))
-            | model_specs.sources(e.model)
-            | frozen_part(problem.frozen_digest)
-            | own_part(problem)
-            | tree_part(problem.tree),
+            sources_of(problem),
             self._facts(),
             processor_name(),
         )

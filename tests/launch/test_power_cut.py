@@ -433,7 +433,7 @@ def recovered(run: Path, cut: Cut, problem: Problem, whole: dict[str, bytes]) ->
         for path in files:
             assert path.exists(), f"{path} is named and missing"
             assert path.read_bytes() == whole[str(path.relative_to(run.parent))], f"{path} is not whole"
-        ledger = (run / "ledger.csv").read_bytes()[: recovery.ledger_bytes]
+        ledger = (run / "ledger.csv").read_bytes()[: recovery.ends.get("ledger.csv", 0)]
         assert ledger.endswith(b"\n") and cut.ledger.startswith(ledger), "the ledger is not whole"
         assert set(recovery.commits) >= set(range(1, recovery.round + 1)), "the journal is not whole"
     return recovery.round

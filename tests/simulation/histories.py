@@ -36,8 +36,7 @@ from tests.simulation.workers import Person
 from tests.simulation.world import Killed, Odds, World
 from tests.support.harness import Recorder, bits_of, play, problem_of
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Timeouts, Workers
-from workers.coordinator.registration import Registration
+from workers.coordinator.membership import Registration, Timeouts, Workers
 from workers.coordinator.run_records import RunIdentity, Storage
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 from workers.storage.checkpoints import Checkpoints

@@ -33,8 +33,7 @@ from launch.runs.summary import spread_of
 from protocols import REGISTRY, find
 from tests.support.reproducible import without_seconds
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Timeouts, Workers
-from workers.coordinator.registration import Registration
+from workers.coordinator.membership import Registration, Timeouts, Workers
 from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.task_timeline import Span
 from workers.coordinator.worker_pool import NoWorkerPool

@@ -16,8 +16,8 @@ import pytest
 from fedsim.wire.ledger import Ledger
 from launch.runs.folder import RunFolder
 from tests.support.commands import DEADLINE, Command, fedsim
-from workers.storage import descriptors
-from workers.storage.descriptors import patiently
+from workers.storage import atomic_files
+from workers.storage.atomic_files import patiently
 from workers.transport import router, tcp_counters
 from workers.transport.dealer import Connection
 from workers.transport.handshake import Hello
@@ -156,6 +156,6 @@ def test_a_file_is_opened_as_soon_as_there_is_a_descriptor(tmp_path: Path) -> No
 
 
 def test_another_error_is_raised_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    monkeypatch.setattr(atomic_files.time, "sleep", lambda seconds: pytest.fail("it waits"))
     with pytest.raises(FileNotFoundError):
         patiently((tmp_path / "nothing").read_bytes)

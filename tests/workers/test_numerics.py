@@ -16,7 +16,7 @@ from fedsim.errors import UsageError, WireError
 from fedsim.wire.envelope import Envelope
 from launch.runs.manifest import computing, with_workers
 from tests.support.commands import DEADLINE
-from workers.coordinator.registration import Registration
+from workers.coordinator.membership import Registration
 from workers.numerics import PROBE, differences, facts_of_machine, facts_of_process
 from workers.portable import LEAST, PORTABLE, check_numerics, environment_for
 from workers.protocol_messages import WorkerConfig, WorkerManifest, ready

@@ -20,8 +20,7 @@ from tests.support.commands import DEADLINE
 from workers.storage import atomic_files, client_states, durability
 from workers.storage.atomic_files import write_atomically
 from workers.storage.checkpoints import KEEP, Checkpoint, Checkpoints, read_checkpoint
-from workers.storage.client_states import ClientStates, model_digest
-from workers.storage.state_mark import mark
+from workers.storage.client_states import ClientStates, mark, model_digest
 
 
 @dataclass(frozen=True)

@@ -617,7 +617,7 @@ def work(endpoint: ZmqEndpoint, token: str, problem: Problem, folder: Path, inde
         registration_reply = connection.receive(DEADLINE)
         assert registration_reply is not None
         runtime = WorkerRuntime(problem, folder, registration_reply.header.run, index)
-        announce(connection, runtime)
+        announce(connection, runtime.problem, runtime.run)
         serve(connection, runtime, lambda envelope: [runtime.handle(envelope)])
     finally:
         connection.close(1.0)

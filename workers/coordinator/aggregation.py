@@ -156,7 +156,11 @@ class AggregationThread:
         stream = ups()
         ctx = self.problem.context(round, exchange, command.folded_rounds, command.asked)
         if stale:
-            arrivals = (self._arrival(round, k, stale[k], up) for k, up in stream)
+            asynchrony = self.problem.asynchrony
+            arrivals = (
+                Arrival(k, stale[k], up, round - asynchrony.answered(round, k), asynchrony.weight(round, k))
+                for k, up in stream
+            )
             next_server = algorithm.stale_update(server, arrivals, ctx)
         elif tree is not None and merges:
             sums = algorithm.sums(server, down, ctx)
@@ -203,10 +207,6 @@ class AggregationThread:
             **({} if kl is None else {"kl": kl}),
         }
 
-    def _arrival(self, round: int, client: int, down: Any, up: Any) -> Arrival:
-        staleness = round - self.problem.asynchrony.answered(round, client)
-        return Arrival(client, down, up, staleness, self.problem.asynchrony.weight(round, client))
-
     def _next(self) -> int | None:
         """Return the client whose upload is next; None: there is no further one."""
         k = self._uploads.get()
@@ -216,13 +216,7 @@ class AggregationThread:
 
 
 def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> Any:
-    """Return the message of an upload.
-
-    Args:
-        problem: The experiment.
-        envelope: The upload.
-        down: The decoded broadcast that it answers.
-        worker: The worker that sent it.
+    """Return the message of an upload. down: the decoded broadcast that it answers.
 
     Raises:
         WireError: If it must not be folded; it names client, round, worker and field.
@@ -239,8 +233,6 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
 
 
 class _Scalars:
-    """The scalars of a round's uploads, each aggregated by its kind."""
-
     def __init__(self, up: type) -> None:
         scalars = [(f, group) for f, group in scalars_of(up) if f.kind.over != "nothing"]
         self._over = {f.name: f.kind.over for f, _ in scalars}

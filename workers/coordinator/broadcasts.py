@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,15 +13,7 @@ from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Give, Open, ScoreChunk
 from fedsim.virtual_clock import ExchangeClock
-from fedsim.wire.envelope import (
-    NONE,
-    Envelope,
-    Header,
-    Payload,
-    decode_own,
-    encode,
-    without_references,
-)
+from fedsim.wire.envelope import NONE, Envelope, Header, Payload, decode_own, encode, without_references
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
@@ -36,15 +29,15 @@ class ReplicaMap:
     """The versions of clients' states that every remote worker has, as the coordinator knows them."""
 
     def __init__(self) -> None:
-        self._held: dict[int, dict[int, set[int]]] = {}
+        self._held: defaultdict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
 
     def lacks(self, worker: int, client: int, version: int) -> bool:
         """Return whether a worker needs a state; version 0 is client_init, which every worker can make."""
-        return bool(version) and version not in self._held.get(worker, {}).get(client, set())
+        return bool(version) and version not in self._held[worker].get(client, ())
 
     def has(self, worker: int, client: int, *versions: int) -> None:
         """Note that a worker has these versions now, and that it has deleted older ones."""
-        self._held.setdefault(worker, {})[client] = set(versions)
+        self._held[worker][client] = versions
 
     def forget(self, worker: int) -> None:
         """Note that a worker has left."""
@@ -86,8 +79,7 @@ class Dispatch:
         self.timeline = timeline
         self.edges: EdgeServers | None = None
         """The edge servers that are processes."""
-        nothing = Payload((), ())
-        self._current = Broadcast(Open(0, 0, (), False), nothing, nothing, None)
+        self._current = Broadcast(Open(0, 0, (), False), messages.NO_PAYLOAD, messages.NO_PAYLOAD, None)
         self._in_use: dict[int, Broadcast] = {}
         """In an asynchronous run, the broadcasts from which clients still compute, by round."""
         self.sent: Any = None
@@ -125,14 +117,7 @@ class Dispatch:
         self.sent, self._sent_in = sent
 
     def encode_broadcast(self, server: Any, command: Open) -> Any:
-        """Encode the broadcast of an exchange, once for all its tasks.
-
-        Returns:
-            The broadcast as clients will decode it.
-
-        Raises:
-            WireError: If the algorithm's message has values that must not be sent.
-        """
+        """Encode an exchange's broadcast, once for all its tasks; return it as clients will decode it."""
         problem = self.problem
         ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
         down = problem.algorithm.broadcast(server, ctx)
@@ -142,10 +127,8 @@ class Dispatch:
         stream = codec_stream(problem.experiment.seed, command.round, command.exchange)
         context = of_broadcast(self._last, stream)
         payload = encode(down, codecs, dims, context, layout)
-        self.sent, self._sent_in = (
-            decode_own(type(down), payload, codecs, dims, context, layout),
-            command.round,
-        )
+        self.sent = decode_own(type(down), payload, codecs, dims, context, layout)
+        self._sent_in = command.round
         complete = without_references(payload, self.sent, dims, layout)
         check_values(self.sent, f"the server's broadcast of round {command.round}")
         self._current = Broadcast(command, payload, complete, self.sent)
@@ -172,11 +155,9 @@ class Dispatch:
     def book_sums(self, sent: Iterable[tuple[int, Payload | Envelope]]) -> None:
         """Book the envelopes of edge servers to the root: sums, or forwarded uploads."""
         tree = self.problem.tree
-        for edge, what in sent if tree and self.edges is None else ():
-            opened = self._current.opened
-            envelope = (
-                what if isinstance(what, Envelope) else edge_messages.sums(self.run, self.epoch, opened, what)
-            )
+        for edge, envelope in sent if tree and self.edges is None else ():
+            if isinstance(envelope, Payload):
+                envelope = edge_messages.sums(self.run, self.epoch, self._current.opened, envelope)
             self.endpoint.ledger.book_edge(envelope, edge, tree.names[edge], "up")  # type: ignore[union-attr]
 
     @property
@@ -189,8 +170,7 @@ class Dispatch:
         return self._broadcast_to(round, client).decoded
 
     def stale(self, round: int) -> Mapping[int, Any]:
-        """The broadcasts, as decoded, that uploads of this round answer, by client; empty if all of them
-        answer the round's own."""
+        """The decoded broadcasts that a round's uploads answer, by client; empty if all answer its own."""
         asynchrony = self.problem.asynchrony
         if not any(asynchrony.staleness(round)):
             return {}
@@ -267,5 +247,4 @@ class Dispatch:
     def stop(self, workers: int, farewell: Envelope) -> None:
         """Send all workers the message that ends them."""
         for worker in range(workers):
-            with suppress(TaskError):  # it has ended already
-                self.endpoint.send(worker, farewell)
+            self.send(worker, farewell)

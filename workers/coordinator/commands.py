@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from fedsim.learning.gaussian import Model
 from fedsim.round_events import Close, Command, Commit, Drop, Finish, Give, Open, Release, ScoreChunk
@@ -14,25 +14,28 @@ from workers.coordinator.edge_servers import EdgeServers
 from workers.storage.upload_spool import Spool
 
 
-class RoundRecords(Protocol):
-    """Records the commands that are executed.
+class RoundRecords:
+    """Is told of the commands that are executed, and records nothing.
 
     opened and committed also get what the exchange before, or the last one, took on the virtual clock; None
     without a clock.
     """
 
-    def opened(self, command: Open, spent: ExchangeCost | None) -> None: ...
+    def opened(self, command: Open, spent: ExchangeCost | None) -> None:
+        """An exchange is opened."""
 
-    def dropped(self, round: int, client: int) -> None: ...
+    def dropped(self, round: int, client: int) -> None:
+        """An upload is not folded."""
 
     def committed(self, command: Commit, server: Any, spent: ExchangeCost | None) -> None:
         """The round is folded; the next one is not open yet."""
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
-        """The round's files are due; the next one is on its way. broadcast: of
-        Checkpoint, with its round."""
+        """The round's files are due; the next one is on its way. broadcast: of Checkpoint, with its round."""
 
-    def model(self, round: int) -> Model | None: ...
+    def model(self, round: int) -> Model | None:
+        """Return the model to evaluate after a round."""
+        return None
 
 
 class CommandExecutor:
@@ -92,11 +95,7 @@ class CommandExecutor:
             self.records.written(commit, server, broadcast)
 
     def take_fold(self) -> Fold:
-        """Adopt the server's state of the fold that has just ended, and return the fold.
-
-        Raises:
-            FedsimError: Whatever server_update or an upload's checks have raised.
-        """
+        """Adopt the server's state of the fold that has just ended, and return the fold."""
         fold = self.aggregation.result()
         self.server = fold.server
         self.dispatch.book_sums(fold.edges)

@@ -56,11 +56,9 @@ NAMES = {
 
 @dataclass
 class AccountChecks:
-    """Checks the accounts of edge servers; it knows how much each has booked so far.
+    """Checks the accounts of edge servers, and raises ProtocolViolation if a row is not possible.
 
-    Attributes:
-        problem: The experiment.
-        mechanism: That of the connections between edge servers and their workers.
+    mechanism: that of the connections between edge servers and their workers.
     """
 
     problem: Problem
@@ -83,17 +81,9 @@ class AccountChecks:
     ) -> None:
         """Check the account of an exchange.
 
-        Args:
-            rows: The account.
-            edge: The number of the edge server.
-            workers: Those behind it.
-            place: Round and exchange.
-            task: A task of this exchange, complete; those of all its clients have its size.
-            clients: Its clients that were asked.
-            uploads: Their uploads, without frames; a client without one was to drop out.
-
-        Raises:
-            ProtocolViolation: If a row cannot be.
+        workers: those behind the edge server. place: round and exchange. task: a complete task of this
+        exchange; those of all its clients have its size. clients: its clients that were asked. uploads: their
+        uploads, without frames; a client without one was to drop out.
         """
         due: Counter[Entry] = Counter()
         for k in clients:
@@ -110,11 +100,7 @@ class AccountChecks:
         self._count(rows, edge)
 
     def rest(self, rows: Sequence[Entry], edge: int, workers: range) -> None:
-        """Check the last account, of rows that belong to no exchange.
-
-        Raises:
-            ProtocolViolation: If a row cannot be.
-        """
+        """Check the last account, of rows that belong to no exchange."""
         self._others(rows, edge, workers, self.problem.experiment.rounds)
         for row in rows:
             if row.kind == "algorithm":
@@ -128,7 +114,6 @@ class AccountChecks:
         self._booked[edge] = booked
 
     def _others(self, rows: Iterable[Entry], edge: int, workers: range, round: int) -> None:
-        """Check every row by itself."""
         tree, exchanges = self.problem.tree, max(len(self.problem.algorithm.exchanges), 1)
         assert tree is not None
         most = max(exchanges, len(self.problem.algorithm.setup), self.problem.chunks)

@@ -158,18 +158,11 @@ class EdgeServers:
                 closing.asked = True
                 clients = closing.clients if self.merges(self._opened.round) else []
                 uploads = [(k, self._answers[k][1]) for k in clients]
-                self._send(
-                    self.workers + edge,
-                    edge_messages.close(self._run, self._epoch, self._opened, uploads),
-                    False,
-                )
+                close = edge_messages.close(self._run, self._epoch, self._opened, uploads)
+                self._send(self.workers + edge, close, False)
 
     def check_upload(self, upload: Envelope, passed_on: bool) -> None:
-        """Check an upload's path and its header; its edge server may keep the frames.
-
-        Args:
-            upload: The upload.
-            passed_on: True if it came with its frames.
+        """Check an upload's path and its header. passed_on: True if it came with its frames.
 
         Raises:
             ProtocolViolation: If no edge server of this run would send it.
@@ -192,16 +185,10 @@ class EdgeServers:
         """
         try:
             self._take(worker, envelope)
-        except WireError as e:
-            self._does_not_count(worker, envelope)
-            raise ProtocolViolation(f"sent {e}") from None
-        except ProtocolViolation:
-            self._does_not_count(worker, envelope)
-            raise
-
-    def _does_not_count(self, worker: int, envelope: Envelope) -> None:
-        if envelope.header.kind == "sums":
-            self._ledger.book_as_retry(envelope, worker)
+        except (WireError, ProtocolViolation) as e:
+            if envelope.header.kind == "sums":
+                self._ledger.book_as_retry(envelope, worker)
+            raise ProtocolViolation(f"sent {e}" if isinstance(e, WireError) else str(e)) from None
 
     def _take(self, worker: int, envelope: Envelope) -> None:
         h, edge = envelope.header, self.edge_of(worker)
@@ -246,10 +233,8 @@ class EdgeServers:
         """A task of this exchange as an edge server sends it, without frames."""
         assert self._relayed is not None
         h = self._relayed.header
-        task = TaskId(h.round, h.exchange, 0, 0)
-        return messages.task(
-            self._run, self._epoch, task, Payload(h.fields, ()), folds=h.folds, asked=h.asked
-        )
+        task, payload = TaskId(h.round, h.exchange, 0, 0), Payload(h.fields, ())
+        return messages.task(self._run, self._epoch, task, payload, folds=h.folds, asked=h.asked)
 
     def _merge_in_order(self) -> None:
         while self._to_merge and self._closing[self._to_merge[0]].done:

@@ -27,22 +27,18 @@ Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True
 """(U, S): the S numbers for metrics.jsonl of U uploads, in the order of their clients' ids."""
 
 
-@cache
-def edge_message(sums: type, scalars: bool) -> type:
-    """The message of an edge server: the algorithm's sums and, if uploads have any, their scalars."""
-    known = [*get_type_hints(sums, include_extras=True).items(), *([("scalars", Rows)] if scalars else [])]
-    return make_dataclass("EdgeSums", known, frozen=True)
-
-
 def edge_dims(problem: Problem, exchange: Exchange, uploads: int) -> Dims:
     """The sizes of the fields of an edge server's message on so many uploads."""
     return {**problem.dims, "U": uploads, "S": len(summed_scalars(exchange.up))}
 
 
+@cache
 def message_of(exchange: Exchange) -> type:
-    """The message of an edge server in this exchange."""
+    """The message of an edge server: the algorithm's sums and, if uploads have any, their scalars."""
     assert exchange.sums is not None  # fedsim.tree.check_tree
-    return edge_message(exchange.sums, bool(summed_scalars(exchange.up)))
+    known: list[tuple[str, Any]] = [*get_type_hints(exchange.sums, include_extras=True).items()]
+    scalars = [("scalars", Rows)] if summed_scalars(exchange.up) else []
+    return make_dataclass("EdgeSums", [*known, *scalars], frozen=True)
 
 
 def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str = RUN_NAME) -> EnvelopeSize:
@@ -55,11 +51,8 @@ def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str 
 def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, Any]]) -> Payload:
     """An edge server's message for an exchange.
 
-    Args:
-        problem: The experiment.
-        command: The exchange.
-        down: The broadcast as clients decode it.
-        ups: Its clients' uploads as decoded, in ascending client id, at least one.
+    down: the broadcast as clients decode it. ups: its clients' uploads, decoded, in ascending client id, at
+    least one.
     """
     algorithm, exchange = problem.algorithm, problem.exchange(command.round, command.exchange)
     ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
@@ -88,9 +81,6 @@ def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) ->
     """The sums in an edge server's message, as Exchange.sums, and the scalars of its uploads (U, S).
 
     uploads: the largest possible number of uploads.
-
-    Raises:
-        WireError: If it must not be folded; beginning with `owner`.
     """
     exchange = problem.exchange(envelope.header.round, envelope.header.exchange)
     dims = edge_dims(problem, exchange, uploads)
@@ -102,11 +92,7 @@ def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) ->
 
 
 def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> None:
-    """Check the fields, sizes and number of uploads that the header of sums announces.
-
-    Raises:
-        WireError: If it differs; beginning with `owner`.
-    """
+    """Check the fields, sizes and number of uploads that the header of sums announces."""
     headers = envelope.header.fields
     exchange = problem.exchange(envelope.header.round, envelope.header.exchange)
     check_fields(message_of(exchange), headers, {}, edge_dims(problem, exchange, uploads), owner)

@@ -39,8 +39,6 @@ from workers.transport.eventfd import Wakeup
 
 DRAIN_SECONDS = 3.0
 """Seconds for remote workers to close their connections after the end of the run."""
-
-
 ACCOUNT = 60.0
 """Seconds for an edge server's last account."""
 
@@ -80,14 +78,7 @@ class Coordinator:
     ) -> None:
         """Set a run up, from its beginning or after an earlier start.
 
-        Args:
-            problem: The experiment.
-            schedule: The participants of each round.
-            identity: The run's name and start.
-            workers: The workers and their limits.
-            storage: The run's files.
-            callbacks: Are called for what is recorded or displayed.
-            clock: Returns seconds, for leases and deadlines.
+        clock: returns seconds, for leases and deadlines.
 
         Raises:
             DiskError: If files of an earlier start cannot be removed.
@@ -205,11 +196,7 @@ class Coordinator:
         )
 
     def _account(self) -> None:
-        """Fetch the remaining ledger rows of edge servers, which belong to no exchange.
-
-        Raises:
-            TaskError: If one does not answer.
-        """
+        """Fetch the remaining ledger rows of edge servers, which belong to no exchange."""
         edges = self.dispatch.edges
         if edges is None:
             return
@@ -252,8 +239,7 @@ class Coordinator:
         return matters or bool(lost or unreadable)
 
     def _receive(self, incoming: Incoming) -> list[Event] | None:
-        """Handle an envelope; None for a duplicate, or a heartbeat of a task that the worker does not
-        hold."""
+        """Handle an envelope; None for a duplicate, or a heartbeat about a task that it does not hold."""
         worker, envelope = incoming.worker, incoming.envelope
         if self.dispatch.edges is not None:
             self.dispatch.edges.heard(worker)
@@ -315,10 +301,11 @@ class Coordinator:
 
     def _give_up_silent(self) -> None:
         """Remove the workers and edge servers whose leases have ended."""
-        for worker in self.dispatch.edges.silent(self.timeouts.lease) if self.dispatch.edges else ():
-            self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
+        edges, lease = self.dispatch.edges, self.timeouts.lease
+        for worker in edges.silent(lease) if edges else ():
+            self._give_up(worker, f"was silent for {lease:g} s")
         for worker in self.members.silent():
-            self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
+            self._give_up(worker, f"was silent for {lease:g} s")
 
     def _edge_ended(self, worker: int) -> None:
         """End the workers behind an edge server that has ended; new ones join the next edge server."""
@@ -329,9 +316,8 @@ class Coordinator:
         for event in edges.lost(worker):
             self.executor.lost(event.clients)
             self._handle([event])
-        for behind in edges.workers_of(
-            edges.edge_of(worker)
-        ):  # one by one, because the tasks of one may go to the next
+        for behind in edges.workers_of(edges.edge_of(worker)):
+            # one by one, because the tasks of one may go to the next
             self._handle(self.members.end_behind(behind))
 
     def _carry_out(self, commands: list[Command]) -> None:

@@ -21,7 +21,7 @@ from workers import edge_messages
 from workers.coordinator.aggregation import read_upload
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.failures import ProtocolViolation as ProtocolViolation
-from workers.coordinator.round_log import RoundLog
+from workers.coordinator.run_records import RoundLog
 from workers.protocol_messages import task_of, unpack_score
 from workers.storage.journal import Journal
 from workers.storage.upload_spool import Spool
@@ -152,8 +152,7 @@ class ResponseHandler:
         return events
 
     def _does_not_count(self, worker: int, envelope: Envelope) -> None:
-        """Book an upload as a retry: an algorithm's rows have only uploads that are folded or lost by the
-        schedule."""
+        """Book an upload as a retry; the rows of kind algorithm have only those that count or are late."""
         if envelope.header.kind == "upload":
             self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
@@ -191,14 +190,8 @@ class ResponseHandler:
             return self._once_more(worker, envelope, bad)
         self._retried.discard(task)
         self.filter.answered(envelope)
-        self.journal.append(
-            "upload",
-            round=task.round,
-            exchange=task.exchange,
-            client=task.client,
-            worker=worker,
-            xxh3=checksums(envelope),
-        )
+        label = {"round": task.round, "exchange": task.exchange, "client": task.client}
+        self.journal.append("upload", **label, worker=worker, xxh3=checksums(envelope))
         edges = self.dispatch.edges
         if edges is not None:
             edges.answered(worker, envelope)
@@ -209,8 +202,8 @@ class ResponseHandler:
         if late:
             record.late = tuple(sorted({*record.late, task.client}))
         if skipped:
-            self.journal.append("refused", round=h.round, exchange=h.exchange, client=h.client, why=bad)
-            record.refused = tuple(sorted({*record.refused, h.client}))
+            self.journal.append("refused", **label, why=bad)
+            record.refused = tuple(sorted({*record.refused, task.client}))
         return [Arrived(worker, task, late or skipped)]
 
     def _unfit(self, worker: int, envelope: Envelope) -> str:
@@ -228,10 +221,7 @@ class ResponseHandler:
         return ""
 
     def _once_more(self, worker: int, envelope: Envelope, why: str) -> list[Event]:
-        """Repeat a task.
-
-        Tasks are pure, so this helps against faulty memory, but not against divergence.
-        """
+        """Repeat a task. Tasks are pure, so this helps against faulty memory, but not against divergence."""
         task = task_of(envelope)
         self._retried.add(task)
         self._does_not_count(worker, envelope)

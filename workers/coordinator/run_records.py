@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.gaussian import Model, Point
+from fedsim.learning.likelihoods import Likelihood
 from fedsim.problem import Problem
 from fedsim.round_events import Commit, Open, evaluates
 from fedsim.virtual_clock import ExchangeCost
 from fedsim.wire.ledger_rows import Entry
 from workers.coordinator.aggregation import Fold
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.round_log import RoundLog
+from workers.coordinator.commands import RoundRecords
 from workers.coordinator.task_timeline import Span
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.growing_file import FileDigest
 from workers.storage.journal import Journal
 from workers.storage.recovery import Recovery
+from workers.storage.round_record import RoundRecord
 
 
 class RecordCallbacks(Protocol):
@@ -62,8 +65,55 @@ class RunIdentity:
     started: float
 
 
-class RunRecords:
-    """Records rounds as they are opened, folded, committed and evaluated (commands.RoundRecords).
+class RoundLog:
+    """Records by round, from its first broadcast until its line is reported."""
+
+    def __init__(
+        self,
+        chunks: int,
+        report: Callable[[Mapping[str, Any]], None],
+        measure: Likelihood,
+        shares: LabelShares | None = None,
+    ) -> None:
+        self.chunks, self._report, self._measure, self._shares = chunks, report, measure, shares
+        self._records: dict[int, RoundRecord] = {}
+
+    def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
+        """Return the record of a round, and begin it if there is none."""
+        return self._records.setdefault(round, RoundRecord(round, participants))
+
+    def restore(self, record: RoundRecord) -> None:
+        """Add the record of a round that an earlier start has committed."""
+        self._records[record.number] = record
+
+    @property
+    def oldest(self) -> int | None:
+        """Return the first round whose line is not reported yet."""
+        return min(self._records, default=None)
+
+    def __getitem__(self, round: int) -> RoundRecord:
+        return self._records[round]
+
+    def drop(self, round: int) -> None:
+        """Forget a round that is not evaluated."""
+        del self._records[round]
+
+    def accuracy(self, round: int) -> float | None:
+        """Return a round's test accuracy; None while a chunk is not evaluated, or where there is none."""
+        return self._records[round].accuracy(self.chunks, self._measure)
+
+    def flush(self) -> None:
+        """Report complete rounds in order; a round that is complete early waits for those before it."""
+        while self._records:
+            first = self._records[min(self._records)]
+            if not first.committed or len(first.scores) < self.chunks:
+                return
+            self._report(first.line(self.chunks, self._measure, self._shares))
+            del self._records[first.number]
+
+
+class RunRecords(RoundRecords):
+    """Records rounds as they are opened, folded, committed and evaluated.
 
     clock: returns seconds, for the durations of rounds.
     """
@@ -107,10 +157,8 @@ class RunRecords:
             record.staleness = self.problem.asynchrony.staleness(command.round)
         else:
             self._add_simulated(command.round, spent)
-        participants = list(command.participants)
-        self.storage.journal.append(
-            "open", round=command.round, exchange=command.exchange, participants=participants
-        )
+        label = {"round": command.round, "exchange": command.exchange}
+        self.storage.journal.append("open", **label, participants=list(command.participants))
 
     def dropped(self, round: int, client: int) -> None:
         """Record that an upload is not folded."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -41,12 +41,6 @@ DRAIN_SECONDS = 2.0
 AT_ONCE = 0.0
 
 
-class Connect(Protocol):
-    """Opens a connection to the root for a worker."""
-
-    def __call__(self, hello: Hello) -> Connection: ...
-
-
 class EdgeEndpoint(ZmqEndpoint):
     """A worker that reconnects registers again: the root, which starts workers, has seen its end."""
 
@@ -65,12 +59,12 @@ class EdgeServer:
         run: str,
         root: Connection,
         endpoint: ZmqEndpoint,
-        connect: Connect,
+        connect: Callable[[Hello], Connection],
         folder: Path,
         unanswered: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """root: its own connection. connect: opens one for a worker. folder: for uploads. unanswered:
+        """root: its own connection. connect: opens one in a worker's name. folder: for uploads. unanswered:
         after this many seconds of silence, a root on another machine counts as lost. clock: returns those
         seconds."""
         self.problem, self.run, self.root, self.endpoint = problem, run, root, endpoint
@@ -111,11 +105,7 @@ class EdgeServer:
             raise
 
     def step(self) -> Envelope | None:
-        """Forward the envelopes that have arrived, without waiting; return the root's stop, if any.
-
-        Raises:
-            FedsimError: As serve.
-        """
+        """Forward the envelopes that have arrived, without waiting; return the root's stop, if any."""
         while (envelope := self.root.receive(AT_ONCE)) is not None:
             self._heard = self._clock()
             if envelope.header.kind == "stop":
@@ -128,7 +118,12 @@ class EdgeServer:
                 self._joined(incoming.worker, incoming.hello)
             else:
                 self._from_worker(incoming.worker, incoming.envelope)
-        self._part_from_lost()
+        lost, self.endpoint.lost = self.endpoint.lost, []
+        unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
+        for worker in lost:
+            self._hang_up(worker)
+        for worker in unreadable:
+            self._part(worker)
         return None
 
     def _wait(self) -> None:
@@ -167,15 +162,6 @@ class EdgeServer:
         self._hang_up(worker)
         self.endpoint.dismiss(worker)
 
-    def _part_from_lost(self) -> None:
-        """Dismiss workers whose connection has ended, or whose envelopes cannot be read."""
-        lost, self.endpoint.lost = self.endpoint.lost, []
-        unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
-        for worker in lost:
-            self._hang_up(worker)
-        for worker in unreadable:
-            self._part(worker)
-
     # ---- downwards
 
     def _from_root(self, envelope: Envelope) -> None:
@@ -208,7 +194,6 @@ class EdgeServer:
             self._to_worker(worker, assignment)
 
     def _relay(self, worker: int) -> None:
-        """Give a worker what the root has sent to it."""
         try:
             while worker in self._above and (envelope := self._above[worker].receive(AT_ONCE)) is not None:
                 self._to_worker(worker, envelope)
@@ -265,7 +250,6 @@ class EdgeServer:
         return edge_messages.uploaded(envelope) if merges else envelope
 
     def _place(self, client: int, worker: int) -> int:
-        """The number under which a worker's upload for a client is kept."""
         return worker * self.problem.experiment.clients + client
 
     def _close(self, envelope: Envelope) -> None:

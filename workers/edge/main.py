@@ -21,7 +21,7 @@ from workers.transport.edge_addresses import Address, address_file, write_addres
 from workers.transport.handshake import Hello
 from workers.transport.listeners import LocalTcpListener
 from workers.worker.heartbeat import while_it_starts
-from workers.worker.main import JOIN_DEADLINE, announce_problem, warm_up
+from workers.worker.main import JOIN_DEADLINE, announce, warm_up
 
 AHEAD = 64
 """Uploads that a worker may have sent that were not taken from it yet."""
@@ -53,7 +53,7 @@ def run_edge(spec: dict[str, Any]) -> int:
             raise
         try:
             write_address(path, Address(endpoint.address, listener.token))
-            announce_problem(root, problem, run)
+            announce(root, problem, run)
             set_malloc_thresholds()
             EdgeServer(problem, run, root, endpoint, connect, path.with_suffix(".spool")).serve()
         finally:
@@ -67,11 +67,7 @@ def run_edge(spec: dict[str, Any]) -> int:
 
 
 def build_problem(config: messages.WorkerConfig) -> Problem:
-    """The root's problem; an edge server's sums have the root's bits only under the root's numerics.
-
-    Raises:
-        FedsimError: any FedsimError.
-    """
+    """The root's problem; an edge server's sums have the root's bits only under the root's numerics."""
     experiment = convert(Experiment, config.experiment, "the root's experiment")
     problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, "cpu")
     warm_up(problem)

@@ -31,7 +31,7 @@ from workers.transport.listeners import CurveListener
 from workers.transport.router import ZmqEndpoint
 from workers.worker.heartbeat import while_it_starts
 from workers.worker.local_files import LocalFiles, names_elsewhere
-from workers.worker.main import IDLE, UNANSWERED, announce_problem, check_over
+from workers.worker.main import IDLE, UNANSWERED, announce, check_over
 from workers.worker.remote import RemoteWorker
 
 Notify = Callable[[str], None]
@@ -88,11 +88,6 @@ class RemoteEdge:
         return RemoteWorker(own, self.url, self.data_dir, self.patience, c.seat)
 
     def _take_part(self, connection: Connection, reply: Envelope, notify: Notify) -> None:
-        """Set up what the welcome describes, and serve until 'stop'.
-
-        Raises:
-            ConnectionLost: besides those of run.
-        """
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
             if reply.header.kind == "stop":  # it came as the run ended
@@ -114,16 +109,13 @@ class RemoteEdge:
                 connection.send(messages.failed(run, e))
                 raise
             notify(self._described(problem, run))
-            announce_problem(
-                connection, problem, run, digest=True, names=names_elsewhere(config.experiment, local)
-            )
+            announce(connection, problem, run, digest=True, names=names_elsewhere(config.experiment, local))
             set_malloc_thresholds()
             spool, silence = scratch.path / "uploads", UNANSWERED * IDLE
             server = EdgeServer(problem, run, connection, endpoint, self._connect, spool, silence)
             check_over(server.serve())
 
     def _described(self, problem: Problem, run: str) -> str:
-        """Describes this edge server, and how its workers join it."""
         tree, c = problem.tree, self.credentials
         assert tree is not None  # the root has made these credentials from it
         return (
@@ -132,16 +124,9 @@ class RemoteEdge:
         )
 
     def _listen(self, folder: Path) -> ZmqEndpoint:
-        """Open the port; one that the system has chosen stays the same if it is opened again.
-
-        Raises:
-            UsageError: if that is not possible.
-        """
-        c, keys = (
-            self.credentials,
-            folder / "keys",
-        )  # Revocations locks its folder, and Scratch has locked its
-        keys.mkdir()
+        """Open the port; one that the system has chosen stays the same if it is opened again."""
+        c, keys = self.credentials, folder / "keys"
+        keys.mkdir()  # Revocations locks its folder, and Scratch has locked its own
         self.revocations = Revocations(keys / REVOKED)
         listener = CurveListener(self.bind, c.port, c.workers, self.revocations, c.first)
         endpoint = ZmqEndpoint(Ledger(), listener, c.max_frame, AHEAD * c.max_frame)
@@ -152,15 +137,10 @@ class RemoteEdge:
         """A connection to the root in a worker's name.
 
         A key that the root has revoked opens nothing here either, from now on.
-
-        Raises:
-            TaskError: If the root does not answer.
-            KeyRefused: If the worker's key was revoked.
-            DiskError: If that cannot be noted.
         """
         c = self.credentials
         pair = c.workers[hello.index - c.first]
-        curve_keys = CurveKeys(pair.public.encode(), pair.secret.encode(), c.server_key.encode())
+        curve_keys = CurveKeys.of(pair, c.server_key)
         mine = Hello("", hello.index, hello.pid, hello.host)
         try:
             return Connection(self.url, mine, c.max_frame, curve_keys, WORKERS_PATIENCE)

@@ -14,18 +14,16 @@ from typing import Any
 import torch
 
 from fedsim.errors import FedsimError, TaskError
-from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
-from fedsim.round_events import Arrived, Commit, Folded, Joined, Open
+from fedsim.round_events import Arrived, Commit, Folded, Joined
 from fedsim.round_machine import RoundMachine
 from fedsim.tree import fold_order
-from fedsim.virtual_clock import ExchangeCost
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger, stream_bytes
 from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.commands import CommandExecutor
+from workers.coordinator.commands import CommandExecutor, RoundRecords
 from workers.coordinator.task_timeline import Timeline
 from workers.protocol_messages import task_of
 from workers.storage.checkpoints import Checkpoint
@@ -121,41 +119,20 @@ class RoundReplayer:
         return Arrived(0, task, self._exchange_clock.late(task, stream_bytes(envelope)))
 
 
-class _Commits:
-    """Collects what rounds commit (workers.coordinator.commands.RoundRecords)."""
+class _Commits(RoundRecords):
+    """Collects what rounds commit; a replay records nothing else, and evaluates nothing."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._checkpoints: list[Checkpoint[Any]] = []
 
     def take(self) -> list[Checkpoint[Any]]:
-        """Return the checkpoints since the last call."""
         taken, self._checkpoints = self._checkpoints, []
         return taken
 
-    def opened(self, command: Open, spent: ExchangeCost | None) -> None:
-        """Do nothing: a replay keeps no journal."""
-
-    def dropped(self, round: int, client: int) -> None:
-        """Do nothing."""
-
-    def committed(self, command: Commit, server: Any, spent: ExchangeCost | None) -> None:
-        """Do nothing until the round's files would be written."""
-
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
-        """Keep the checkpoint."""
         self._ledger.close(commit.round)
+        r, versions, sent = commit.round, torch.tensor(commit.versions), broadcast
         self._checkpoints.append(
-            Checkpoint(
-                commit.round,
-                torch.tensor(commit.versions),
-                server,
-                folds=commit.folded_rounds,
-                broadcast=broadcast[0],
-                broadcast_round=broadcast[1],
-            )
+            Checkpoint(r, versions, server, commit.folded_rounds, broadcast=sent[0], broadcast_round=sent[1])
         )
-
-    def model(self, round: int) -> Model | None:
-        """Return None: a replay evaluates nothing."""
-        return None

@@ -115,7 +115,6 @@ class TaskVerifier:
         return Result(upload, self._states.read(h.client, self.problem.version(h.round, h.exchange)))
 
     def _whats(self, h: Header, result: Result) -> Iterator[str]:
-        """The differences from the run."""
         recorded = self.recorded.get((h.round, h.exchange, h.client))
         if recorded is None:
             yield "the journal has no record of its upload"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from fedsim.errors import DiskError, UsageError
-from workers.storage.descriptors import patiently
 
+T = TypeVar("T")
 Buffer = bytes | memoryview
 """As fedsim.wire.envelope.Buffer, without its import of torch: `fedsim revoke` locks a run without it."""
 
@@ -20,6 +22,8 @@ SPARE = "spare"
 """The name of a folder's spare file, which is no longer needed."""
 SPARE_BYTES = 1 << 18
 """Smaller files are deleted."""
+PATIENCE = 5.0
+"""Seconds for which `patiently` waits for a descriptor."""
 
 
 @contextmanager
@@ -29,6 +33,25 @@ def disk_errors(what: str | Path) -> Iterator[None]:
         yield
     except OSError as e:
         raise DiskError(f"{what}: {e.strerror}") from None
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Return what `call` returns; call it again while this process has no descriptor left.
+
+    Idle connections of other processes may take all descriptors for some moments, until
+    workers.transport.ingress_limiter ends them.
+
+    Raises:
+        OSError: What `call` raises; that there is no descriptor, after PATIENCE seconds.
+    """
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return call()
+        except OSError as e:
+            if e.errno != errno.EMFILE or time.monotonic() > until:
+                raise
+        time.sleep(0.001)
 
 
 def write_atomically(
@@ -85,18 +108,10 @@ def remove_temporaries(run: Path) -> None:
     """Remove the temporary files that killed processes have left in a run's folder.
 
     Call it while this process holds the run's lock and before its workers start: nothing else writes then.
-
-    Args:
-        run: The run's folder.
-
-    Raises:
-        DiskError: If one cannot be removed.
     """
+    patterns = ["checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.envelope.*"]
     with disk_errors(f"cannot remove a temporary file in {run}"):
-        for pattern in (
-            *("checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.envelope.*"),
-            *(".join.json.*", ".join-here.json.*"),
-        ):
+        for pattern in (*patterns, ".join.json.*", ".join-here.json.*"):
             for path in run.glob(pattern):
                 path.unlink(missing_ok=True)
 
@@ -116,10 +131,8 @@ class RunLock:
             DiskError: if the disk cannot be read or written.
         """
         path = folder / "lock"
-        try:
+        with disk_errors(f"cannot open {path}"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as e:
-            raise DiskError(f"cannot open {path}: {e.strerror}") from None
         try:
             self._acquire()
         except BlockingIOError:
@@ -153,10 +166,8 @@ def is_locked(folder: Path) -> bool:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as e:
+        return isinstance(e, BlockingIOError)
     finally:
         os.close(file)
     return False

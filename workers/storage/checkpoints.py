@@ -70,12 +70,7 @@ class Checkpoint(Generic[Server]):
         return bool(self.files) and all(file.sha256 for file in self.files)
 
     def load_state(self, states: ClientStates, client: int) -> Any:
-        """Return the state of a client that it names, whose version is not 0.
-
-        Raises:
-            WireError: if the file is damaged, or has another state.
-            DiskError: if it is not there.
-        """
+        """Return the state of a client that it names, whose version is not 0."""
         expected = None if self.states is None else int(self.states[client]) % 2**64
         return states.load(client, int(self.versions[client]), expected)
 
@@ -89,7 +84,7 @@ def read_checkpoint(
 ) -> Checkpoint[Server]:
     """Read a checkpoint; one of an earlier version has only the length of ledger.csv.
 
-    broadcast_type: the class of the broadcast in it, if any.
+    broadcast_type: the class of its broadcast, if it has one.
 
     Raises:
         WireError: if the file is damaged or of another algorithm.
@@ -179,11 +174,7 @@ class Checkpoints:
         self._to_write.put((written, checkpoint))
 
     def close(self, deadline: float = 30.0) -> None:
-        """Wait until everything committed is durable, at most `deadline` seconds each.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Wait until everything committed is durable, at most `deadline` seconds each."""
         self._to_write.put(None)
         for thread in self._threads:
             thread.join(deadline)

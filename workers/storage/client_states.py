@@ -3,26 +3,37 @@
 Workers are caches of these files. A worker writes version s+1 before it replies; the round's checkpoint names
 the version that counts (workers.storage.checkpoints). A large state overwrites an older version that is no
 longer needed, because new pages of the page cache cost ten times as much as writing to existing ones.
+
+The checksum of a state proves that its bytes are complete, but not their client or version. A backup may swap
+files, and a power cut may leave an overwritten file with its new name and old bytes. So a mark at the end of
+the file names the run, the client and the version, and repeats the checksum. A small state has version 0,
+because files of several versions with the same bytes are one file; a checkpoint has the checksums of the
+versions that it names.
+
+file = encoded state (fedsim.wire.state_file) | b"FEDOWNER" | xxh3_64 of the run's name (u64) | client (u64) |
+version (u64) | the state's checksum (u64)
+
+Earlier versions wrote b"FEDVERSN" | version (u64) | checksum after large states, nothing after small ones.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections import OrderedDict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import xxhash
 from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
 from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.state_file import decode_state, encode_state, state_chunks
-from workers.storage.atomic_files import SPARE, disk_errors, remove_or_spare, write_atomically
-from workers.storage.descriptors import patiently
-from workers.storage.state_mark import ANY, checksum, mark, unmarked
+from workers.storage.atomic_files import SPARE, disk_errors, patiently, remove_or_spare, write_atomically
 
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
 """The encoded size of the states that a process keeps decoded, by the machine's memory; the page cache has
@@ -34,18 +45,20 @@ SMALL_BYTES = 4096
 """State files up to this size are compared with their predecessor and linked to it if they are equal. They
 are not overwritten, and their mark names no version."""
 
+MAGIC, EARLIER = b"FEDOWNER", b"FEDVERSN"
+_MARK = struct.Struct(">8sQQQQ")
+_EARLIER = struct.Struct(">8sQQ")
+_CHECKSUM = slice(8, 16)
+"""The position of the checksum in an encoded state."""
+ANY = 0
+"""The version of a small state's mark."""
+
 
 class ClientStates:
     """Client states by (client, version), with a bounded cache of decoded ones."""
 
     def __init__(self, folder: Path, kind: type, run: str = "") -> None:
-        """Name the states of a run.
-
-        Args:
-            folder: Where they are.
-            kind: Their class.
-            run: The run's name, which their marks have; '': states of any run are read.
-        """
+        """kind: the states' class. run: the run's name in their marks; '': those of any run are read."""
         self.folder, self.kind, self.run = folder, kind, run
         self._cache: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
         self._cached_bytes = 0
@@ -56,80 +69,49 @@ class ClientStates:
         return self.folder / f"{client:06d}" / f"{version:06d}.state"
 
     def load(self, client: int, version: int, expected: int | None = None) -> Any:
-        """Return a client's state.
-
-        Args:
-            client: The client.
-            version: The version of its state.
-            expected: The checksum that it must have, if one is known.
-
-        Raises:
-            WireError: if the file is damaged, or has another state.
-            DiskError: if it is not there.
-        """
+        """Return a client's state. expected: the checksum that it must have, if one is known."""
         hit = self._cache.get((client, version))
         if hit is not None:
             return hit[0]
-        owner = f"the state of client {client}, {self.path(client, version)}"
-        data = self.mapped(client, version)
+        owner, data = self._owner(client, version), self.mapped(client, version)
         state: Any = decode_state(self.kind, data, owner)
         if expected not in (None, checksum(data)):
             raise WireError(f"{owner}: it holds another state than version {version}")
         return state
 
     def checksum(self, client: int, version: int) -> int:
-        """Return the checksum of an encoded state, which its file begins with.
-
-        Raises:
-            DiskError: If the file cannot be read.
-        """
-        path = self.path(client, version)
-        owner = f"the state of client {client}, {path}"
-        with disk_errors(owner), self._opened(path, owner) as file:
+        """Return the checksum of an encoded state, which its file begins with."""
+        with disk_errors(self._owner(client, version)), self._opened(client, version) as file:
             return checksum(file.read(16))
 
     def read(self, client: int, version: int) -> bytes:
-        """Return the bytes of an encoded state.
-
-        Raises:
-            WireError: If the file is of another version.
-            DiskError: If it cannot be read.
-        """
+        """Return the bytes of an encoded state."""
         return bytes(self.mapped(client, version))
 
     def mapped(self, client: int, version: int) -> memoryview:
-        """Return an encoded state as read-only memory; decoding copies each tensor once.
-
-        Raises:
-            WireError: If the file is of another version.
-            DiskError: If it cannot be read.
-        """
-        path = self.path(client, version)
-        owner = f"the state of client {client}, {path}"
-        with disk_errors(owner), self._opened(path, owner) as file:
+        """Return an encoded state as read-only memory; decoding copies each tensor once."""
+        with disk_errors(self._owner(client, version)), self._opened(client, version) as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        return unmarked(data, self.run, client, version, owner)
+        return unmarked(data, self.run, client, version, self._owner(client, version))
 
-    def _opened(self, path: Path, owner: str) -> BinaryIO:
+    def _opened(self, client: int, version: int) -> BinaryIO:
         try:
-            return patiently(lambda: open(path, "rb"))
+            return patiently(lambda: open(self.path(client, version), "rb"))
         except FileNotFoundError as e:
             if self.folder.is_dir():
                 raise
             raise DiskError(
-                f"{owner}: {e.strerror}; the folder of all states is not there, "
+                f"{self._owner(client, version)}: {e.strerror}; the folder of all states is not there, "
                 "as after `fedsim sweep --remove-states`"
             ) from None
 
-    def put(self, client: int, version: int, data: bytes) -> None:
-        """Write a state's file from the bytes of another one.
+    def _owner(self, client: int, version: int) -> str:
+        return f"the state of client {client}, {self.path(client, version)}"
 
-        Raises:
-            WireError: If they are no state of this algorithm.
-            DiskError: if the disk cannot be read or written.
-        """
+    def put(self, client: int, version: int, data: bytes) -> None:
+        """Write a state's file from the bytes of another one."""
         path = self.path(client, version)
         decode_state(self.kind, data, f"the state of client {client}, version {version}")
         with disk_errors(path.parent):
@@ -137,11 +119,7 @@ class ClientStates:
         write_atomically(path, [data, self._mark(client, version, data, len(data))])
 
     def save(self, client: int, version: int, state: Any) -> None:
-        """Write a state's file and keep the state in the cache.
-
-        Raises:
-            DiskError: If the file cannot be written.
-        """
+        """Write a state's file and keep the state in the cache."""
         path = self.path(client, version)
         if client not in self._folders:
             with disk_errors(path.parent):
@@ -197,13 +175,55 @@ class ClientStates:
                     (folder / name).unlink(missing_ok=True)
 
     def digest(self, client: int, version: int) -> bytes:
-        """Return the sha256 of an encoded state.
-
-        Raises:
-            WireError: If the file is of another version.
-            DiskError: If the disk cannot be read.
-        """
+        """Return the sha256 of an encoded state."""
         return sha256(self.mapped(client, version)).digest()
+
+
+def checksum(start: bytes | memoryview) -> int:
+    """Return the checksum of an encoded state, given the state or its first 16 bytes."""
+    return int.from_bytes(start[_CHECKSUM], "big")
+
+
+def mark(run: str, client: int, version: int, start: bytes | memoryview) -> bytes:
+    """Return the mark of a client's state.
+
+    run: the run's name, '' if it has none. version: of the state, or ANY. start: the encoded state, or its
+    first 16 bytes.
+    """
+    return _MARK.pack(MAGIC, _tag(run), client, version, checksum(start))
+
+
+def unmarked(data: memoryview, run: str, client: int, version: int, owner: str) -> memoryview:
+    """Return the encoded state in the content of a file.
+
+    run, client, version: what is expected; run '': any. owner: the state and its file, for errors.
+
+    Raises:
+        WireError: If the file has the mark of another state; it begins with `owner`.
+    """
+    if data.nbytes >= _MARK.size and data[-_MARK.size :][:8] == MAGIC:
+        _, tag, owned_by, which, written = _MARK.unpack(data[-_MARK.size :])
+        state = data[: -_MARK.size]
+        if run and tag not in (_tag(run), _tag("")):
+            raise WireError(f"{owner}: it holds a state of client {owned_by} of another run")
+        if owned_by != client:
+            raise WireError(f"{owner}: it holds a state of client {owned_by}")
+    elif data.nbytes >= _EARLIER.size and data[-_EARLIER.size :][:8] == EARLIER:
+        _, which, written = _EARLIER.unpack(data[-_EARLIER.size :])
+        state = data[: -_EARLIER.size]
+    else:
+        return data
+    if which not in (version, ANY):
+        raise WireError(f"{owner}: it holds version {which}, not version {version}")
+    if written != checksum(state):
+        raise WireError(
+            f"{owner}: it does not hold all of version {version}; the machine stopped while it was written"
+        )
+    return state
+
+
+def _tag(run: str) -> int:
+    return xxhash.xxh3_64_intdigest(run.encode())
 
 
 def model_digest(mean: Tensor, precision: Tensor | None) -> str:

@@ -40,10 +40,6 @@ def read_committed_files(path: Path) -> CommittedFiles:
 
 
 def checkpoint_bytes(path: Path) -> bytes:
-    """Read the file.
-
-    Raises:
-        DiskError: if it is not there.
-    """
+    """Read the file."""
     with disk_errors(f"checkpoint {path}"):
         return path.read_bytes()

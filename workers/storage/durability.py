@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedsim.errors import DiskError
-from workers.storage.descriptors import patiently
+from workers.storage.atomic_files import patiently
 
 Durability = Literal["process", "power", "none"]
 """The events that a committed round survives: the end of any process; also a power cut; or only the end of
@@ -63,12 +63,15 @@ def by_size(parameters: int) -> Durability:
 
 class NoSyncer:
     """durability = process: a checkpoint counts as soon as it is renamed, and the kernel writes it to the
-    disk later. Only the results at the end of a run are synced."""
+    disk later. Only the results at the end of a run are synced.
+
+    folder: of the checkpoints. beside: the run's other files, which may not be there yet. durable: the newest
+    checkpoint that counts.
+    """
 
     threads: tuple[threading.Thread, ...] = ()
 
     def __init__(self, folder: Path, beside: Sequence[Path]) -> None:
-        """folder: of the checkpoints. beside: the run's other files, which may not be there yet."""
         self.folder, self.beside = folder, beside
         self.durable: Written | None = None
         self.error: DiskError | None = None
@@ -87,7 +90,7 @@ class NoSyncer:
             self.error = _not_durable(e, self.folder)
 
 
-class Syncer:
+class Syncer(NoSyncer):
     """Syncs checkpoints in its own thread, so that no round waits.
 
     durable is the newest durable checkpoint. Code that removes files must keep it, the checkpoints from round
@@ -95,10 +98,7 @@ class Syncer:
     """
 
     def __init__(self, folder: Path, beside: Sequence[Path]) -> None:
-        """folder: of the checkpoints. beside: the run's other files, which may not be there yet."""
-        self.folder, self.beside = folder, beside
-        self.durable: Written | None = None
-        self.error: DiskError | None = None
+        super().__init__(folder, beside)
         self._written: queue.SimpleQueue[Written | None] = queue.SimpleQueue()
         self._unsynced: list[Written] = []
         self._last = -math.inf
@@ -125,7 +125,9 @@ class Syncer:
             if self._unsynced:
                 self._sync()
             else:
-                self._sync_beside()  # lines and rows may have come after the last checkpoint
+                _sync_files(
+                    self.beside, self.folder.parent
+                )  # lines and rows may have come after the last checkpoint
         except OSError as e:
             self.error = _not_durable(e, self.folder)
 
@@ -158,14 +160,11 @@ class Syncer:
         folders = dict.fromkeys(path.parent for path in clients)  # it may name a client for the first time
         for path in [*files, *clients, *folders]:
             fsync(path)
-        self._sync_beside()
+        _sync_files(self.beside, self.folder.parent)
         for path in [*checkpoints, self.folder]:
             fsync(path)
         self.durable = newest
         self._unsynced.clear()
-
-    def _sync_beside(self) -> None:
-        _sync_files(self.beside, self.folder.parent)
 
 
 def _sync_files(files: Sequence[Path], folder: Path) -> None:

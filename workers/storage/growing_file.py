@@ -38,11 +38,7 @@ class FileDigest:
     sha256: str
 
     def matches(self, path: Path) -> bool:
-        """Return whether a file begins with these bytes; what comes after them does not matter.
-
-        Raises:
-            DiskError: if the file cannot be read.
-        """
+        """Return whether a file begins with these bytes; what comes after them does not matter."""
         if not path.exists():
             return False
         hashed, left = sha256(), self.bytes
@@ -57,34 +53,20 @@ class GrowingFile:
     """A file to which rows are appended. begin() or cut() opens it; before, the file is not touched."""
 
     def __init__(self, path: Path, header: bytes = b"") -> None:
-        """Name a file.
-
-        Args:
-            path: Its path.
-            header: Its first line, which is not a row.
-        """
+        """header: its first line, which is not a row."""
         self.path, self.header, self._handle = path, header, -1
         self._forget()
 
     def begin(self) -> None:
-        """Write a file with only the header.
-
-        Raises:
-            DiskError: if it cannot be written.
-        """
+        """Write a file with only the header."""
         self._cut(0)
         if self.header:
             self.append(self.header, rows=0)
 
     def cut(self, size: int, rows: int | None = None) -> None:
-        """Keep the first bytes from an earlier start; with 0 bytes, write a new file.
+        """Keep the first `size` bytes from an earlier start; with 0 bytes, write a new file.
 
-        Args:
-            size: The number of bytes to keep.
-            rows: The number of rows in them; None: the number of lines without the header.
-
-        Raises:
-            DiskError: if it cannot be read or written.
+        rows: the number of rows in them; None: the number of lines without the header.
         """
         if not size:
             self.begin()

@@ -50,12 +50,7 @@ def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
 def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, Any]]:
     """All whole records one after the other, oldest first.
 
-    Args:
-        path: The journal.
-        size: The number of bytes to read from the start; None: all.
-
-    Raises:
-        DiskError: if the file cannot be read.
+    size: the number of bytes to read from the start; None: all.
     """
     with disk_errors(f"journal {path}"):
         data = path.read_bytes()
@@ -64,11 +59,7 @@ def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, A
 
 
 def read_journal(path: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """All whole records, oldest first. size: the number of bytes to read from the start; None: all.
-
-    Raises:
-        DiskError: if the file cannot be read.
-    """
+    """The list of journal_records."""
     return list(journal_records(path, size))
 
 
@@ -76,11 +67,7 @@ class Journal:
     """Append-only; every record has `what`."""
 
     def __init__(self, path: Path) -> None:
-        """Open for appending, cutting a torn tail.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Open for appending, cutting a torn tail."""
         self.path = path
         self._file = GrowingFile(path)
         with disk_errors(f"cannot open the journal {path}"):
@@ -93,11 +80,7 @@ class Journal:
         return self._file.digest
 
     def append(self, what: str, **label: Any) -> None:
-        """Append one record.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Append one record."""
         payload = msgspec.msgpack.encode({"what": what, **label})
         self._file.append(_PREFIX.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload, rows=1)
 

@@ -4,8 +4,6 @@ During the run, `state` and `checkpoints` in the run folder are links to a folde
 (/dev/shm). All processes of the machine can read it, so a worker that dies is replaced; without the
 coordinator the states are lost. The next run of the same user with durability = none removes the files of a
 killed coordinator.
-
-Differs: a dead worker does not end the run, because its clients' states are not its own.
 """
 
 from __future__ import annotations
@@ -23,14 +21,9 @@ FOLDERS = ("state", "checkpoints")
 
 
 def put_in_memory(run: Path, memory: Path = MEMORY) -> Path:
-    """Make the folders of a run links into memory.
+    """Make the FOLDERS of a run, which exist and are empty, links into a memory file system.
 
-    Args:
-        run: The run folder; its FOLDERS exist and are empty.
-        memory: A folder of a memory file system.
-
-    Returns:
-        The folder in memory, for `remove`.
+    Return the folder in memory, for `remove`.
 
     Raises:
         UsageError: If this machine has no memory file system, or the folders are not empty.

@@ -9,44 +9,21 @@ from typing import Any
 
 from fedsim.learning.score_names import CALIBRATION, CLIENT_LISTS, CLIENT_NUMBERS, EXTRA
 
-LISTS = (
-    *("reliability", "ensemble_reliability", "client_accuracy_histogram", *CLIENT_LISTS),
-    *("staleness", "limits"),
-)
+_RELIABILITY = ("reliability", "ensemble_reliability")
+LISTS = (*_RELIABILITY, "client_accuracy_histogram", *CLIENT_LISTS, "staleness", "limits")
 """Names in metrics.jsonl of what is no number: reliability tables, scores by client and a histogram of them,
 one number per participant, and fedsim.wire.limits."""
 
-OPTIONAL_SCORES = (
-    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
-    *CALIBRATION,
-    *CLIENT_NUMBERS,
-    *EXTRA,
-)
+_ENSEMBLE = ("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier")
+OPTIONAL_SCORES = (*_ENSEMBLE, *CALIBRATION, *CLIENT_NUMBERS, *EXTRA)
 """Scores that some runs have besides test_accuracy and test_nll."""
-
-RESERVED = {
-    *(
-        "round",
-        "participants",
-        "folded",
-        "late",
-        "refused",
-        "simulated_seconds",
-        "joules",
-        "test_accuracy",
-        "test_nll",
-        "bytes_down",
-        "bytes_up",
-        "edge_bytes_down",
-        "edge_bytes_up",
-    ),
-    *OPTIONAL_SCORES,
-    *LISTS,
-}
-"""Names in metrics.jsonl that an algorithm must not report."""
 
 EDGE_BYTES = ("edge_bytes_down", "edge_bytes_up")
 """Names of what a round has cost between edge servers and the root, down and up."""
+_ROUND = {"round", "participants", "folded", "late", "refused", "simulated_seconds", "joules"}
+_ROUND |= {"test_accuracy", "test_nll", "bytes_down", "bytes_up"}
+RESERVED = {*_ROUND, *EDGE_BYTES, *OPTIONAL_SCORES, *LISTS}
+"""Names in metrics.jsonl that an algorithm must not report."""
 
 
 def metrics_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:

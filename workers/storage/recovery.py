@@ -58,20 +58,11 @@ class Recovery:
         """The last committed round; 0: the set-up; NOTHING: none."""
         return self.checkpoint.round if self.checkpoint else NOTHING
 
-    @property
-    def ledger_bytes(self) -> int:
-        """The length of ledger.csv that stays; 0: none."""
-        return self.ends.get(LEDGER, 0)
-
 
 def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "") -> Recovery:
     """Find the newest round after which a run can continue.
 
-    Args:
-        folder: The run folder.
-        problem: The problem that its manifest describes.
-        experiment: The digest of the manifest's experiment; '' if it is not to be compared.
-        run: The manifest's name of the run; '' if it is not to be compared.
+    experiment, run: the digest of the manifest's experiment and its name of the run; '' is not compared.
 
     Raises:
         MismatchError: if the checkpoints are of another experiment, or all of another run.
@@ -131,7 +122,6 @@ def _from_the_start(folder: Path, problem: Problem) -> bool:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints, the newest first."""
     return sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True)
 
 
@@ -141,9 +131,8 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
     skipped = []
     for path in _checkpoints(folder):
         try:
-            read: Checkpoint[Any] = read_checkpoint(
-                path, problem.algorithm.server_type, problem.broadcast_type
-            )
+            kind: type[Any] = problem.algorithm.server_type
+            read = read_checkpoint(path, kind, problem.broadcast_type)
             if read.round != int(path.stem):  # after a power cut: the file was overwritten
                 raise WireError(f"checkpoint {path} holds round {read.round}")
             kept[read.round] = read
@@ -157,11 +146,6 @@ def _is_empty(path: Path) -> bool:
 
 
 def _check_experiment(folder: Path, kept: Iterable[Checkpoint[Any]], experiment: str) -> None:
-    """Compare the manifest with every checkpoint.
-
-    Raises:
-        MismatchError: naming the manifest and the round.
-    """
     for checkpoint in kept:
         if experiment and checkpoint.experiment not in ("", experiment):
             raise MismatchError(
@@ -171,11 +155,7 @@ def _check_experiment(folder: Path, kept: Iterable[Checkpoint[Any]], experiment:
 
 
 def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> list[str]:
-    """Remove another run's checkpoints from `kept`, and return why.
-
-    Raises:
-        MismatchError: if all are of another run; the manifest is then the wrong file.
-    """
+    """Remove another run's checkpoints from `kept`, and return why."""
     foreign = [r for r, checkpoint in kept.items() if run and checkpoint.run not in ("", run)]
     if foreign and len(foreign) == len(kept):
         raise MismatchError(
@@ -186,11 +166,7 @@ def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> l
 
 
 def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Problem) -> None:
-    """Check that the broadcasts in use in an asynchronous run can be encoded again.
-
-    Raises:
-        WireError: naming the round whose checkpoint is missing.
-    """
+    """Check that the broadcasts in use in an asynchronous run can be encoded again."""
     first = 0 if problem.algorithm.setup else 1
     for origin in problem.asynchrony.origins(last + 1) if last else ():
         if origin >= first and origin not in kept:
@@ -201,18 +177,11 @@ def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Prob
 
 
 def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Mapping[int, Mapping[str, Any]]:
-    """The journal's records of commits, by round, if the run's files match their digests at a checkpoint.
-
-    Raises:
-        WireError: if it is of another run, or a file was changed; it names the file and the round.
-        DiskError: if a file cannot be read.
-    """
-    r, supplied = checkpoint.round, len(checkpoint.versions)
-    if supplied != len(problem.clients):
-        raise WireError(
-            f"the checkpoint of round {r} is of {supplied} clients; this run has {len(problem.clients)}"
-        )
-    journal = {file.name: file.bytes for file in checkpoint.files}.get(JOURNAL)
+    """The journal's records of commits, by round, if the run's files match their digests at a checkpoint."""
+    r, supplied, due = checkpoint.round, len(checkpoint.versions), len(problem.clients)
+    if supplied != due:
+        raise WireError(f"the checkpoint of round {r} is of {supplied} clients; this run has {due}")
+    journal = checkpoint.ends().get(JOURNAL)
     if checkpoint.vouches:
         for file in checkpoint.files:
             path = folder / file.name
@@ -241,20 +210,14 @@ def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
 
 
 def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
-    """Check the states that a checkpoint names: after a power cut, a checkpoint may exist without them.
-
-    Raises:
-        WireError: if a state is damaged or differs.
-        DiskError: if the disk cannot be read or written.
-    """
+    """Check the states that a checkpoint names: after a power cut, a checkpoint may exist without them."""
     for k, version in enumerate(checkpoint.versions.tolist()):
         if version:
             checkpoint.load_state(states, k)
 
 
 def _sound(path: Path) -> int:
-    """The length of a text file up to its first zero byte. After a power cut, zeros stand where it was not
-    synced."""
+    """The length of a text file up to its first zero byte: after a power cut, what was not synced is 0."""
     at = 0
     if not path.exists():
         return 0
@@ -270,9 +233,6 @@ def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, tup
     """The end of each line of metrics.jsonl and its test accuracy, by round, up to the checkpoint's digest.
 
     If no checkpoint has digests, as far as they can be read.
-
-    Raises:
-        DiskError: if the file cannot be read.
     """
     path = folder / METRICS
     checkpoints = list(kept)
@@ -295,11 +255,6 @@ def _unscored(
     kept: Mapping[int, Checkpoint[Any]],
     commits: Mapping[int, Any],
 ) -> Iterator[RoundRecord]:
-    """The records of committed rounds without evaluation, with the models to evaluate.
-
-    Raises:
-        WireError: if one of them is no longer known.
-    """
     algorithm, e, ctx = problem.algorithm, problem.experiment, problem.context(0, 0)
     for r in range(last + 1):
         if r in scored or not evaluates(r, e.rounds, e.eval_every, problem.chunks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from typing import Any
 
@@ -14,13 +14,8 @@ from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, Tally, added
 from workers.storage.metrics_file import EDGE_BYTES, RESERVED
 
-KEPT = (
-    *("number", "participants", "folded", "late", "refused", "simulated", "joules", "staleness"),
-    "limits",
-    *("seconds", "seconds_clients"),
-    *("bytes_down", "bytes_up", "edge_bytes", "reported"),
-)
-"""The fields that the journal keeps."""
+NOT_KEPT = ("model", "committed", "sampled", "scores")
+"""The fields that the journal does not keep."""
 
 
 @dataclass
@@ -62,7 +57,8 @@ class RoundRecord:
     def known(self) -> dict[str, Any]:
         """Return what the journal keeps of a committed round: all but its model and scores."""
         reported = {name: float(x) for name, x in self.reported.items()}
-        return {name: getattr(self, name) for name in KEPT} | {"reported": reported}
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_KEPT}
+        return kept | {"reported": reported}
 
     @staticmethod
     def restored(known: Mapping[str, Any], model: Model) -> RoundRecord:
@@ -88,16 +84,12 @@ class RoundRecord:
         return measure.numbers(self._tally(chunks))["test_accuracy"]
 
     def _tally(self, chunks: int) -> Tally:
-        """Return the sum over all chunks, in their order."""
         return reduce(added, (self.scores[chunk].tally for chunk in range(chunks)))
 
     def line(self, chunks: int, measure: Likelihood, shares: LabelShares | None = None) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl; sums are combined in chunk order.
 
-        Args:
-            chunks: The number of chunks of the test set.
-            measure: The likelihood that the tallies are of.
-            shares: The classes of the clients' rows; None: there are no scores per client.
+        shares: the classes of the clients' rows; None: there are no scores per client.
         """
         tally = self._tally(chunks)
         numbers = measure.numbers(tally)

@@ -29,38 +29,18 @@ ALIGNMENT = 64
 
 
 def write_frozen(module: nn.Module, folder: Path) -> Path | None:
-    """Write the frozen part.
-
-    Args:
-        module: The model, on the CPU.
-        folder: Where the file is to be.
-
-    Returns:
-        The file, or None if the frozen part is too small for one.
-
-    Raises:
-        DiskError: If it cannot be written.
-    """
+    """Write the frozen part of a model on the CPU; return the file, or None if it is too small for one."""
     tensors = _large(module)
     if _size(tensors) < LEAST:
         return None
-    path = folder / FILE
-    write_atomically(path, (_raw(t) for _, t in tensors))
-    return path
+    write_atomically(folder / FILE, (_raw(t) for _, t in tensors))
+    return folder / FILE
 
 
 def map_frozen(module: nn.Module, folder: Path) -> bool:
-    """Put the file's tensors in the place of the module's own, which are given back.
+    """Put the file's tensors in the place of the module's own, whose memory is freed.
 
-    Args:
-        module: The model, on the CPU, with the same frozen part.
-        folder: Where the file may be; without it, or with one of another size, nothing changes.
-
-    Returns:
-        Whether the tensors are the file's now.
-
-    Raises:
-        DiskError: If the file cannot be read.
+    Return False, and change nothing, without the file or with one of another size.
     """
     tensors, path = _large(module), folder / FILE
     if not tensors or not path.is_file() or path.stat().st_size != _size(tensors):
@@ -70,9 +50,9 @@ def map_frozen(module: nn.Module, folder: Path) -> bool:
         shared = torch.frombuffer(mapped, dtype=own.dtype, count=own.numel(), offset=offset).view(own.shape)
         owner, _, leaf = name.rpartition(".")
         holder = module.get_submodule(owner)
-        if isinstance(getattr(holder, leaf), nn.Parameter):
-            own_parameter: nn.Parameter = getattr(holder, leaf)
-            own_parameter.data = shared
+        own_tensor = getattr(holder, leaf)
+        if isinstance(own_tensor, nn.Parameter):
+            own_tensor.data = shared
         else:
             setattr(holder, leaf, shared)
         offset += _padded(own)
@@ -80,18 +60,7 @@ def map_frozen(module: nn.Module, folder: Path) -> bool:
 
 
 def write_start(start: Tensor, folder: Path) -> Path | None:
-    """Write the initial weights.
-
-    Args:
-        start: (P,) on the CPU.
-        folder: Where the file is to be.
-
-    Returns:
-        The file, or None if they are too few for one.
-
-    Raises:
-        DiskError: If it cannot be written.
-    """
+    """Write the initial weights (P,), on the CPU; return the file, or None if they are too few for one."""
     if start.nbytes < LEAST:
         return None
     write_atomically(folder / START, [raw_bytes(start)])
@@ -99,14 +68,7 @@ def write_start(start: Tensor, folder: Path) -> Path | None:
 
 
 def map_start(start: Tensor, folder: Path) -> bool:
-    """Let the initial weights (P,) be the file's, if there is one with the same bits.
-
-    Returns:
-        Whether they are the file's now.
-
-    Raises:
-        DiskError: If the file cannot be read.
-    """
+    """Let the initial weights (P,) be the file's; return False if there is none with the same bits."""
     path = folder / START
     if not path.is_file() or path.stat().st_size != start.nbytes:
         return False
@@ -125,7 +87,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 def _large(module: nn.Module) -> list[tuple[str, Tensor]]:
     every = ((name, t) for name, t in frozen_tensors(module) if t.device.type == "cpu")
-    return [(name, t) for name, t in every if t.numel() * t.element_size() >= SMALL]
+    return [(name, t) for name, t in every if t.nbytes >= SMALL]
 
 
 def _size(tensors: list[tuple[str, Tensor]]) -> int:
@@ -133,9 +95,8 @@ def _size(tensors: list[tuple[str, Tensor]]) -> int:
 
 
 def _padded(tensor: Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+    return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _raw(tensor: Tensor) -> bytes:
-    raw = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return raw.ljust(_padded(tensor), b"\0")
+    return raw_bytes(tensor).tobytes().ljust(_padded(tensor), b"\0")

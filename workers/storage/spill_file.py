@@ -17,8 +17,7 @@ import torch
 
 from fedsim.errors import DiskError
 from fedsim.wire.envelope import Buffer
-from workers.storage.atomic_files import disk_errors
-from workers.storage.descriptors import patiently
+from workers.storage.atomic_files import disk_errors, patiently
 
 
 @dataclass(frozen=True, order=True)
@@ -37,11 +36,7 @@ class SpillFile:
     """Regions of one file. Reserve and free are for one thread at a time, write and read for any."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the file in a folder, which is made if it is not there.
-
-        Raises:
-            DiskError: If that is not possible.
-        """
+        """Make the file in a folder, which is made if it is not there."""
         self._label = f"spooled uploads in {folder}"
         with disk_errors(self._label):
             folder.mkdir(exist_ok=True)
@@ -56,11 +51,10 @@ class SpillFile:
         """Return a part of the smallest free region that has so many bytes, or one at the end of the file."""
         fitting = [r for r in self._free if r.size >= size]
         if not fitting:
-            last = (
-                self._free.pop() if self._free and self._free[-1].end == self._end else Region(self._end, 0)
-            )
-            self._end = last.begin + size
-            return Region(last.begin, size)
+            at_the_end = self._free and self._free[-1].end == self._end
+            begin = self._free.pop().begin if at_the_end else self._end
+            self._end = begin + size
+            return Region(begin, size)
         smallest = min(fitting, key=lambda r: r.size)
         self._free.remove(smallest)
         if smallest.size > size:
@@ -81,11 +75,7 @@ class SpillFile:
         self._free = merged
 
     def write(self, region: Region, frames: Sequence[Buffer]) -> None:
-        """Write frames one after another into a region of their size.
-
-        Raises:
-            DiskError: If they cannot be written.
-        """
+        """Write frames one after another into a region of their size."""
         at = region.begin
         with disk_errors(self._label):
             for frame in frames:
@@ -95,11 +85,7 @@ class SpillFile:
                     data, at = data[done:], at + done
 
     def read(self, region: Region) -> memoryview:
-        """Return the bytes of a region, which are the caller's: a field can be a view of them.
-
-        Raises:
-            DiskError: If they cannot be read.
-        """
+        """Return the bytes of a region, which are the caller's: a field can be a view of them."""
         data, at = torch.empty(region.size, dtype=torch.uint8).numpy().data, 0
         with disk_errors(self._label):
             while at < region.size:

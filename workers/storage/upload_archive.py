@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 
 from fedsim.errors import DataError, WireError
-from fedsim.wire.envelope import Envelope, unpack
+from fedsim.wire.envelope import Envelope, slices_of, unpack
 from workers.storage.atomic_files import disk_errors, write_atomically
 
 
@@ -26,11 +26,7 @@ def upload_path(folder: Path, round: int, exchange: int, client: int) -> Path:
 
 
 def keep_upload(folder: Path, envelope: Envelope) -> None:
-    """Write an upload's file.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
+    """Write an upload's file."""
     h = envelope.header
     path = upload_path(folder, h.round, h.exchange, h.client)
     with disk_errors(path.parent):
@@ -64,8 +60,4 @@ def read_upload(path: Path, owner: str) -> Envelope:
     at = 4 + 8 * count
     if at + sum(sizes) != len(data):
         raise WireError(f"{record}: {len(data)} bytes where {at + sum(sizes)} are due; it was damaged")
-    frames = []
-    for size in sizes:
-        frames.append(data[at : at + size])
-        at += size
-    return unpack(frames, record)
+    return unpack(slices_of(data[at:], sizes), record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from fedsim.wire.envelope import NONE, Buffer, Envelope, unpack
+from fedsim.wire.envelope import NONE, Envelope, slices_of, unpack
 from workers.storage.atomic_files import disk_errors
 from workers.storage.spill_file import Region, SpillFile
 from workers.storage.upload_archive import keep_upload
@@ -21,11 +21,7 @@ class Spool:
     """
 
     def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
-        """Remove the files of an earlier start of the run, which no fold will use.
-
-        Raises:
-            DiskError: If the folder cannot be cleared.
-        """
+        """Remove the files of an earlier start of the run, which no fold will use."""
         with disk_errors(folder):
             for path in folder.glob("*.upload*") if folder.exists() else ():
                 path.unlink()
@@ -37,11 +33,7 @@ class Spool:
         self._file: SpillFile | None = None
 
     def put(self, client: int, envelope: Envelope, worker: int = NONE) -> None:
-        """Keep an upload until its turn. worker: the worker that sent it.
-
-        Raises:
-            DiskError: If it cannot be written.
-        """
+        """Keep an upload until its turn. worker: the worker that sent it."""
         if self.keep is not None:
             keep_upload(self.keep, envelope)
         size = envelope.total_bytes()
@@ -59,12 +51,7 @@ class Spool:
             self._envelopes[client] = Envelope(envelope.header, envelope.head, ()), worker
 
     def take(self, client: int) -> tuple[Envelope, int]:
-        """Return an upload and the worker that sent it, and forget it.
-
-        Raises:
-            WireError: If its bytes were damaged on the disk.
-            DiskError: If they cannot be read.
-        """
+        """Return an upload and the worker that sent it, and forget it."""
         with self._lock:
             envelope, worker = self._envelopes.pop(client)
             region = self._spilled.pop(client, None)
@@ -75,21 +62,15 @@ class Spool:
         data = self._file.read(region)
         with self._lock:
             self._file.free(region)
-        frames: list[Buffer] = []
-        at = 0
-        for part in (p for f in envelope.header.fields for p in f.parts):
-            frames.append(data[at : at + part.nbytes])
-            at += part.nbytes
+        frames = slices_of(data, envelope.sizes[1:])
         return unpack([envelope.head, *frames], f"spooled upload of client {client}, {self.folder}"), worker
 
     def discard(self, client: int) -> None:
         """Forget an upload, if any; dropouts have none."""
         with self._lock:
-            if client not in self._envelopes:
-                return
-            envelope, _ = self._envelopes.pop(client)
+            envelope, _ = self._envelopes.pop(client, (None, NONE))
             region = self._spilled.pop(client, None)
-            if region is None:
-                self.room += envelope.total_bytes()
-            elif self._file is not None:
+            if self._file is not None and region is not None:
                 self._file.free(region)
+            elif envelope is not None:
+                self.room += envelope.total_bytes()

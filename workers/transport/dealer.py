@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -13,6 +13,7 @@ from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
 from fedsim.wire.envelope import Envelope, unpack
 from workers.transport import handshake
 from workers.transport.handshake import Hello
+from workers.transport.join_credentials import KeyPair
 from workers.transport.tcp_address import TcpAddress
 
 SEND_QUEUE = 8
@@ -38,13 +39,17 @@ class KeyRefused(AccessError):
     """The coordinator does not accept this key, and will not later."""
 
 
-@dataclass(frozen=True)
-class CurveKeys:
+class CurveKeys(NamedTuple):
     """CURVE keys in Z85: the worker's own pair, and the coordinator's public one."""
 
     public: bytes
     secret: bytes
     server: bytes
+
+    @staticmethod
+    def of(own: KeyPair, server: str) -> CurveKeys:
+        """Return the keys of a file."""
+        return CurveKeys(own.public.encode(), own.secret.encode(), server.encode())
 
 
 class Connection:
@@ -64,14 +69,9 @@ class Connection:
     ) -> None:
         """Connect and send the hello.
 
-        Args:
-            address: The coordinator's address.
-            hello: The first envelope.
-            max_frame: The largest accepted frame, in bytes.
-            curve_keys: None for a worker of the coordinator's machine.
-            patience: Seconds for a coordinator that does not answer.
-            again: True if this worker was connected before. If the network then refuses the connection for
-                TURNED_DOWN seconds, the coordinator has ended.
+        max_frame: the largest accepted frame, in bytes. curve_keys: None for a worker of the coordinator's
+        machine. patience: seconds for a coordinator that does not answer. again: True if this worker was
+        connected before; if the network then refuses it for TURNED_DOWN seconds, the coordinator has ended.
 
         Raises:
             TaskError: If no coordinator answers within `patience` seconds.
@@ -80,18 +80,19 @@ class Connection:
         """
         self.address = address
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        bound(self._socket, max_frame)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self.socket = self._context.socket(zmq.DEALER)
+        """For pollers that wait for several sockets."""
+        bound(self.socket, max_frame)
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self._monitor: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self.socket, zmq.POLLIN)
         try:
             if curve_keys is not None:
                 self._secure(curve_keys)
             if address.startswith("tcp://"):
-                TcpAddress.to_connect(address, "address").allow(self._socket)
-            self._socket.connect(address)
+                TcpAddress.to_connect(address, "address").allow(self.socket)
+            self.socket.connect(address)
             if curve_keys is not None:
                 self._await_handshake(patience, again)
             self.send(handshake.hello(hello), HELLO_DEADLINE)
@@ -103,11 +104,11 @@ class Connection:
             raise
 
     def _secure(self, curve_keys: CurveKeys) -> None:
-        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_keys.public)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_keys.secret)
-        self._socket.setsockopt(zmq.CURVE_SERVERKEY, curve_keys.server)
-        keep_alive(self._socket)
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_keys.public)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, curve_keys.secret)
+        self.socket.setsockopt(zmq.CURVE_SERVERKEY, curve_keys.server)
+        keep_alive(self.socket)
+        self._monitor = self.socket.get_monitor_socket(_EVENTS)
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def _await_handshake(self, patience: float, again: bool) -> None:
@@ -141,7 +142,7 @@ class Connection:
             WireError: if it cannot be sent within `deadline` seconds.
         """
         poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLOUT)
+        poller.register(self.socket, zmq.POLLOUT)
         if self._monitor is not None:
             poller.register(self._monitor, zmq.POLLIN)
         until = time.monotonic() + deadline
@@ -150,14 +151,9 @@ class Connection:
             if self._monitor in ready:  # there may be no later connection for it
                 raise self._lost()
             with suppress(zmq.Again):
-                self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
+                self.socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
                 return
         raise WireError(f"the coordinator took no envelope for {deadline:g} s")
-
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        """The descriptor, for a poller that waits for several sockets."""
-        return self._socket
 
     def check(self) -> None:
         """Raise ConnectionLost if the connection has ended; only one with CURVE keys is watched."""
@@ -170,7 +166,7 @@ class Connection:
     def offer(self, envelope: Envelope) -> None:
         """Send an envelope if that is possible at once, else drop it."""
         with suppress(zmq.Again):
-            self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK)
+            self.socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK)
 
     def receive(self, deadline: float) -> Envelope | None:
         """Return the next envelope, or None after `deadline` seconds.
@@ -179,8 +175,8 @@ class Connection:
             ConnectionLost: If the connection has ended, or the coordinator has removed this worker.
         """
         ready = dict(self._poller.poll(int(deadline * 1000)))
-        if self._socket in ready:
-            frames = self._socket.recv_multipart(copy=False)
+        if self.socket in ready:
+            frames = self.socket.recv_multipart(copy=False)
             envelope = unpack([f.buffer for f in frames], "from the coordinator")
             if envelope.header.kind != "rejoin":
                 return envelope
@@ -192,9 +188,9 @@ class Connection:
 
     def close(self, linger: float = 0.0) -> None:
         if self._monitor is not None:
-            self._socket.disable_monitor()
+            self.socket.disable_monitor()
             self._monitor.close(0)
-        self._socket.close(int(linger * 1000))
+        self.socket.close(int(linger * 1000))
         self._context.term()
 
 

@@ -5,13 +5,13 @@ A file each in the run folder says where, because a port is known only once it i
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import msgspec
 
 from fedsim.errors import TaskError
+from workers.storage.atomic_files import write_atomically
 
 FOLDER = "edges"
 STEP = 0.02
@@ -43,10 +43,7 @@ def address_file(run_dir: Path, edge: int) -> Path:
 def write_address(path: Path, address: Address) -> None:
     """Write it whole, for its owner alone: it has a token."""
     path.parent.mkdir(exist_ok=True)
-    new = path.with_suffix(".new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(address))
-    new.rename(path)
+    write_atomically(path, [msgspec.json.encode(address)], mode=0o600)
 
 
 def wait_for_address(path: Path, seconds: float) -> Address:

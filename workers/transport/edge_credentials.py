@@ -10,23 +10,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from workers.storage.atomic_files import write_atomically
 from workers.transport.edge_addresses import FOLDER, workers_behind
-from workers.transport.join_credentials import FORMAT, JoinCredentials, Key, KeyPair, read_keys
+from workers.transport.join_credentials import FORMAT, JoinCredentials, Key, KeyFile, KeyPair, read_keys
 from workers.transport.run_keys import RunKeys
 
 EDGE_FORMAT = 1
 
 
-class EdgeCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EdgeCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
     """edge: its number in the tree. seat: its number at the root's registration. own: its keys
     there. port: the keys of the port for its workers, which are `first`, `first` + 1, ... max_frame: the
     largest frame that a peer sends, in bytes."""
 
-    format: int
     run: str
     url: str
     server_key: Key
@@ -49,23 +46,9 @@ class EdgeCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             *(FORMAT, self.run, url, public, self.max_frame, keys, self.numerics), self.first, lasting=True
         )
 
-    def write(self, path: Path) -> None:
-        """Write the file, readable by its owner only.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
-        text = msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
-        write_atomically(path, (text,), mode=0o600)
-
     @staticmethod
     def read(path: Path) -> EdgeCredentials:
-        """Read the file.
-
-        Raises:
-            UsageError: if it is not there or open to others.
-            DataError: if it is damaged.
-        """
+        """Read the file; errors are those of read_keys."""
         return read_keys(path, EdgeCredentials, EDGE_FORMAT, "an edge server's join file")
 
 
@@ -77,16 +60,9 @@ def edge_join_file(run_dir: Path, edge: int) -> Path:
 def of_edge(
     keys: RunKeys, edge: int, edges: int, *, run: str, url: str, max_frame: int, numerics: str
 ) -> EdgeCredentials:
-    """The credentials of one edge server.
+    """The credentials of edge server number `edge` of `edges`.
 
-    Args:
-        keys: The run's keys: of all workers, then of all edge servers.
-        edge: Its number.
-        edges: The number of edge servers.
-        run: The run's name.
-        url: The root's address.
-        max_frame: The largest frame that a peer sends, in bytes.
-        numerics: The run's.
+    keys: the run's, of all workers, then of all edge servers. run, url, max_frame, numerics: as in the file.
     """
     workers = len(keys.workers) - edges
     behind, seat = workers_behind(edge, workers, edges), workers + edge

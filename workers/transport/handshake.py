@@ -5,11 +5,15 @@ Endpoints exchange them on their own, before a run's messages (workers.protocol_
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from fedsim.errors import WireError
 from fedsim.printable import one_line
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack
+
+T = TypeVar("T")
 
 
 class Hello(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,29 +25,38 @@ class Hello(msgspec.Struct, forbid_unknown_fields=True):
     host: str = ""
 
 
+def notice(kind: str, run: str, name: str, data: bytes) -> Envelope:
+    """Return an envelope about no task, with one field of plain bytes."""
+    fields, frames = blob(name, data)
+    return pack(Header(VERSION, kind, run, fields=fields), frames)
+
+
+def read_json(envelope: Envelope, kind: type[T], what: str) -> T:
+    """Return the JSON in an envelope's first frame.
+
+    Raises:
+        WireError: If it cannot be read; the error calls it `what`.
+    """
+    try:
+        return msgspec.json.decode(envelope.frames[0], type=kind)
+    except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise WireError(f"an unreadable {what}: {e}") from None
+
+
 def hello(worker: Hello) -> Envelope:
     """Return the envelope with which a worker introduces itself."""
-    fields, frames = blob("hello", msgspec.json.encode(worker))
-    return pack(Header(VERSION, "hello", "", fields=fields), frames)
+    return notice("hello", "", "hello", msgspec.json.encode(worker))
 
 
 def read_hello(envelope: Envelope) -> Hello:
-    """Return what a worker's first envelope says.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
-    try:
-        claimed = msgspec.json.decode(envelope.frames[0], type=Hello)
-    except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise WireError(f"an unreadable hello: {e}") from None
+    """Return what a worker's first envelope says."""
+    claimed = read_json(envelope, Hello, "hello")
     return msgspec.structs.replace(claimed, host=one_line(claimed.host)[:500])
 
 
 def refusal(reason: str) -> Envelope:
     """Return the envelope that tells a worker why it must not join."""
-    fields, frames = blob("reason", reason.encode())
-    return pack(Header(VERSION, "refused", "", fields=fields), frames)
+    return notice("refused", "", "reason", reason.encode())
 
 
 def refusal_reason(envelope: Envelope) -> str:

@@ -66,8 +66,7 @@ class IngressLimiter:
         self._thread.start()
 
     def register(self, descriptor: int, worker: int) -> None:
-        """Note the worker of a connection; it stays the same until the connection ends, also if the worker is
-        dismissed."""
+        """Note the worker of a connection; it stays so until the end, even if the worker is dismissed."""
         account = _Account(worker, self._greeting + self._ahead)
         with suppress(OSError):  # it has ended already
             self._accounts[os.fstat(descriptor).st_ino] = account
@@ -101,8 +100,7 @@ class IngressLimiter:
         return scarce
 
     def _spare_descriptors(self, unknown: list[tcp_counters.TcpStream]) -> bool:
-        """Close connections without a hello while too few descriptors are left; return whether there were too
-        few."""
+        """Close connections without a hello if too few descriptors are left; return whether that was so."""
         self._looks += 1
         self._since = {s.inode: self._since.get(s.inode, self._looks) for s in unknown}
         limit = tcp_counters.limit()

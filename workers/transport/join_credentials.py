@@ -13,14 +13,14 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import zmq
 from msgspec import Meta
 
-from fedsim.errors import DataError, DiskError, UsageError
-from workers.storage.atomic_files import write_atomically
+from fedsim.errors import DataError, UsageError
+from workers.storage.atomic_files import disk_errors, write_atomically
 
 FORMAT, REVOKED_FORMAT = 2, 1
 JOIN = "join.json"
@@ -43,12 +43,29 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"KeyPair({self.public!r}, ...)"
 
 
-class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of keys."""
+
+    format: int
+
+    def write(self, path: Path) -> None:
+        """Write the file at once, readable by its owner only; workers wait for it.
+
+        Raises:
+            DiskError: if it cannot be written.
+        """
+        text = msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        write_atomically(path, (text,), mode=0o600)
+
+
+K = TypeVar("K", bound=KeyFile)
+
+
+class JoinCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
     """workers: key pairs of the workers `first`, `first` + 1, ... max_frame: the largest frame that a peer
     sends, in bytes. numerics: the run's, which a worker needs before it imports torch. lasting: True if
     a coordinator may return at this address with these keys after it has ended."""
 
-    format: int
     run: str
     url: str
     server_key: Key
@@ -81,34 +98,10 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         some = self.workers[seats.start - self.first : seats.stop - self.first]
         return msgspec.structs.replace(self, workers=some, first=seats.start)
 
-    def write(self, path: Path) -> None:
-        """Write the file at once, readable by its owner only; workers wait for it.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
-        text = msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
-        write_atomically(path, (text,), mode=0o600)
-
     @staticmethod
     def read(path: Path) -> JoinCredentials:
-        """Read a join file.
-
-        Raises:
-            UsageError: if it is not there or open to others.
-            DataError: if it is damaged.
-        """
+        """Read a join file; errors are those of read_keys."""
         return read_keys(path, JoinCredentials, FORMAT, "a join.json")
-
-
-class _Keys(Protocol):
-    """A file of keys."""
-
-    @property
-    def format(self) -> int: ...
-
-
-K = TypeVar("K", bound=_Keys)
 
 
 def read_keys(path: Path, kind: type[K], format: int, what: str) -> K:
@@ -165,12 +158,7 @@ class Revocations:
         return self._last
 
     def _read(self) -> frozenset[int]:
-        """Read the file; no worker is revoked while there is none.
-
-        Raises:
-            DataError: if data is missing or damaged.
-            OSError: if the system refuses.
-        """
+        """Read the file; no worker is revoked while there is none."""
         try:
             result = msgspec.json.decode(self.path.read_bytes(), type=_Revoked)
         except FileNotFoundError:
@@ -189,7 +177,7 @@ class Revocations:
             DiskError: if the disk cannot be read or written.
         """
         temporary = self.path.with_name(f".{self.path.name}")
-        try:
+        with disk_errors(f"cannot write {self.path}"):
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX)
@@ -198,16 +186,8 @@ class Revocations:
                 temporary.rename(self.path)
             finally:
                 os.close(folder)
-        except OSError as e:
-            raise DiskError(f"cannot write {self.path}: {e.strerror}") from None
 
     def clear(self) -> None:
-        """Remove the file: new keys were generated.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
-        try:
+        """Remove the file: new keys were generated."""
+        with disk_errors(f"cannot remove {self.path}"):
             self.path.unlink(missing_ok=True)
-        except OSError as e:
-            raise DiskError(f"cannot remove {self.path}: {e.strerror}") from None

@@ -8,7 +8,8 @@ libzmq itself refuses peers that do not speak ZMTP 3 (workers.transport.zap).
 from __future__ import annotations
 
 import secrets
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from typing import Literal
 
 import zmq
 
@@ -24,7 +25,7 @@ from workers.transport.zap import guard
 Transport = Literal["ipc", "tcp"]
 
 
-class Listener(Protocol):
+class Listener(ABC):
     """One way to listen.
 
     mechanism: the bytes that its connections add to frames. port: for the kernel's count, 0 if none. watched:
@@ -35,6 +36,7 @@ class Listener(Protocol):
     port: int
     watched: bool
 
+    @abstractmethod
     def open(self, socket: zmq.Socket[bytes]) -> str:
         """Bind; return the address to connect to.
 
@@ -42,15 +44,15 @@ class Listener(Protocol):
             UsageError: if an argument is wrong.
         """
 
+    @abstractmethod
     def reopen(self, socket: zmq.Socket[bytes]) -> str:
         """Listen again after stop_accepting(); return the address, which may be another one."""
 
+    @abstractmethod
     def identify(self, hello: Hello, key: str) -> int:
         """Return the worker that sent a hello.
 
-        Args:
-            hello: The hello.
-            key: The public key that its connection has proved to own, '' without CURVE.
+        key: the public key that its connection has proved to own, '' without CURVE.
 
         Raises:
             WireError: If the peer is not authenticated.
@@ -59,9 +61,11 @@ class Listener(Protocol):
 
     def owner(self, key: str) -> int | None:
         """Return the worker with a public key; None if there is none (any longer), or no keys at all."""
+        return None
 
     def revoked(self) -> frozenset[int]:
         """Return the workers whose keys were revoked; other threads call this, too."""
+        return frozenset()
 
     def stop_accepting(self) -> None:
         """Stop listening if that is possible: all workers have joined."""
@@ -70,7 +74,7 @@ class Listener(Protocol):
         """Release what the listener holds; call it after the socket is closed."""
 
 
-class _TokenListener:
+class _TokenListener(Listener):
     """For workers that the run has started: libzmq accepts every peer, and identify() checks the token."""
 
     mechanism = wire_size.NULL
@@ -84,18 +88,6 @@ class _TokenListener:
         if not secrets.compare_digest(hello.token.encode(), self.token.encode()):
             raise WireError("not of this run")
         return hello.index
-
-    def owner(self, key: str) -> int | None:
-        return None
-
-    def revoked(self) -> frozenset[int]:
-        return frozenset()
-
-    def stop_accepting(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.stop_accepting()
 
 
 class IpcListener(_TokenListener):
@@ -123,6 +115,9 @@ class IpcListener(_TokenListener):
     def stop_accepting(self) -> None:
         self._folder.remove()
 
+    def close(self) -> None:
+        self._folder.remove()
+
 
 class LocalTcpListener(_TokenListener):
     """tcp on 127.0.0.1, so that the kernel and a relay can count."""
@@ -136,7 +131,7 @@ class LocalTcpListener(_TokenListener):
         return f"tcp://127.0.0.1:{self.port}"
 
 
-class CurveListener:
+class CurveListener(Listener):
     """tcp for other machines: CURVE with an allow-list. A key belongs to one worker until it is revoked.
 
     The keys are those of the workers `first`, `first` + 1, ...
@@ -154,8 +149,7 @@ class CurveListener:
         first: int = 0,
     ) -> None:
         self.bind, self.port = bind, 0
-        self.revoked = revocations.workers
-        self._server = server
+        self._revocations, self._server = revocations, server
         self._workers = {pair.public: index for index, pair in enumerate(workers, first)}
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
@@ -189,11 +183,8 @@ class CurveListener:
         worker = self._workers.get(key)
         return None if worker in self.revoked() else worker
 
-    def stop_accepting(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def revoked(self) -> frozenset[int]:
+        return self._revocations.workers()
 
 
 def local_listener(transport: Transport) -> IpcListener | LocalTcpListener:

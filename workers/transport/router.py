@@ -46,12 +46,8 @@ class ZmqEndpoint(Endpoint):
     def __init__(self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None) -> None:
         """Open a listener.
 
-        Args:
-            ledger: Where envelopes are booked.
-            listener: Where to listen.
-            max_frame: The largest frame that a peer may send, in bytes.
-            ahead: The largest number of unread bytes of a worker; a connection on a port that sends more
-                is closed.
+        max_frame: the largest frame that a peer may send, in bytes. ahead: the largest number of unread bytes
+        of a worker; a connection on a port that sends more is closed.
 
         Raises:
             UsageError: If the listener cannot be opened.
@@ -61,13 +57,14 @@ class ZmqEndpoint(Endpoint):
         self.listener = listener
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS)
-        self._socket = self._context.socket(zmq.ROUTER)
-        bound(self._socket, max_frame)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if listener.watched else None
+        self.socket = self._context.socket(zmq.ROUTER)
+        """For pollers that wait for several sockets."""
+        bound(self.socket, max_frame)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if listener.watched else None
         try:
-            self.address = listener.open(self._socket)
+            self.address = listener.open(self.socket)
         except BaseException:
             self._close_socket()
             self._context.term()
@@ -107,24 +104,19 @@ class ZmqEndpoint(Endpoint):
                 self._ended(worker)  # the monitor's event came before its hello was read, and named no worker
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        """The descriptor, for a poller that waits for several sockets."""
-        return self._socket
-
     def _send(self, route: bytes, envelope: Envelope) -> None:
-        self._socket.send_multipart([route, envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
+        self.socket.send_multipart([route, envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         if fds != self._polled:
             self._poller, self._polled = zmq.Poller(), fds
-            for item in (*fds, self._socket, *([self._monitor] if self._monitor else [])):
+            for item in (*fds, self.socket, *([self._monitor] if self._monitor else [])):
                 self._poller.register(item, zmq.POLLIN)
         until = time.monotonic() + timeout
         while True:  # ignore unauthenticated peers: the coordinator treats an empty answer as silence
             left = 0.0 if self.lost else max(0.0, until - time.monotonic())
             ready = [item for item, _ in self._poller.poll(math.ceil(left * 1000))]
-            envelopes = self._receive_all() if self._socket in ready else []
+            envelopes = self._receive_all() if self.socket in ready else []
             if self._monitor in ready:
                 self._note_ends()
             readable = [item for item in ready if isinstance(item, int)]
@@ -135,7 +127,7 @@ class ZmqEndpoint(Endpoint):
         envelopes = []
         for _ in range(BATCH):
             try:
-                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                route, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
             incoming = self._accept(bytes(route.buffer), frames)
@@ -176,12 +168,6 @@ class ZmqEndpoint(Endpoint):
         return Incoming(worker, envelope, hello)
 
     def _register(self, route: bytes, hello: Hello, frame: zmq.Frame) -> int:
-        """Bind a connection to a worker by its hello.
-
-        Raises:
-            WireError: If the peer is not authenticated.
-            AccessError: If the worker must not join; it is sent the reason.
-        """
         worker = self.listener.identify(hello, self._proved(frame))
         if worker in self._routes:
             if self._monitor is None:
@@ -278,7 +264,7 @@ class ZmqEndpoint(Endpoint):
             self.unreadable.clear()
 
     def accept(self) -> str:
-        self.address = self.listener.reopen(self._socket)
+        self.address = self.listener.reopen(self.socket)
         return self.address
 
     def stop_accepting(self) -> None:
@@ -293,9 +279,9 @@ class ZmqEndpoint(Endpoint):
 
     def _close_socket(self) -> None:
         if self._monitor is not None:
-            self._socket.disable_monitor()
+            self.socket.disable_monitor()
             self._monitor.close(0)
-        self._socket.close(0)
+        self.socket.close(0)
 
 
 def first_envelope(buffers: Sequence[memoryview]) -> Envelope:

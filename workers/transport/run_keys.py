@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from fedsim.errors import UsageError
-from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyPair, read_keys
+from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyFile, KeyPair, read_keys
 
 KEYS_FORMAT = 1
 LONGEST_FRAME = 2**40
@@ -21,10 +20,9 @@ LONGEST_FRAME = 2**40
 public key, and trust it."""
 
 
-class RunKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunKeys(KeyFile, frozen=True, forbid_unknown_fields=True):
     """url: the coordinator's address for its workers at every start; '' for keys of a single start."""
 
-    format: int
     url: str
     server: KeyPair
     workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
@@ -52,11 +50,8 @@ class RunKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def join(self, run: str, numerics: str, url: str = "", max_frame: int = LONGEST_FRAME) -> JoinCredentials:
         """The join credentials of a run's workers.
 
-        Args:
-            run: The run's name.
-            numerics: The run's.
-            url: The coordinator's address, if the keys do not have it.
-            max_frame: The longest frame that the coordinator sends, in bytes.
+        url: the coordinator's address, if the keys do not have it. max_frame: the longest frame that the
+        coordinator sends, in bytes.
         """
         public, lasting = self.server.public, bool(self.url)
         return JoinCredentials(

@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
 
 @dataclass(frozen=True)
 class TcpAddress:
-    """The address at which a socket listens, or to which it connects.
+    """The address at which a socket listens, or connects; UsageError says what is wrong with a text.
 
     Attributes:
         host: An IPv4 or IPv6 address, the name of a machine, or of an interface to listen at. An address of
@@ -38,15 +38,7 @@ class TcpAddress:
 
     @staticmethod
     def to_listen(text: str, owner: str = "--bind") -> TcpAddress:
-        """Parse an address of this machine; port * lets the system choose.
-
-        Args:
-            text: The address.
-            owner: What it is, for errors.
-
-        Raises:
-            UsageError: saying what is wrong with it.
-        """
+        """Parse an address of this machine; port * lets the system choose. owner: what it is, for errors."""
         host, port = _parts(text, owner, " (port * lets the system choose)")
         if host == "*":
             raise UsageError(
@@ -57,20 +49,11 @@ class TcpAddress:
 
     @staticmethod
     def to_connect(text: str, owner: str = "--connect") -> TcpAddress:
-        """Parse an address of another machine.
-
-        Raises:
-            UsageError: saying what is wrong with it.
-        """
+        """Parse an address of another machine."""
         host, port = _parts(text, owner, "")
         if host == "*":
             raise _no_address(owner, text, "* is no address that one can connect to")
         return TcpAddress(host, _port(port, text, owner, ""))
-
-    @property
-    def names_a_machine(self) -> bool:
-        """True if the host is a name and no address."""
-        return not _is_address(self.host)
 
     def resolved(self) -> list[tuple[socket.AddressFamily, str]]:
         """The addresses of the host, IPv4 first.
@@ -87,7 +70,7 @@ class TcpAddress:
         from zmq import IPV6
 
         six = ":" in self.host
-        if self.names_a_machine and self.host not in interfaces():
+        if not _is_address(self.host) and self.host not in interfaces():
             try:
                 six = self.resolved()[0][0] == socket.AF_INET6
             except OSError:  # it may be known later: libzmq asks at every attempt to connect
@@ -120,17 +103,12 @@ def interfaces() -> set[str]:
 
 
 def _parts(text: str, owner: str, more: str) -> tuple[str, str]:
-    """The host and the port of tcp://HOST:PORT.
-
-    Raises:
-        UsageError: saying what is wrong.
-    """
+    """The host and the port of tcp://HOST:PORT."""
     parts = _PARTS.fullmatch(text)
     if parts is None:
         if text.startswith("tcp://") and not re.fullmatch(r"tcp://(\[.*\]|[^:\[\]]*)", text):
-            raise _no_address(
-                owner, text, "the brackets of an IPv6 address stand around it: tcp://[::1]:5555"
-            )
+            brackets = "the brackets of an IPv6 address stand around it: tcp://[::1]:5555"
+            raise _no_address(owner, text, brackets)
         what = "the port is missing" if text.startswith("tcp://") else "it begins with tcp://"
         raise _no_address(owner, text, f"{what}{more}")
     six, host, port = parts.groups()
@@ -149,12 +127,8 @@ def _parts(text: str, owner: str, more: str) -> tuple[str, str]:
 
 def _port(text: str, whole_text: str, owner: str, more: str) -> int:
     if not 0 < whole(text) < 1 << 16:
-        reason = (
-            f"port {text!r} is no whole number from 1 to 65535{more}"
-            if text
-            else f"the port is missing{more}"
-        )
-        raise _no_address(owner, whole_text, reason)
+        reason = f"port {text!r} is no whole number from 1 to 65535" if text else "the port is missing"
+        raise _no_address(owner, whole_text, reason + more)
     return int(text)
 
 

@@ -34,8 +34,7 @@ class TcpStream:
 
 
 def streams(port: int) -> list[TcpStream]:
-    """This process's own open connections on a local port; each once, however many descriptors it has at the
-    moment."""
+    """This process's own open connections on a local port; each once, even with several descriptors."""
     result = {}
     for descriptor in descriptors():
         with suppress(OSError):  # a descriptor may be closed while we look
@@ -71,11 +70,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _stream(descriptor: int, port: int) -> TcpStream | None:
-    """Return the connection behind a descriptor; None if it is not on this port.
-
-    Raises:
-        OSError: if it is no connection.
-    """
+    """Return the connection behind a descriptor; None if it is not on this port."""
     with _held(descriptor) as (connection, inode):
         if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
             return None
@@ -90,9 +85,6 @@ def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
     """A socket of ZeroMQ's, by a descriptor of our own, and its inode.
 
     If this process has no descriptor left it is ZeroMQ's own: what is done then is done at once.
-
-    Raises:
-        OSError: if the system refuses.
     """
     try:
         ours = os.dup(descriptor)
@@ -115,8 +107,7 @@ def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
 
 
 def end(stream: TcpStream) -> None:
-    """Shut a connection down, if it is still there: both sides learn of its end, and what is half received is
-    thrown away."""
+    """Shut a connection down, if it is still there: both sides learn of it, and half a message is dropped."""
     with suppress(OSError), _held(stream.descriptor) as (connection, inode):
         if inode == stream.inode:
             connection.shutdown(socket.SHUT_RDWR)

@@ -63,11 +63,7 @@ class Heartbeat:
         self._current.remove(of)
 
     def __call__(self, *_: object) -> None:
-        """Send a heartbeat if one is due.
-
-        Raises:
-            ConnectionLost: If the connection has ended; nobody waits for what is being computed.
-        """
+        """Send a heartbeat if one is due."""
         if not self._current or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + SECONDS

@@ -49,11 +49,7 @@ class LocalFiles:
         return result | {"codecs": codecs, "tree": self._tree(result.get("tree", ""))}
 
     def _tree(self, there: str) -> str:
-        """Return the tree, or the path of its file on this machine.
-
-        Raises:
-            UsageError: As localised.
-        """
+        """Return the tree, or the path of its file on this machine."""
         here = self.choices.get("tree")
         if not tree.is_file(there):
             if here is not None:
@@ -68,11 +64,6 @@ class LocalFiles:
         return str(path)
 
     def _choice(self, option: str, choice: str, here: Path | None) -> str:
-        """Return a choice with the path of this machine.
-
-        Raises:
-            UsageError: As localised.
-        """
         if user_files.is_table(choice):
             return choice if here is None else user_files.moved_table(choice, here)
         if not plugins.is_spec(choice):
@@ -95,9 +86,7 @@ class LocalFiles:
 def names_elsewhere(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
     """Return the coordinator's paths of user files, by the paths of this machine.
 
-    Args:
-        there: The coordinator's experiment.
-        here: The same, localised.
+    there: the coordinator's experiment. here: the same, localised.
     """
     return {
         str(plugins.path_and_name(mine)[0]): str(plugins.path_and_name(its)[0])

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsim import model_specs, plugins
 from fedsim.errors import AccessError, ConnectionLost, Interrupted, WireError
 from fedsim.experiment import Experiment, convert
 from fedsim.learning.recordings import Recordings, cuda_graphs
@@ -63,8 +62,8 @@ def run(spec: dict[str, Any]) -> int:
             connection.close(linger=5.0)
             return 1
         set_malloc_thresholds()
-        announce(connection, runtime)
-        serve(connection, runtime, lambda envelope: [r for r in [runtime.handle(envelope)] if r is not None])
+        announce(connection, runtime.problem, runtime.run)
+        serve(connection, runtime, runtime.replies)
         return 0
     finally:
         connection.close(linger=1.0)
@@ -95,40 +94,20 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
 
 def announce(
     connection: Connection,
-    runtime: WorkerRuntime,
-    digest: bool = False,
-    names: Mapping[str, str] | None = None,
-) -> None:
-    """Send the coordinator this worker's manifest: it is ready.
-
-    Args:
-        connection: The connection.
-        runtime: What was set up.
-        digest: True to include the digest of its data.
-        names: The coordinator's paths of a user's files by the paths here, if they differ.
-    """
-    announce_problem(connection, runtime.problem, runtime.run, digest, names)
-
-
-def announce_problem(
-    connection: Connection,
     problem: Problem,
     run: str,
     digest: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """The same for a process that computes no tasks."""
-    e = problem.experiment
+    """Send the coordinator the manifest of this process: it is ready.
+
+    digest: True to include the digest of its data. names: the coordinator's paths of a user's files by the
+    paths here, if they differ.
+    """
     with while_it_starts(connection, run):
-        data = problem.data_digest if digest else ""
-        sources = plugins.sources(plugins.computing_choices(e)).items()
         manifest = messages.WorkerManifest(
-            data,
-            {(names or {}).get(path, path): sha for path, sha in sources}
-            | model_specs.sources(e.model)
-            | messages.frozen_part(problem.frozen_digest)
-            | messages.own_part(problem)
-            | messages.tree_part(problem.tree),
+            problem.data_digest if digest else "",
+            messages.sources_of(problem, names or {}),
             facts_of_process(problem.net.device.type, probe(problem)),
             processor_name(),
             place_of_process(problem.net.device.type),

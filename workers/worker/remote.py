@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,6 @@ class RemoteWorker:
         notify("the run is over")
 
     def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
-        """Set up what the welcome describes, and serve until 'stop'.
-
-        Raises:
-            ConnectionLost: besides those of run.
-        """
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
             if registration_reply.header.kind == "stop":  # it came as the run ended
@@ -87,9 +83,8 @@ class RemoteWorker:
                 return
             run, config = registration_reply.header.run, messages.read_welcome(registration_reply)
             experiment = config.experiment
-            notify(
-                f"worker {config.index} of run {run}: {experiment.get('algo')} on {experiment.get('dataset')}"
-            )
+            what = f"{experiment.get('algo')} on {experiment.get('dataset')}"
+            notify(f"worker {config.index} of run {run}: {what}")
             states = Scratch("fedsim-worker-")
             closing.callback(states.remove)
             data_dir = str(self.data_dir) if self.data_dir else None
@@ -98,15 +93,10 @@ class RemoteWorker:
                 config, experiment=local, run_dir=str(states.path), data_dir=data_dir
             )
             runtime = set_up(connection, run, config, experiment.get("device", "cpu"))
-            announce(connection, runtime, digest=True, names=names_elsewhere(experiment, local))
-            serve(connection, runtime, RemoteStateCache(runtime).handle, idle=IDLE)
+            announce(connection, runtime.problem, run, digest=True, names=names_elsewhere(experiment, local))
+            serve(connection, runtime, partial(replies_with_states, runtime), idle=IDLE)
 
     def _localised(self, connection: Connection, run: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the experiment with this machine's paths.
-
-        Raises:
-            UsageError: If a file is not here; the coordinator has been informed.
-        """
         try:
             return self.files.localised(experiment)
         except UsageError as e:
@@ -114,16 +104,11 @@ class RemoteWorker:
             raise
 
     def join(self, mine: int | None, patience: float, again: bool) -> tuple[int, Connection, Envelope]:
-        """Join.
+        """Join; return the worker's number, its connection, and the welcome, or 'stop'.
 
-        Args:
-            mine: The worker number that this process had, which it takes again if possible.
-            patience: Seconds to retry if all workers have joined. After a lost connection this worker may
-                still count as joined, until the coordinator notices.
-            again: True if this worker was connected before.
-
-        Returns:
-            The worker's number, its connection, and the welcome, or 'stop'.
+        mine: the number that this process had, which it takes again if possible. patience: seconds to retry
+        if all workers have joined; after a lost connection this worker may still count as joined, until the
+        coordinator notices. again: True if this worker was connected before.
         """
         until = time.monotonic() + patience
         while True:
@@ -137,14 +122,7 @@ class RemoteWorker:
                 time.sleep(0.5)
 
     def _try_all(self, mine: int | None, again: bool) -> tuple[int, Connection, Envelope]:
-        """Join as the worker that it has been, else as the first that is missing.
-
-        Raises:
-            KeyRefused: If its own key is refused, even if another worker's key would be accepted.
-            AccessError: If no worker is missing.
-            TaskError: If the coordinator does not answer.
-            ConnectionLost: If the connection has ended.
-        """
+        """Join as the worker that it has been, else as the first that is missing."""
         indices = self.join_credentials.seats
         if self.worker is not None and self.worker not in indices:
             raise AccessError(f"seat {self.worker}: this file has the workers {indices[0]} to {indices[-1]}")
@@ -169,18 +147,12 @@ class RemoteWorker:
             raise refused_keys[0]
         if len(candidates) == 1:
             raise AccessError(f"refused: {reason}")
-        others = (
-            f", but for {len(refused_keys)} whose key is not accepted (any longer)" if refused_keys else ""
-        )
+        refused = len(refused_keys)
+        others = f", but for {refused} whose key is not accepted (any longer)" if refused else ""
         raise AccessError(f"refused: all {len(candidates)} workers of the run have joined already{others}")
 
     def _answer(self, connection: Connection) -> Envelope:
-        """Return the answer to the hello: 'welcome', 'refused' or 'stop'.
-
-        Raises:
-            TaskError: If there is none in time.
-            ConnectionLost: If the connection has ended.
-        """
+        """Return the answer to the hello: 'welcome', 'refused' or 'stop'."""
         deadline = min(JOIN_DEADLINE, max(self.patience, UNANSWERED * IDLE))
         try:
             answer = connection.receive(deadline)
@@ -192,10 +164,9 @@ class RemoteWorker:
         return answer
 
     def _connect(self, index: int, again: bool) -> Connection:
-        keys, join_credentials = self.join_credentials.pair(index), self.join_credentials
-        curve_keys = CurveKeys(
-            keys.public.encode(), keys.secret.encode(), join_credentials.server_key.encode()
-        )
+        join_credentials = self.join_credentials
+        keys = join_credentials.pair(index)
+        curve_keys = CurveKeys.of(keys, join_credentials.server_key)
         hello = Hello("", index, os.getpid(), platform.node())
         again = again and not join_credentials.lasting
         return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience, again)
@@ -213,14 +184,9 @@ def remote_worker(
 ) -> RemoteWorker:
     """The worker that a join file and the options of `fedsim worker` describe.
 
-    Args:
-        join: The join file.
-        seat: The worker's number, None: a free one.
-        url: The coordinator's address as seen from here, if it is not the file's.
-        data_dir: The folder of the data files on this machine.
-        patience: Seconds to wait for a coordinator that does not answer.
-        choices: Files of the algorithm, model, data set and partition on this machine.
-        codecs: Files of codecs on this machine.
+    seat: the worker's number, None: a free one. url: the coordinator's address as seen from here, if it is
+    not the file's. patience: seconds to wait for a coordinator that does not answer. choices, codecs: files
+    on this machine.
 
     Raises:
         UsageError: if the join file is not there, or open to others.
@@ -236,9 +202,8 @@ def remote_worker(
 def run_joined(spec: Mapping[str, Any]) -> int:
     """Be one worker of a node agent, which gets the exit code; errors go to the log.
 
-    Args:
-        spec: join: the join file; seat: the worker's number, None: a free one; options: url, data_dir,
-            patience, choices and codecs as of `fedsim worker`.
+    spec: join: the join file; seat: the worker's number, None: a free one; options: url, data_dir, patience,
+    choices and codecs as of `fedsim worker`.
     """
     options = dict(spec["options"])
     data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
@@ -256,29 +221,21 @@ def run_joined(spec: Mapping[str, Any]) -> int:
     return 0
 
 
-class RemoteStateCache:
-    """A WorkerRuntime without the run's folder: it keeps clients' states in its own folder."""
+def replies_with_states(runtime: WorkerRuntime, envelope: Envelope) -> list[Envelope]:
+    """Return the replies of a worker that does not share the run's folder: it receives and sends states.
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self.runtime = runtime
-
-    def handle(self, envelope: Envelope) -> list[Envelope]:
-        """Return the replies, in order.
-
-        Raises:
-            WireError: If a state is damaged.
-        """
-        h, states = envelope.header, self.runtime.states
-        if h.kind == "state":
-            if len(envelope.frames) != 1:
-                raise WireError(f"a state of client {h.client} in {len(envelope.frames)} frames")
-            states.put(h.client, h.base, bytes(envelope.frames[0]))
-            return []
-        reply = self.runtime.handle(envelope)
-        if reply is None:
-            return []
-        if reply.header.kind != "upload":
-            return [reply]
-        data = states.read(h.client, self.runtime.problem.version(h.round, h.exchange))
-        states.remove(h.client, below=h.base)
-        return [messages.draft(h, data), reply]
+    Raises:
+        WireError: If a state is damaged.
+    """
+    h, states = envelope.header, runtime.states
+    if h.kind == "state":
+        if len(envelope.frames) != 1:
+            raise WireError(f"a state of client {h.client} in {len(envelope.frames)} frames")
+        states.put(h.client, h.base, bytes(envelope.frames[0]))
+        return []
+    replies = runtime.replies(envelope)
+    if not replies or replies[0].header.kind != "upload":
+        return replies
+    data = states.read(h.client, runtime.problem.version(h.round, h.exchange))
+    states.remove(h.client, below=h.base)
+    return [messages.draft(h, data), *replies]

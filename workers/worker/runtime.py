@@ -61,6 +61,11 @@ class WorkerRuntime:
         except Exception as e:
             return messages.failed(self.run, e, h)
 
+    def replies(self, envelope: Envelope) -> list[Envelope]:
+        """Return the replies of a worker that shares the run's folder: one, or none."""
+        reply = self.handle(envelope)
+        return [] if reply is None else [reply]
+
     def _train(self, envelope: Envelope) -> Envelope:
         began = time.monotonic_ns()
         h, problem = envelope.header, self.problem
@@ -81,8 +86,7 @@ class WorkerRuntime:
         return messages.upload(h, result.payload, (time.monotonic_ns() - began) // 1000)
 
     def _state(self, client: int, version: int) -> Any:
-        """Return a client's state on the network's device; the caller has the only reference to one that is
-        not cached."""
+        """Return a client's state on the network's device, of which only a cache keeps another reference."""
         problem = self.problem
 
         def stored() -> Any:

@@ -22,10 +22,7 @@ from typing import BinaryIO
 
 from fedsim.errors import UsageError
 
-RANKS = (
-    *("JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-    *("RANK", "SLURM_PROCID"),
-)
+RANKS = ("JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
 """Variables with a process's rank, the innermost launcher first: mpirun in a Slurm allocation sets its own,
 and SLURM_PROCID is that of the batch script."""
 
@@ -69,15 +66,12 @@ class SeatLocks:
                 self._lock(seat, fcntl.LOCK_UN)  # not reached for the seat that is taken
 
     def _lock(self, seat: int, how: int) -> bool:
-        """Return whether no other process holds the seat."""
         if self._file is None:
             return True
         try:
             fcntl.lockf(self._file, how, 1, seat, os.SEEK_SET)
-        except BlockingIOError:
-            return False
-        except OSError:  # no locks on this file system
-            return True
+        except OSError as e:  # any other error: no locks on this file system
+            return not isinstance(e, BlockingIOError)
         return True
 
     def close(self) -> None:

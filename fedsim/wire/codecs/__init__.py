@@ -55,26 +55,18 @@ class CodecFamily:
     @property
     def form(self) -> Form:
         """The syntax of the codec's name."""
+        flags = f", and behind it {' or '.join('+' + flag for flag in self.flags)}" if self.flags else ""
         if self.step:
             what = f"the step {self.step}, a positive number, such as {self.name}:0.25"
-            if self.flags:
-                what += f", and behind it {' or '.join('+' + flag for flag in self.flags)}"
-            return Form(self.name, (self.step,), help=what)
+            return Form(self.name, (self.step,), help=what + flags)
         if self.bits:
             what = f"b bits, a whole number from {self.bits[0]} to {self.bits[1]}, such as {self.name}:4"
             if self.samples:
                 what += f", xN for the mean of N samples, at most {masks.SAMPLES}, such as {self.name}:4x10"
-            if self.flags:
-                what += f", and behind it {' or '.join('+' + flag for flag in self.flags)}"
-            return Form(self.name, ("b",), help=what)
+            return Form(self.name, ("b",), help=what + flags)
         if not self.fraction:
             return Form(self.name)
         return Form(self.name, ("p",), help=f"the fraction to keep, 0 < p <= 1, such as {self.name}:0.1")
-
-    @property
-    def usage(self) -> str:
-        """The codec with its parameter."""
-        return self.form.usage
 
 
 LARGEST_STEP = 16.0
@@ -247,11 +239,7 @@ def pack_or_dense(
 
 
 def check_parts(name: str, parts: Sequence[tuple[str, int]], spec: Spec, owner: str) -> None:
-    """Check every part's layer and size in bytes against what the codec and the spec demand.
-
-    Raises:
-        WireError: naming the field.
-    """
+    """Check every part's layer and size in bytes against what the codec and the spec demand."""
     expected = codec(name).bounds(spec)
     if len(parts) != len(expected):
         raise WireError(f"{owner}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
@@ -266,11 +254,7 @@ def check_parts(name: str, parts: Sequence[tuple[str, int]], spec: Spec, owner: 
 def unpack_checked(
     name: str, parts: tuple[Part, ...], spec: Spec, owner: str, ref: Tensor | None = None
 ) -> Tensor:
-    """Unpack after checking every part's layer and size against what the codec and the spec demand.
-
-    Raises:
-        WireError: naming the field.
-    """
+    """Unpack after checking every part's layer and size against what the codec and the spec demand."""
     check_parts(name, [(layer, part.nbytes) for layer, part in parts], spec, owner)
     try:
         return codec(name).unpack(tuple(part for _, part in parts), spec, ref)

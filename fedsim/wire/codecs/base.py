@@ -20,6 +20,8 @@ Part = tuple[str, memoryview]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+Packer = Callable[[Tensor, "Spec", Tensor | None], tuple[Part, ...] | None]
+Unpacker = Callable[[tuple[memoryview, ...], "Spec", Tensor | None], Tensor]
 ONE_SIGN = frozenset({"precision", "curvature"})
 INCREMENTS = frozenset({"delta", "gradient"})
 """Kinds of field (fedsim.wire.schema.Kind) for which some codecs are made."""
@@ -89,8 +91,8 @@ class Codec:
     """
 
     name: str
-    packer: Callable[[Tensor, Spec, Tensor | None], tuple[Part, ...] | None]
-    unpacker: Callable[[tuple[memoryview, ...], Spec, Tensor | None], Tensor]
+    packer: Packer
+    unpacker: Unpacker
     bounds: Callable[[Spec], tuple[Bound, ...]]
     lossy: bool = False
     kinds: frozenset[str] | None = None

@@ -12,7 +12,7 @@ A layer's rows are its first axis, the rest flattened; a bias is one row. Means 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -37,6 +37,8 @@ WHY = (
     "this codec keeps the large values of a layer and merges the small ones, whatever their sign; "
     "it is for a precision or a curvature"
 )
+merging = partial(Codec, lossy=True, kinds=ONE_SIGN, why=WHY, side=4)
+"""A codec that sends the kept values of each layer and the mean of the others."""
 
 
 def csr(p: float) -> Codec:
@@ -65,18 +67,7 @@ def csr(p: float) -> Codec:
         pointers = sum(_rows(s) + 1 for s in slices)
         return (fixed("indices", 4 * (pointers + kept)), fixed("values", 4 * (len(slices) + kept)))
 
-    return Codec(
-        f"csr:{p!r}",
-        pack,
-        unpack,
-        bounds,
-        lossy=True,
-        kinds=ONE_SIGN,
-        why=WHY,
-        side=4,
-        width=4,
-        kept=keeps(p),
-    )
+    return merging(f"csr:{p!r}", pack, unpack, bounds, width=4, kept=partial(kept_of, p=p))
 
 
 # ---- the rule
@@ -85,11 +76,6 @@ def csr(p: float) -> Codec:
 def kept_of(size: int, p: float) -> int:
     """The number of kept entries in a layer."""
     return min(size, max(1, round(p * size)))
-
-
-def keeps(p: float) -> Callable[[int], int]:
-    """kept_of at this p."""
-    return partial(kept_of, p=p)
 
 
 def all_kept(spec: Spec, p: float) -> int:
@@ -164,11 +150,6 @@ def _compressed_rows(mask: Array, s: Slice) -> Iterator[Array]:
 
 
 def _positions(pointers: Array, columns: Array, s: Slice) -> Array:
-    """The flat positions in a layer.
-
-    Raises:
-        WireError: unless both arrays are canonical.
-    """
     width = s.size // max(1, _rows(s))
     wide = pointers.astype(np.int64)
     counts = wide[1:] - wide[:-1]

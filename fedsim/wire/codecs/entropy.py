@@ -12,7 +12,8 @@ A layer of n integers is
 
 A token is a bucket of |k| and the sign of k: 0 to 2^s - 1 have a bucket each, then every octave has four. So
 any integer below 2^40 has a token, no distribution has to be assumed, and the table is short. Frequencies
-are integers and the coder computes with integers, so that two machines decode alike.
+are integers and the coder computes with integers, so that two machines decode alike. Decoders raise WireError
+if the bytes are no such layers.
 
 Source: range coding, Martin 1979, by the package constriction (https://bamler-lab.github.io/constriction).
 """
@@ -26,11 +27,13 @@ import constriction
 import numpy as np
 
 from fedsim.errors import WireError
-from fedsim.wire.codecs.base import Array, Spec
+from fedsim.wire.codecs.base import Array, Bound, Spec
 
 HEAD = struct.Struct("<HBI")
 LEAST = 2
 """Bytes of a layer, at least."""
+FEW = 64
+"""Bytes that a layer may have, however few values it has."""
 BITS = 40
 LARGEST = (1 << BITS) - 1
 """The largest |k|."""
@@ -57,11 +60,7 @@ def encode_integers(integers: Array) -> bytes:
 
 
 def decode_integers(data: memoryview, count: int) -> tuple[Array, int]:
-    """The `count` integers of a layer, and the number of bytes of `data` that they take.
-
-    Raises:
-        WireError: If the bytes are no layer.
-    """
+    """The `count` integers of a layer, and the number of bytes of `data` that they take."""
     if len(data) < LEAST:
         raise WireError("a layer without a head")
     if not (data[0] or data[1]):
@@ -107,11 +106,7 @@ def encode_layers(integers: Array, spec: Spec) -> bytes:
 
 
 def decode_layers(data: memoryview, spec: Spec) -> Array:
-    """The integers of a tensor, (count,) int64.
-
-    Raises:
-        WireError: If the bytes are no such layers.
-    """
+    """The integers of a tensor, (count,) int64."""
     out, at = np.empty(spec.count, dtype=np.int64), 0
     for s in spec.layout.slices:
         out[s.offset : s.offset + s.size], used = decode_integers(data[at:], s.size)
@@ -119,6 +114,12 @@ def decode_layers(data: memoryview, spec: Spec) -> Array:
     if at != len(data):
         raise WireError(f"{len(data) - at} bytes behind the last layer")
     return out
+
+
+def layer_bounds(spec: Spec, beside: int = 0) -> tuple[Bound, ...]:
+    """The bound of a part of `beside` bytes and entropy-coded layers."""
+    layers = len(spec.layout.slices)
+    return (Bound("values", beside + LEAST * layers, beside + max(spec.dense_bytes, FEW * layers)),)
 
 
 def layers_entropy(data: memoryview, spec: Spec) -> float:
@@ -131,7 +132,6 @@ def layers_entropy(data: memoryview, spec: Spec) -> float:
 
 
 def _buckets_of(s: int) -> int:
-    """The number of buckets."""
     return int(2**s) + 4 * (BITS - s)
 
 
@@ -201,10 +201,8 @@ def _as_bytes(counts: Array) -> Array:
     """Every count as the nearest byte of the table; at least 1 for a token that occurs."""
     exponent = np.maximum(np.frexp(counts.astype(np.float64))[1] - 4, 0)  # counts below 16 are exact
     mantissa = np.rint(counts / 2.0**exponent).astype(np.int64)  # 8 to 16, or 1 to 15 with exponent 0
-    exponent, mantissa = (
-        np.where(mantissa == 16, exponent + 1, exponent),
-        np.where(mantissa == 16, 8, mantissa),
-    )
+    carries = mantissa == 16
+    exponent, mantissa = np.where(carries, exponent + 1, exponent), np.where(carries, 8, mantissa)
     table = np.where(mantissa < 8, mantissa, 8 * (exponent + 1) + mantissa - 8)
     return table.astype(np.uint8)
 

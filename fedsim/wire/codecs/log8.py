@@ -65,7 +65,6 @@ def _pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
 
 
 def _step(lo: float, hi: float, first: int) -> float:
-    """Distance of neighbouring levels in nats."""
     return (math.log(hi) - math.log(lo)) / (255 - first)
 
 

@@ -36,18 +36,19 @@ from fedsim.errors import WireError
 from fedsim.seeds import RandomStream
 from fedsim.wire.codecs.base import Array, Bound, Codec, Part, Spec, flat32, tensor_of
 from fedsim.wire.codecs.entropy import (
+    FEW,
     LEAST,
     decode_integers,
     decode_layers,
     encode_integers,
     encode_layers,
+    layer_bounds,
     layers_entropy,
 )
 
-PROBABILITY = frozenset({"probability"})
-WHY = "this codec is for probabilities of masks"
-FEW = 64
-"""Bytes that a layer may have, however few values it has."""
+_codec = partial(
+    Codec, lossy=True, kinds=frozenset({"probability"}), why="this codec is for probabilities of masks"
+)
 BINS = 16
 """The number of intervals of the broadcast's p; bernoulli has a table of frequencies for each."""
 FEWEST, MOST = 3, 12
@@ -69,42 +70,21 @@ INDICES = 1 << 16
 
 
 def bernoulli() -> Codec:
-    return Codec(
-        "bernoulli",
-        _pack_mask,
-        _unpack_mask,
-        _mask_bounds,
-        lossy=True,
-        kinds=PROBABILITY,
-        why=WHY,
-        may_refer=True,
-        noisy=True,
-    )
+    return _codec("bernoulli", _pack_mask, _unpack_mask, _mask_bounds, may_refer=True, noisy=True)
 
 
 def levels(b: int) -> Codec:
-    return Codec(
-        f"levels:{b}",
-        partial(_pack_levels, b),
-        partial(_unpack_levels, b),
-        _level_bounds,
-        lossy=True,
-        kinds=PROBABILITY,
-        why=WHY,
-        entropy=layers_entropy,
-    )
+    pack, unpack = partial(_pack_levels, b), partial(_unpack_levels, b)
+    return _codec(f"levels:{b}", pack, unpack, layer_bounds, entropy=layers_entropy)
 
 
 def mrc(b: int, samples: int = 1, last: bool = False) -> Codec:
     name = f"mrc:{b}" + (f"x{samples}" if samples > 1 else "")
-    return Codec(
+    return _codec(
         f"{name}+last" if last else name,
         partial(_pack_mrc, b, samples),
         partial(_unpack_mrc, b, samples),
         partial(_mrc_bounds, b, samples),
-        lossy=True,
-        kinds=PROBABILITY,
-        why=WHY,
         may_refer=True,
         noisy=True,
         last=last,
@@ -158,17 +138,12 @@ def _unpack_mask(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) 
 # ---- levels
 
 
-def _level_bounds(spec: Spec) -> tuple[Bound, ...]:
-    layers = len(spec.layout.slices)
-    return (Bound("values", LEAST * layers, max(spec.dense_bytes, FEW * layers)),)
-
-
 def _pack_levels(b: int, x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
     q = _probabilities(x)
     if q is None:
         return None
     data = encode_layers(np.rint(q * 2**b).astype(np.int64), spec)
-    return (("values", memoryview(data)),) if len(data) <= _level_bounds(spec)[0].most else None
+    return (("values", memoryview(data)),) if len(data) <= layer_bounds(spec)[0].most else None
 
 
 def _unpack_levels(b: int, parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:

@@ -20,11 +20,9 @@ from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.wire.codecs.base import INCREMENTS, Array, Bound, Codec, Part, Spec, flat32, tensor_of
-from fedsim.wire.codecs.entropy import LEAST, decode_layers, encode_layers, layers_entropy
+from fedsim.wire.codecs.entropy import FEW, LEAST, decode_layers, encode_layers, layers_entropy
 
 BUCKET = 512
-FEW = 64
-"""Bytes that a layer may have, however few values it has."""
 FEWEST, MOST = 2, 16
 """Bits."""
 

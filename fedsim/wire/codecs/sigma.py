@@ -36,8 +36,8 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.errors import WireError
-from fedsim.wire.codecs.base import ONE_SIGN, Array, Bound, Codec, Part, Spec, flat32, tensor_of
-from fedsim.wire.codecs.entropy import LARGEST, LEAST, decode_layers, encode_layers, layers_entropy
+from fedsim.wire.codecs.base import ONE_SIGN, Array, Codec, Part, Spec, flat32, tensor_of
+from fedsim.wire.codecs.entropy import LARGEST, decode_layers, encode_layers, layer_bounds, layers_entropy
 
 TABLE = 1 << 16
 """The number of entries by which a table of levels may exceed the number of values."""
@@ -52,8 +52,6 @@ SHARE = 0.1
 STEP = struct.Struct("<f")
 LEAST_STEP, MOST_STEP = 1e-9, 16.0
 """The limits of the step in sigma:auto."""
-FEW = 64
-"""Bytes that a layer may have, however few values it has."""
 
 
 def sigma(c: float | None, dither: bool = False, last: bool = False) -> Codec:
@@ -63,7 +61,7 @@ def sigma(c: float | None, dither: bool = False, last: bool = False) -> Codec:
         f"{alone}{'+last' * last}",
         partial(_pack_mean, c, dither),
         partial(_unpack_mean, c, dither),
-        partial(_bounds, beside=0 if c else STEP.size),
+        partial(layer_bounds, beside=0 if c else STEP.size),
         lossy=True,
         kinds=frozenset({"mean"}),
         why="this codec measures a mean by its standard deviation",
@@ -82,7 +80,7 @@ def ratio(e: float, last: bool = False) -> Codec:
         f"ratio:{e!r}{'+last' * last}",
         partial(_pack_ratio, e),
         partial(_unpack_ratio, e),
-        _bounds,
+        layer_bounds,
         lossy=True,
         kinds=ONE_SIGN,
         why="this codec has logarithms; it is for a precision or a curvature",
@@ -91,11 +89,6 @@ def ratio(e: float, last: bool = False) -> Codec:
         last=last,
         alone=f"ratio:{e!r}",
     )
-
-
-def _bounds(spec: Spec, beside: int = 0) -> tuple[Bound, ...]:
-    layers = len(spec.layout.slices)
-    return (Bound("values", beside + LEAST * layers, beside + max(spec.dense_bytes, FEW * layers)),)
 
 
 # ---- means
@@ -210,7 +203,7 @@ def _packed(steps: Array, spec: Spec) -> tuple[Part, ...] | None:
     if not (np.abs(steps) <= LARGEST).all():  # NaN, too
         return None
     data = encode_layers(steps.astype(np.int64), spec)
-    return (("values", memoryview(data)),) if len(data) <= _bounds(spec)[0].most else None
+    return (("values", memoryview(data)),) if len(data) <= layer_bounds(spec)[0].most else None
 
 
 def _float32(values: Array) -> Array:

@@ -8,7 +8,6 @@ name in a message's header never loads a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from fedsim import plugins
 from fedsim.errors import FedsimError, UsageError, WireError
 from fedsim.learning.params import Layout, Slice
-from fedsim.wire.codecs.base import ONE_SIGN, Codec, Part, Spec
+from fedsim.wire.codecs.base import ONE_SIGN, Codec, Part, Spec, Unpacker
 
 OPTION = "--codec"
 LONGEST_NAME = 64
@@ -62,11 +61,8 @@ def _created(spec: str, result: object, short: str) -> Codec:
     return replace(result, name=short, unpacker=_strict(result.unpacker, short))
 
 
-def _strict(
-    unpack: Callable[[tuple[memoryview, ...], Spec, Tensor | None], Tensor], short: str
-) -> Callable[[tuple[memoryview, ...], Spec, Tensor | None], Tensor]:
-    """The unpacker, for bytes that anybody may have sent: an exception of it says that they are damaged, and
-    its result has the shape and dtype that were expected."""
+def _strict(unpack: Unpacker, short: str) -> Unpacker:
+    """The unpacker, for bytes that anybody may have sent: any exception says that they are damaged."""
 
     def checked(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
         try:
@@ -84,11 +80,7 @@ def _strict(
 
 
 def _try(created: Codec, spec: str) -> None:
-    """Round trips of tensors of several sizes, layers and magnitudes, zeros among them.
-
-    Raises:
-        UsageError: naming what the codec does not keep.
-    """
+    """Round trips of tensors of several sizes, layers and magnitudes, zeros among them."""
     generator = torch.Generator().manual_seed(0)
     layers = Layout((Slice("a", (60,), 0, 60), Slice("b", (4, 10), 60, 40)))
     for count, layout in ((1, None), (7, None), (100, layers), (4096, None)):
@@ -118,17 +110,15 @@ def _round_trip(created: Codec, x: Tensor, label: Spec, ref: Tensor | None, spec
             for (layer, nbytes), bound in zip(sizes, expected, strict=False)
         )
     if not fits:
-        raise _broken(
-            created, label, f"it packs the parts {sizes} where its bounds say {[*map(tuple, expected)]}"
-        )
+        what = f"it packs the parts {sizes} where its bounds say {[*map(tuple, expected)]}"
+        raise _broken(created, label, what)
     try:
         back = created.unpack(tuple(memoryview(bytes(data)) for _, data in parts), label, ref)
     except WireError as e:
         raise UsageError(f"{OPTION} {created.name}: {e}") from e
     if not created.lossy and not torch.equal(back, x):
-        raise _broken(
-            created, label, "what it unpacks is not what was packed, and it does not say lossy=True"
-        )
+        what = "what it unpacks is not what was packed, and it does not say lossy=True"
+        raise _broken(created, label, what)
     if created.lossy and not torch.isfinite(back).all():
         raise _broken(created, label, "it unpacks a number that is not finite")
 

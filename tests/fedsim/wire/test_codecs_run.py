@@ -191,7 +191,7 @@ def _sent_up(algorithm: AnyAlgorithm) -> set[tuple[str, tuple[str, ...]]]:
 def test_list_shows_every_codec(capsys: pytest.CaptureFixture[str]) -> None:
     print_list("codecs")
     shown = capsys.readouterr().out
-    assert all(f.usage in shown for f in CODECS.values())
+    assert all(f.form.usage in shown for f in CODECS.values())
     assert "csr:p" in shown and "delta+zstd" in shown
 
 
