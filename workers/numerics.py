@@ -53,7 +53,7 @@ def facts_of_machine() -> dict[str, str]:
 
 
 def records_steps() -> bool:
-    """Return whether workers on GPUs record training steps (fedsim.learning.recorded_step)."""
+    """Return whether workers on GPUs record training steps (fedsim.learning.recordings)."""
     return os.environ.get(CUDA_GRAPHS) == "1"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Annotated, Literal
@@ -122,7 +122,7 @@ def minimise(
     carried = moments if how.carry else None
     step = stepper(net.weights, how, carried, net)
     draws = net.draws(rng, "smoothing") if smoothing else None
-    parts = repeat(term)
+    parts: Iterator[FunctionTerm | None] = repeat(term)
     if term is not None and memory_gradient == "epoch":
         batches, points = -(-shard.size // how.batch_size), rng.torch("memory")
         parts = chain.from_iterable(term.divided(batches, points) for _ in range(how.epochs))
