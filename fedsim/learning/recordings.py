@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from itertools import count
 from typing import TypeVar
 
 import torch
@@ -55,7 +56,7 @@ class Recordings:
 
     def hold(self, name: str, value: T) -> T:
         """Copy the value's tensors into the buffers of this name, and return the value in them."""
-        numbered = iter(range(1_000))
+        numbered = count()
 
         def buffer(tensor: Tensor) -> Tensor:
             key = (name, next(numbered), tuple(tensor.shape), tensor.dtype)
@@ -88,21 +89,19 @@ class Recordings:
             self._repeats.clear()  # which do not know of it
         return self._generators[name].manual_seed(seed)
 
-    def run(self, key: Hashable, count: int, step: Work) -> None:
+    def run(self, key: Hashable, times: int, step: Work) -> None:
         """Carry out `step` so many times.
 
-        The first step under a key is computed as it comes, because libraries set themselves up in it. After
-        that `count` steps are recorded the first time, and then repeated.
+        The first step under a key is computed as it comes, because libraries set themselves up in it. The
+        others are recorded the first time, and then repeated.
         """
         if key not in self._warm:
             self._warm.add(key)
             step()
-            if count > 1:
-                self.run(key, count - 1, step)
-            return
-        whole, rest = divmod(count, self.steps)
-        for steps, times in ((self.steps, whole), (1, rest)):
-            for _ in range(times):
+            times -= 1
+        whole, rest = divmod(times, self.steps)
+        for steps, repeats in ((self.steps, whole), (1, rest)):
+            for _ in range(repeats):
                 self._repeat((key, steps), steps, step)
 
     def _repeat(self, key: Hashable, steps: int, step: Work) -> None:

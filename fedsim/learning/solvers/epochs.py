@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -20,18 +20,27 @@ Step = Callable[[Tensor, Tensor], Sequence[Tensor]]
 the batch's loss."""
 
 
+class Epochs(Protocol):
+    """Settings of local training in epochs."""
+
+    @property
+    def epochs(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+
 def run_epochs(
     shard: Shard,
     step: Step,
-    *,
-    batch_size: int,
-    epochs: int,
+    how: Epochs,
     rng: RandomStream,
+    *,
     constants: Hashable = None,
     refused: str = "",
     dtype: torch.dtype = torch.float32,
 ) -> float:
-    """Call `step` for every batch of `epochs` epochs; return the mean loss of the last.
+    """Call `step` for every batch of `how.epochs` epochs; return the mean loss of the last.
 
     The short last batch of an epoch is kept (as in the released code). The order is that of rng's "batches",
     and the network's own draws are of its "dropout".
@@ -43,7 +52,7 @@ def run_epochs(
         refused: Why the steps cannot be recorded, if they cannot.
         dtype: In which the losses are added up.
     """
-    net, order = shard.net, rng.torch("batches")
+    net, order, batch_size, epochs = shard.net, rng.torch("batches"), how.batch_size, how.epochs
     recordings = net.recordings
     if recordings is not None and not refused and epochs:
         refused = net.trial(shard, batch_size)
@@ -87,9 +96,13 @@ def _recorded(
     place = recordings.hold("place", torch.zeros((), dtype=torch.int64, device=device))
     total = recordings.hold("total", torch.zeros((), dtype=dtype, device=device))
 
+    offsets_of = {
+        n: recordings.hold(f"offsets {n}", torch.arange(n, device=device)) for n in (size, N % size) if n
+    }
+
     def advance(count: int, size: int) -> None:
         """So many steps on batches of one size."""
-        offsets = recordings.hold(f"offsets {size}", torch.arange(size, device=device))
+        offsets = offsets_of[size]
 
         def one() -> None:
             losses = step(*held.batch(rows.index_select(0, place + offsets)))

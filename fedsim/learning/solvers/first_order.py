@@ -148,11 +148,10 @@ def minimise(
     loss = run_epochs(
         shard,
         advance,
-        batch_size=how.batch_size,
-        epochs=how.epochs,
-        rng=rng,
+        how,
+        rng,
         constants=("minimise", how, weight == 1.0, smoothing, *map(constant_part, cavities)),
-        refused="the algorithm looks at every step" if watch else "of a function term" if term else "",
+        refused="the algorithm looks at every step" if watch else "they have a function term" if term else "",
     )
     return LocalFit(net.snapshot(), loss, step.moments(how.steps(shard.size)) if how.carry else None)
 
@@ -231,9 +230,8 @@ def corrected_sgd(
     loss = run_epochs(
         shard,
         advance,
-        batch_size=how.batch_size,
-        epochs=how.epochs,
-        rng=rng,
+        how,
+        rng,
         constants=("corrected_sgd", lr, anchor is None),
         dtype=torch.float64,
     )

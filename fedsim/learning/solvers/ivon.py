@@ -178,9 +178,8 @@ def ivon(
     loss = run_epochs(
         shard,
         advance,
-        batch_size=how.batch_size,
-        epochs=how.epochs,
-        rng=rng,
+        how,
+        rng,
         constants=("ivon", how.beta1, how.beta2, how.samples, state.may_move),
     )
     fit = IvonFit(
