@@ -17,6 +17,9 @@ from torch import Tensor
 from fedsim.wire.schema import map_tensors, tensors_of
 
 T = TypeVar("T")
+Fence = Callable[[], Callable[[list[Tensor]], None]]
+"""Called when copies were started; returns a function that makes what starts later wait for them. It takes the
+copies, whose memory is then in use there."""
 FREE_SHARE = 0.5
 """The share of a GPU's memory that must stay free, for training and other workers, when a copy is kept."""
 
@@ -43,6 +46,26 @@ def room_on(device: torch.device) -> Callable[[int], bool]:
     return room
 
 
+def fence_on(device: torch.device) -> Fence:
+    """Let the stream that uses a copy wait for the stream that makes it; nothing to do on a CPU."""
+    if device.type != "cuda":
+        return lambda: lambda tensors: None
+
+    def fence() -> Callable[[list[Tensor]], None]:
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(device))
+
+        def wait(tensors: list[Tensor]) -> None:
+            stream = torch.cuda.current_stream(device)
+            stream.wait_event(copied)
+            for tensor in tensors:
+                tensor.record_stream(stream)
+
+        return wait
+
+    return fence
+
+
 class DeviceCopies:
     """The copies that stay, by name; each has a stamp that tells whether it is still the right one.
 
@@ -54,11 +77,16 @@ class DeviceCopies:
         device: torch.device,
         room: Callable[[int], bool] | None = None,
         copy: Callable[[Tensor], Tensor] | None = None,
+        fence: Fence | None = None,
     ) -> None:
-        """room, copy: Stand for a GPU in tests; by default memory and transfers of the device."""
+        """room, copy, fence: Stand for a GPU in tests; by default memory, transfers and streams of the
+        device."""
         self._room = room or room_on(device)
         self._copy = copy or (lambda tensor: tensor.to(device, non_blocking=True))
-        self._kept: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
+        self._fence = fence or fence_on(device)
+        self._kept: OrderedDict[Hashable, tuple[Hashable, Any, Callable[[list[Tensor]], None]]] = (
+            OrderedDict()
+        )
 
     def get(self, name: Hashable, stamp: Hashable, value: Callable[[], T]) -> T:
         """Return the copy under a name, if it has this stamp; else one of `value()`, which is kept."""
@@ -66,17 +94,18 @@ class DeviceCopies:
         if kept is not None and kept[0] == stamp:
             self._kept.move_to_end(name)
             copied: T = kept[1]
+            kept[2](list(tensors_of(copied)))
             return copied
         stored = value()
         copied = map_tensors(stored, self._copy)
         if self._make_room(name, stored):
-            self._kept[name] = stamp, copied
+            self._kept[name] = stamp, copied, self._fence()
         return copied
 
     def keep(self, name: Hashable, stamp: Hashable, value: object) -> None:
         """Make a copy that will be needed, in the place of what had this name, if there is room for it."""
         if self._make_room(name, value):
-            self._kept[name] = stamp, map_tensors(value, self._copy)
+            self._kept[name] = stamp, map_tensors(value, self._copy), self._fence()
 
     def _make_room(self, name: Hashable, value: object) -> bool:
         self._kept.pop(name, None)

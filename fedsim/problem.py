@@ -29,7 +29,7 @@ from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, codec_options, resolved, resolved_hyperparameters
 from fedsim.learning.client_scores import LabelShares
-from fedsim.learning.frozen import frozen_digest
+from fedsim.learning.frozen import frozen_digest, share_frozen
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
 from fedsim.learning.params import Net
@@ -134,6 +134,18 @@ class Problem:
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0)
         problem.codecs, problem.asynchrony, problem.tree  # noqa: B018  (checks names, and that they fit)
         return problem
+
+    def beside(self) -> Problem:
+        """The same problem with a network of its own, for a task that is computed beside another one.
+
+        They share the tensors that are not trained, what stays on the device, and all that was derived.
+        """
+        net = network_of(self.experiment, self.dataset, self.net.device)
+        share_frozen(net.module, self.net.module)
+        self.copies  # noqa: B018  (one store for both)
+        other = replace(self, net=net)
+        vars(other).update({**vars(self), "net": net})
+        return other
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

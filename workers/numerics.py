@@ -25,7 +25,7 @@ HERE = ("python", *COMPUTES, "machine", "processor")
 PROBE = "probe digest ({})"
 """The name of the fact that is a probe digest, with the kind of device."""
 CUDA_GRAPHS = "FEDSIM_CUDA_GRAPHS"
-"""Environment variable: 1 lets workers on GPUs record training steps."""
+"""Environment variable: with 0 workers on GPUs do not record training steps."""
 DRIFT = "this run's bits depend on who computed what"
 
 
@@ -54,7 +54,7 @@ def facts_of_machine() -> dict[str, str]:
 
 def records_steps() -> bool:
     """Return whether workers on GPUs record training steps (fedsim.learning.recordings)."""
-    return os.environ.get(CUDA_GRAPHS) == "1"
+    return os.environ.get(CUDA_GRAPHS) != "0"
 
 
 def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
@@ -70,7 +70,6 @@ def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
         facts["gpu"] = torch.cuda.get_device_name()
         settings += ["deterministic" if torch.are_deterministic_algorithms_enabled() else "not deterministic"]
         settings += ["TF32"] if torch.backends.cuda.matmul.allow_tf32 else []
-        settings += ["CUDA graphs"] if records_steps() else []
     facts["settings"] = ", ".join(settings)
     return facts | {PROBE.format(kind): digest for kind, digest in probe.items()}
 

@@ -50,13 +50,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The data from which a worker builds the run.
 
     experiment: the fields of fedsim.experiment.Experiment. data_dir, run_dir: folders on the coordinator's
-    machine; run_dir is None for remote workers. index: the worker's number.
+    machine; run_dir is None for remote workers. index: the worker's number. lanes: the tasks that a worker
+    on a GPU computes at once, if there are several.
     """
 
     experiment: dict[str, Any]
     data_dir: str | None = None
     run_dir: str | None = None
     index: int = NONE
+    lanes: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

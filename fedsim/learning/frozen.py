@@ -61,6 +61,13 @@ def frozen_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}".lstrip("."), buffer
 
 
+def share_frozen(module: nn.Module, other: nn.Module) -> None:
+    """Let a module use the memory of another one's frozen tensors, which have the same values."""
+    for name, there in frozen_tensors(other):
+        owner, _, leaf = name.rpartition(".")
+        getattr(module.get_submodule(owner), leaf).data = there
+
+
 def frozen_digest(module: nn.Module) -> str:
     """sha256 over names, shapes and values of what is frozen; '' if nothing is."""
     hashed, empty = sha256(), True

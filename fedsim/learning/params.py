@@ -102,21 +102,25 @@ class Net:
         """A forward pass in training mode may draw from torch's own generators."""
         self.recordings: Recordings | None = None
         """If there are any, training steps are recorded where that is possible."""
+        self.draws_globally = False
+        """True inside a block in which torch's own generators are those of this network."""
         self._trial: str | None = None
 
     @contextmanager
     def noise(self, key: int) -> Iterator[None]:
         """A block in which the module's own draws (dropout) come from `key`, without changing other
         generators."""
+        globally = self.draws_globally
         with seeded_torch(key, self.device) if self.stochastic else nullcontext():
-            if self._dropout is None:
-                yield
-                return
-            self._dropout.generator = self._generator("dropout", key)
+            self.draws_globally = globally or self.stochastic
+            if self._dropout is not None:
+                self._dropout.generator = self._generator("dropout", key)
             try:
                 yield
             finally:
-                self._dropout.generator = None
+                self.draws_globally = globally
+                if self._dropout is not None:
+                    self._dropout.generator = None
 
     def draws(self, rng: RandomStream, part: str) -> torch.Generator:
         """The generator of a task's draws on the network's device, in its state at the beginning."""

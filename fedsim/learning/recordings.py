@@ -46,6 +46,8 @@ class Recordings:
         self.steps = steps
         self.before: Callable[..., None] = _nothing
         """Called before every repetition, like a hook of the forward pass."""
+        self.settle: Callable[[], None] = _nothing
+        """Called before a number is read that the device may still compute."""
         self.refusals: dict[str, None] = {}
         """Why steps were computed as they come; each reason once."""
         self._record, self._device = record, device

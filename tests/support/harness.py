@@ -169,6 +169,7 @@ def play(
     connect: Connect = loopback,
     workers: int = 0,
     worker_pool: Any = None,
+    lanes: int = 1,
 ) -> Run:
     """One run through the coordinator and the encoded wire."""
     for name in ("state", "checkpoints", "logs"):
@@ -188,7 +189,13 @@ def play(
             problem,
             participations,
             RunIdentity("run", 0.0),
-            Workers(endpoint, worker_pool or NoWorkerPool(), registration, Timeouts(60.0, 60.0, 60.0)),
+            Workers(
+                endpoint,
+                worker_pool or NoWorkerPool(),
+                registration,
+                Timeouts(60.0, 60.0, 60.0),
+                lanes=lanes,
+            ),
             Storage(checkpoints, journal),
             recorder,
         )

@@ -103,6 +103,7 @@ class Coordinator:
             chunks=problem.chunks,
             eval_every=problem.experiment.eval_every,
             ahead=not frugal,
+            lanes=workers.lanes,
             setup=len(algorithm.setup),
             round=before.round if before else 0,
             folded_rounds=before.folds if before else 0,

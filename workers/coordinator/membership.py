@@ -150,7 +150,8 @@ class Timeouts:
 class Workers:
     """The workers of a run: their endpoint, their authentication and their time limits.
 
-    edges: the edge servers of the tree are processes, too, with the numbers behind the workers'.
+    edges: the edge servers of the tree are processes, too, with the numbers behind the workers'. lanes: the
+    tasks that a worker computes at once.
     """
 
     endpoint: Endpoint
@@ -158,6 +159,7 @@ class Workers:
     registration: Registration
     timeouts: Timeouts
     edges: bool = False
+    lanes: int = 1
 
 
 class Leases:

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from workers.transport.dealer import Connection
 from workers.transport.edge_addresses import wait_for_address
 from workers.transport.handshake import Hello, refusal_reason
 from workers.worker.heartbeat import Heartbeat, while_it_starts
+from workers.worker.lanes import Lanes
 from workers.worker.runtime import WorkerRuntime
 
 JOIN_DEADLINE = 120.0
@@ -84,9 +86,12 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
             map_frozen(problem.net.module, Path(config.run_dir))
             map_start(problem.start, Path(config.run_dir))
             warm_up(problem)
-            if device.startswith("cuda") and records_steps():
-                problem.net.recordings = Recordings(cuda_graphs(), problem.net.device)
-        return WorkerRuntime(problem, Path(config.run_dir), run, config.index)
+            problems = [problem]
+            if device.startswith("cuda"):
+                problems += [problem.beside() for _ in range(1, config.lanes or 1)]
+                for each in problems if records_steps() else ():
+                    each.net.recordings = Recordings(cuda_graphs(), each.net.device)
+        return WorkerRuntime(problem, Path(config.run_dir), run, config.index, problems)
     except Exception as e:
         connection.send(messages.failed(run, e))
         raise
@@ -138,11 +143,14 @@ def check_over(farewell: Envelope) -> None:
 def serve(
     connection: Connection,
     runtime: WorkerRuntime,
-    handle: Callable[[Envelope], list[Envelope]],
+    handle: Callable[[Envelope, Problem], list[Envelope]],
     idle: float | None = None,
 ) -> None:
-    """Serve until 'stop'. idle: seconds of silence before a heartbeat; None: no heartbeats, for a worker of
-    this machine, which the kernel ends with its coordinator.
+    """Serve until 'stop'.
+
+    handle: returns the replies to an envelope, computed on one of the runtime's problems. idle: seconds of
+    silence before a heartbeat; None: no heartbeats, for a worker of this machine, which the kernel ends with
+    its coordinator.
 
     Raises:
         AccessError: if the coordinator refuses.
@@ -151,22 +159,25 @@ def serve(
     """
     heartbeat, unanswered = Heartbeat(connection), 0
 
-    def answer(envelope: Envelope) -> None:
+    def answer(envelope: Envelope, problem: Problem) -> None:
         """A separate function, so that no name keeps a large upload while the next task computes."""
         heartbeat.begin(envelope.header)
         try:
-            replies = handle(envelope)
+            replies = handle(envelope, problem)
         finally:
             heartbeat.end(envelope.header)
         for reply in replies:
             connection.send(reply)
 
-    runtime.problem.net.module.register_forward_pre_hook(heartbeat)
-    if runtime.problem.net.recordings is not None:
-        runtime.problem.net.recordings.before = heartbeat
+    lanes = Lanes(runtime.problems, heartbeat)
     while True:
-        envelope = connection.receive(idle or 60.0)
+        lanes.advance()
+        if not lanes.free:
+            continue
+        envelope = connection.receive(0.0 if lanes.busy else idle or 60.0)
         if envelope is None:
+            if lanes.busy:
+                continue
             if idle and unanswered == UNANSWERED:
                 raise ConnectionLost(f"nothing was heard of {connection.address} for {idle * UNANSWERED:g} s")
             if idle:  # about no task: it renews no lease, for a task may have been lost on its way
@@ -181,4 +192,4 @@ def serve(
             return
         if envelope.header.kind == "refused":
             raise AccessError(f"refused: {refusal_reason(envelope)}")
-        answer(envelope)
+        lanes.start(partial(answer, envelope))

@@ -22,6 +22,7 @@ import msgspec
 
 from fedsim.errors import AccessError, ConnectionLost, FedsimError, TaskError, UsageError, WireError
 from fedsim.printable import one_line
+from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope
 from workers import protocol_messages as messages
 from workers.scratch import Scratch
@@ -221,7 +222,9 @@ def run_joined(spec: Mapping[str, Any]) -> int:
     return 0
 
 
-def replies_with_states(runtime: WorkerRuntime, envelope: Envelope) -> list[Envelope]:
+def replies_with_states(
+    runtime: WorkerRuntime, envelope: Envelope, on: Problem | None = None
+) -> list[Envelope]:
     """Return the replies of a worker that does not share the run's folder: it receives and sends states.
 
     Raises:
@@ -233,7 +236,7 @@ def replies_with_states(runtime: WorkerRuntime, envelope: Envelope) -> list[Enve
             raise WireError(f"a state of client {h.client} in {len(envelope.frames)} frames")
         states.put(h.client, h.base, bytes(envelope.frames[0]))
         return []
-    replies = runtime.replies(envelope)
+    replies = runtime.replies(envelope, on)
     if not replies or replies[0].header.kind != "upload":
         return replies
     data = states.read(h.client, runtime.problem.version(h.round, h.exchange))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,49 +27,59 @@ from workers.task_execution import execute
 class WorkerRuntime:
     """Turns one envelope into its reply. It holds a cache of states and one model to evaluate."""
 
-    def __init__(self, problem: Problem, run_dir: Path, run: str, index: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        run_dir: Path,
+        run: str,
+        index: int,
+        problems: Sequence[Problem] | None = None,
+    ) -> None:
+        """problems: The same one with as many networks as tasks are computed at once; by default one."""
         self.problem, self.run, self.index = problem, run, index
+        self.problems = problems or [problem]
         self.states = ClientStates(run_dir / "state", problem.algorithm.client_type, run)
         self._model: tuple[int, Model] | None = None
         """The model to evaluate, and its round."""
         self._broadcasts: dict[int, Any] = {}
         """The decoded broadcasts of the last rounds, if broadcasts refer to earlier ones."""
 
-    def handle(self, envelope: Envelope) -> Envelope | None:
+    def handle(self, envelope: Envelope, on: Problem | None = None) -> Envelope | None:
         """Return the reply: upload, absent, score, or failed with the error and its task.
 
-        None: the envelope needs no reply.
+        None: the envelope needs no reply. on: the problem with the network to compute on, if it is another
+        one (Problem.beside).
 
         Raises:
             ConnectionLost: If the connection has ended, so that nobody waits for the reply.
         """
-        h = envelope.header
+        h, problem = envelope.header, on or self.problem
         try:
             if h.run != self.run:
                 raise WireError(f"an envelope of run {h.run!r}; worker {self.index} serves {self.run!r}")
             if h.kind == "task":
-                return self._train(envelope)
+                return self._train(envelope, problem)
             if h.kind == "gone":
                 return messages.absent(h)
             if h.kind == "last":
                 self._keep(h.base, self._decoded(envelope, NOTHING))
                 return None
             if h.kind == "evaluate":
-                return self._evaluate(envelope)
+                return self._evaluate(envelope, problem)
             raise WireError(f"worker {self.index} got an envelope of kind {h.kind!r}")
         except (Interrupted, ConnectionLost):
             raise
         except Exception as e:
             return messages.failed(self.run, e, h)
 
-    def replies(self, envelope: Envelope) -> list[Envelope]:
+    def replies(self, envelope: Envelope, on: Problem | None = None) -> list[Envelope]:
         """Return the replies of a worker that shares the run's folder: one, or none."""
-        reply = self.handle(envelope)
+        reply = self.handle(envelope, on)
         return [] if reply is None else [reply]
 
-    def _train(self, envelope: Envelope) -> Envelope:
+    def _train(self, envelope: Envelope, problem: Problem) -> Envelope:
         began = time.monotonic_ns()
-        h, problem = envelope.header, self.problem
+        h = envelope.header
         answered = problem.asynchrony.answered(h.round, h.client)
         stream = codec_stream(problem.experiment.seed, answered, h.exchange)
         before = max((r for r in self._broadcasts if r < h.round), default=None)
@@ -113,10 +124,10 @@ class WorkerRuntime:
             self._broadcasts[round] = down
             self._broadcasts = {r: self._broadcasts[r] for r in sorted(self._broadcasts)[-2:]}
 
-    def _evaluate(self, envelope: Envelope) -> Envelope:
+    def _evaluate(self, envelope: Envelope, problem: Problem) -> Envelope:
         h = envelope.header
         if envelope.frames:
-            self._model = (h.round, messages.read_model(envelope, self.problem.dims))
+            self._model = (h.round, messages.read_model(envelope, problem.dims))
         if self._model is None or self._model[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
-        return messages.score(h, self.problem.score(self._model[1], h.exchange, h.round))
+        return messages.score(h, problem.score(self._model[1], h.exchange, h.round))

@@ -118,4 +118,5 @@ def _recorded(
         advance(N // size, size)
         if N % size:
             advance(1, N % size)
+    recordings.settle()
     return float(total) / N

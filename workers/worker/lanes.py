@@ -1,0 +1,173 @@
+"""Several tasks at once in one worker, each on a stream of its GPU.
+
+Kernels of a small network fill a small part of a GPU, so those of several clients can run side by side. One
+thread starts them in turn: every task is a coroutine with a network, recordings and a stream of its own. It
+gives way before it repeats recorded steps, and while it waits for a number of the device. Its kernels are those
+of a task alone, so its bits depend neither on the number of lanes nor on what its neighbours compute.
+
+Threads are not used, because a capture of a graph fails while other threads start kernels, and because threads
+that start kernels wait for each other's interpreter lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from fedsim.problem import Problem
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
+
+MOST_LANES = 16
+LANES = 8
+"""Lanes of a worker on a GPU, unless the user says another number."""
+AHEAD = 1
+"""Repetitions that a lane may have started beyond the one that the device computes."""
+NAP = 1e-4
+"""Seconds between two looks at a device that has enough to do."""
+
+Work = Callable[[Problem], object]
+
+
+class Stream(Protocol):
+    """A queue of kernels on the device."""
+
+    def enter(self) -> None:
+        """Make this the stream of all kernels that are started from now on."""
+
+    def mark(self) -> Callable[[], bool]:
+        """Return a function that says whether the device has computed all that was started here before."""
+
+
+class CudaStream:
+    """A stream of the network's GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def enter(self) -> None:
+        torch.cuda.set_stream(self._stream)
+
+    def mark(self) -> Callable[[], bool]:
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event.query
+
+
+class Lane:
+    """A place for one task at a time: a problem with a network of its own, and a stream."""
+
+    def __init__(self, problem: Problem, stream: Stream, heartbeat: Callable[..., None]) -> None:
+        self.problem, self._stream, self._heartbeat = problem, stream, heartbeat
+        self._task: greenlet | None = None
+        self._marks: deque[Callable[[], bool]] = deque()
+        self._until: Callable[[], bool] | None = None
+        """What the task waits for, if it waits."""
+        if (recordings := problem.net.recordings) is not None:
+            recordings.before, recordings.settle = self._repeats, self._settles
+
+    @property
+    def busy(self) -> bool:
+        return self._task is not None
+
+    @property
+    def ready(self) -> bool:
+        """True if it has a task that need not wait for the device."""
+        return self._task is not None and (self._until is None or self._until())
+
+    def start(self, work: Work) -> None:
+        """Start a task, and return when it first gives way, or has ended."""
+        from greenlet import greenlet
+
+        self._task = greenlet(work)
+        self._switch(self.problem)
+
+    def advance(self) -> None:
+        """Let the task continue, until it gives way again or has ended."""
+        self._switch()
+
+    def _switch(self, *arguments: Problem) -> None:
+        assert self._task is not None
+        self._stream.enter()
+        self._until = None
+        try:
+            self._task.switch(*arguments)
+        finally:
+            if self._task.dead:
+                self._task = None
+                self._marks.clear()
+
+    def _repeats(self) -> None:
+        """Give way, and return when so few repetitions are waiting that another one may be started."""
+        self._marks.append(self._stream.mark())
+        self._give_way(self._marks.popleft() if len(self._marks) > AHEAD else None)
+        self._heartbeat()
+
+    def _settles(self) -> None:
+        """Give way until the device has computed all that the task has started."""
+        self._marks.clear()
+        self._give_way(self._stream.mark())
+        self._heartbeat()
+
+    def _give_way(self, until: Callable[[], bool] | None) -> None:
+        assert self._task is not None and self._task.parent is not None
+        if self.problem.net.draws_globally:
+            return  # other tasks would draw from the same generator
+        self._until = until
+        with torch.enable_grad():  # as other tasks begin; a task has its own setting again when it returns
+            self._task.parent.switch()
+
+
+class Lanes:
+    """The lanes of a worker; with a single one its tasks are computed as they come."""
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        heartbeat: Callable[..., None],
+        stream: Callable[[torch.device], Stream] = CudaStream,
+    ) -> None:
+        """problems: the same one with as many networks (Problem.beside). heartbeat: is called while tasks
+        compute."""
+        self._alone = problems[0] if len(problems) == 1 else None
+        self._lanes: list[Lane] = []
+        for problem in problems:
+            problem.net.module.register_forward_pre_hook(heartbeat)
+            if self._alone is None:
+                self._lanes.append(Lane(problem, stream(problem.net.device), heartbeat))
+            elif problem.net.recordings is not None:
+                problem.net.recordings.before = heartbeat
+
+    @property
+    def busy(self) -> bool:
+        """True if a task is being computed."""
+        return any(lane.busy for lane in self._lanes)
+
+    @property
+    def free(self) -> bool:
+        """True if another task can be started."""
+        return self._alone is not None or not all(lane.busy for lane in self._lanes)
+
+    def start(self, work: Work) -> None:
+        """Start a task in a free lane."""
+        if self._alone is not None:
+            work(self._alone)
+        else:
+            next(lane for lane in self._lanes if not lane.busy).start(work)
+
+    def advance(self) -> None:
+        """Let every task that need not wait for the device start its next kernels.
+
+        Raises:
+            Exception: What a task raises.
+        """
+        ready = [lane for lane in self._lanes if lane.ready]
+        for lane in ready:
+            lane.advance()
+        if not ready and self.busy:
+            time.sleep(NAP)
