@@ -18,8 +18,8 @@ from fedsim.wire.schema import map_tensors, tensors_of
 
 T = TypeVar("T")
 Fence = Callable[[], Callable[[list[Tensor]], None]]
-"""Called when copies were started; returns a function that makes what starts later wait for them. It takes the
-copies, whose memory is then in use there."""
+"""Called when copies were started; returns a function that makes what starts later wait for them. It takes
+the copies, whose memory is then in use there."""
 FREE_SHARE = 0.5
 """The share of a GPU's memory that must stay free, for training and other workers, when a copy is kept."""
 
@@ -52,7 +52,7 @@ def fence_on(device: torch.device) -> Fence:
         return lambda: lambda tensors: None
 
     def fence() -> Callable[[list[Tensor]], None]:
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record(torch.cuda.current_stream(device))
 
         def wait(tensors: list[Tensor]) -> None:

@@ -154,8 +154,12 @@ class Experiment:
     ] = UNSET
     threads: Annotated[int, option("Threads per task; may change bits.", "T", "algorithm", ge=1)] = 1
     numerics: Annotated[
-        Literal["native", "portable"],
-        option("portable: the same bits on x86 machines of all makes, more slowly.", "", "algorithm"),
+        Literal["native", "portable", "tf32"],
+        option(
+            "portable: the same bits on x86 of all makes, more slowly; tf32: TensorFloat-32 of a GPU.",
+            "",
+            "algorithm",
+        ),
     ] = "native"
     device: Annotated[
         Literal["cpu", "cuda"], option("What tasks compute on; follows from --devices.", name="")

@@ -31,7 +31,8 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
     """Fix the settings that float results depend on; every process that computes calls it first.
 
     Denormals are flushed to zero: saturated units give gradients near 1e-20 whose squares would be
-    denormal, and slow. Threads that are started afterwards inherit the flag.
+    denormal, and slow. Threads that are started afterwards inherit the flag. On a GPU matrix products and
+    convolutions are of float32, unless numerics is tf32.
 
     Raises:
         UsageError: if `device` is cuda and torch has none, or if `numerics` is portable and comes too late.
@@ -48,5 +49,5 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = numerics == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = numerics == "tf32"

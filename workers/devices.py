@@ -26,11 +26,6 @@ class Placement:
     def device(self) -> str:
         return "cuda" if self.gpu is not None else "cpu"
 
-    @property
-    def fresh(self) -> bool:
-        """Start the worker as a new interpreter: CUDA after a fork is not shown to be safe yet."""
-        return self.gpu is not None
-
     def __str__(self) -> str:
         if self.gpu is not None:
             return f"cuda:{self.gpu}"
@@ -118,6 +113,15 @@ def _driver_says(key: str) -> list[str]:
     files = sorted((ROOT / "proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")]
+
+
+def gpus_of(devices: str) -> int:
+    """The number of this machine's GPUs that --devices names.
+
+    Raises:
+        UsageError: for a device that is not there.
+    """
+    return len({p.gpu for p in assign_devices(devices, len(visible_gpus()) or 1, 1)} - {None})
 
 
 def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:

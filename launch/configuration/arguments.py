@@ -66,7 +66,7 @@ class ExperimentOptions(TypedDict, total=False):
     eval_every: int
     eval_samples: int
     threads: int
-    numerics: Literal["native", "portable"]
+    numerics: Literal["native", "portable", "tf32"]
     hyperparameters: Mapping[str, Any]
     codecs: Mapping[str, str]
     error_feedback: bool
@@ -84,6 +84,7 @@ class Options(ExperimentOptions, total=False):
     """An experiment, and how it is run (launch.configuration.execution.Execution), which changes no bit."""
 
     workers: int | Literal["auto"]
+    lanes: int | Literal["auto"]
     transport: Literal["ipc", "tcp"]
     devices: str
     data_dir: str | Path | None

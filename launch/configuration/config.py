@@ -22,6 +22,7 @@ from launch.configuration.origins import Origins
 from launch.configuration.presets import Preset, remarks
 from launch.configuration.target_accuracy import parsed_until
 from launch.tracking import selected
+from workers.devices import gpus_of
 from workers.transport.tcp_address import TcpAddress
 
 
@@ -98,7 +99,8 @@ class Overrides:
         with self.origins.own_words():
             names.check(experiment, self.origins.whence)
         if "workers" not in self.execution and not execution.remote_workers:
-            execution = replace(execution, workers=min(execution.workers, experiment.clients))
+            usual = gpus_of(execution.devices) or execution.workers
+            execution = replace(execution, workers=min(usual, experiment.clients))
         return experiment, execution
 
     def remarks(self, experiment: Experiment) -> tuple[str, ...]:
@@ -167,15 +169,18 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
 
 
 def with_auto(values: Mapping[str, Any], named: Named) -> Mapping[str, Any]:
-    """Resolve `workers = auto` to a number.
+    """Replace `auto` for workers and lanes by AUTO.
 
     Raises:
-        UsageError: for that number itself.
+        UsageError: for that number itself, and for no lanes.
     """
-    workers = values.get("workers")
-    if workers == AUTO:
-        raise UsageError(f"{named('workers', AUTO)}: give a number of at least 0, or auto")
-    return {**values, "workers": AUTO} if workers == "auto" else values
+    values = dict(values)
+    for key, least in (("workers", 0), ("lanes", 1)):
+        if values.get(key) == "auto":
+            values[key] = AUTO
+        elif isinstance(values.get(key), int) and values[key] < least:
+            raise UsageError(f"{named(key, values[key])}: give a number of at least {least}, or auto")
+    return values
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from fedsim.experiment import option
 
 AUTO = -1
-"""The value of `workers = auto` (launch.configuration.worker_count)."""
+"""The value of `workers = auto` (launch.configuration.worker_count), and of `lanes = auto`."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,21 @@ class Execution:
             "Worker processes; 0: in process; auto: as cores and memory allow.",
             "K|auto",
             "execution usual resume",
-            default="10, or as many as clients if these are fewer",
+            default="one a GPU; without one 10, or as many as clients if these are fewer",
             ge=AUTO,
         ),
     ] = 10
+    lanes: Annotated[
+        int,
+        option(
+            "Clients that a worker on a GPU computes at once, each on a stream of its own.",
+            "L|auto",
+            "execution resume",
+            default="auto: 8, or as many as clients a worker; 1 for models of 4 million parameters or more",
+            ge=AUTO,
+            le=16,
+        ),
+    ] = AUTO
     remote_workers: Annotated[
         int,
         option("Workers of other machines to wait for (--bind).", "K", "execution resume", default="", ge=0),

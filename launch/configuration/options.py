@@ -178,20 +178,24 @@ def _options(
         )
 
 
-def _workers(text: str) -> int | str:
-    """Read a number of workers, or auto.
+def _number_or_auto(option: str, least: int) -> Callable[[str], int | str]:
+    """Return a function that reads a number of at least `least`, or auto."""
 
-    Raises:
-        UsageError: for another text.
-    """
-    if text == "auto":
-        return text
-    if not text.isdigit():
-        raise UsageError(f"--workers {text}: give a number of at least 0, or auto")
-    return int(text)
+    def parse(text: str) -> int | str:
+        if text == "auto":
+            return text
+        if not text.isdigit() or int(text) < least:
+            raise UsageError(f"{option} {text}: give a number of at least {least}, or auto")
+        return int(text)
+
+    return parse
 
 
-PARSED: Mapping[str, Callable[[str], Any]] = {"until": parsed_until, "workers": _workers}
+PARSED: Mapping[str, Callable[[str], Any]] = {
+    "until": parsed_until,
+    "workers": _number_or_auto("--workers", 0),
+    "lanes": _number_or_auto("--lanes", 1),
+}
 """Fields whose texts are not those of their type."""
 
 

@@ -1,10 +1,13 @@
-"""--workers auto: as many as cores, memory and clients let work at the same time, and why."""
+"""--workers auto: as many as cores, memory and clients let work at the same time, and why; --lanes auto."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fedsim.errors import UsageError
+from launch.configuration.execution import AUTO, Execution
 
 if TYPE_CHECKING:  # it imports torch, before which the fork server is made
     from fedsim.problem import Problem
@@ -67,3 +70,28 @@ def decide(workers: int, why: str, problem: Problem) -> tuple[int, str]:
         why = f"{memory}; {why} would allow {workers}"
         workers = fit
     return workers, f"workers auto: {workers}, for there are {why}"
+
+
+LANES, LARGE = 8, 1 << 22
+"""Tasks at once that fill a GPU with the kernels of small networks (docs/benchmarks.md), and parameters from
+which those of one task do."""
+
+
+def lanes_of(execution: Execution, problem: Problem) -> int:
+    """The number of tasks that each worker computes at once: 1 on CPUs, and where kernels are large.
+
+    Raises:
+        UsageError: For several on a CPU, or in process.
+    """
+    where = "on the CPU" if problem.experiment.device == "cpu" else "" if execution.workers else "in process"
+    if where:
+        if execution.lanes > 1:
+            raise UsageError(
+                f"--lanes {execution.lanes}: lanes are streams of a worker's GPU, and this run computes "
+                f"{where}; leave it out"
+            )
+        return 1
+    if execution.lanes != AUTO:
+        return execution.lanes
+    clients = -(-len(problem.clients) // execution.workers)
+    return 1 if problem.net.layout.size >= LARGE else min(LANES, clients)

@@ -1,9 +1,9 @@
 """Starts workers by forking from a process that has already imported torch.
 
 Ten workers cost about one CPU-second instead of thirteen, and share the library's memory. The server
-has only imported: no ZeroMQ context, no CUDA call, thread variables 1. It dies with the coordinator
-(PR_SET_PDEATHSIG is the first thing it sets) and every worker dies with it. A worker on a GPU
-is a fresh interpreter instead (fork, then exec), until forking is shown to be safe there.
+has only imported: no ZeroMQ context, no CUDA call (a forked process could not use the GPU then), thread
+variables 1. It dies with the coordinator (PR_SET_PDEATHSIG is the first thing it sets) and every worker dies
+with it.
 
 The coordinator talks to it over a socket pair with JSON datagrams:
     {"start": {...}}            ->  {"started": index, "pid": pid}
@@ -47,6 +47,7 @@ ENVIRONMENT = {
     "OMP_DYNAMIC": "FALSE",
     "MKL_DYNAMIC": "FALSE",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "THP_MEM_ALLOC_ENABLE": "1",
 }
@@ -122,7 +123,7 @@ def _preload(packages: Sequence[str]) -> None:
     import numpy.ma  # noqa: F401 (np.unique imports it late: 12 MB in every worker)
     import torch
 
-    import workers.worker.__main__  # noqa: F401
+    import workers.worker.remote  # noqa: F401
 
     for package in packages:
         with suppress(UsageError):  # the worker that needs it says so
@@ -140,17 +141,12 @@ def _become_worker(spec: dict[str, Any]) -> None:
         os.dup2(log, 2)
         os.environ.update(spec["env"])
         os.sched_setaffinity(0, spec["cores"])
-        if spec["fresh"]:
-            handed = os.memfd_create("spec", 0)  # not argv: the spec holds the run's token
-            os.write(handed, json.dumps(spec).encode())
-            os.lseek(handed, 0, os.SEEK_SET)
-            role = "workers.edge.main" if "edge" in spec else "workers.worker"
-            os.execv(sys.executable, [sys.executable, "-m", role, str(handed)])
         if "edge" in spec:
             from workers.edge.main import run_edge as run
+        elif "join" in spec:  # of another machine's coordinator
+            from workers.worker.remote import run_joined as run
         else:
-            from workers.worker.__main__ import run_spec as run
-
+            from workers.worker.main import run
         code = run(spec)
     except BaseException:
         traceback.print_exc()

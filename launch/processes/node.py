@@ -105,7 +105,6 @@ class Node:
                 "log": str((logs / f"worker-{i if seat is None else seat:03d}.log").resolve()),
                 "cores": placed.cores,
                 "env": {"CUDA_VISIBLE_DEVICES": placed.gpu or ""},
-                "fresh": placed.fresh,
             }
             for i, (seat, placed) in enumerate(zip(seats, placements, strict=True))
         ]

@@ -30,7 +30,7 @@ STATE_FACTOR = 16
 """A client's state, which remote workers borrow, is at most this many times as long as a message's field."""
 FRAME_SLACK = 1 << 16
 HELD = 2
-"""Uploads of a worker that may wait for the coordinator: one, and that of a task in advance."""
+"""Uploads of a worker's lane that may wait for the coordinator: one, and that of a task in advance."""
 
 
 def curve_endpoint(
@@ -149,7 +149,7 @@ def open_endpoint(
     if execution.remote_workers:
 
         def pending(state: int) -> int:
-            return HELD * (envelope + state)  # a draft before each
+            return HELD * execution.lanes * (envelope + state)  # a draft before each
 
         return curve_endpoint(
             folder,
@@ -164,7 +164,7 @@ def open_endpoint(
             edges,
         )
     listener = local_listener(execution.transport)
-    endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * envelope)
+    endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * execution.lanes * envelope)
     try:
         specs = _specs(placements, folder, endpoint.address, listener.token, to_workers, edges)
         recorder.supervisor.start_workers(specs, (*placements, *[placements[0]] * edges))
@@ -188,7 +188,6 @@ def _specs(
             "device": placed.device,
             "cores": placed.cores,
             "env": {"CUDA_VISIBLE_DEVICES": placed.gpu or ""},
-            "fresh": placed.fresh,
         }
         for i, placed in enumerate(placements)
     ]

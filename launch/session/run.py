@@ -30,7 +30,7 @@ from launch.session.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close, say
 from launch.tracking import check_installed, selected
 from workers import scratch
-from workers.devices import ELSEWHERE, Placement, assign_devices, remark as no_gpu_remark, visible_gpus
+from workers.devices import ELSEWHERE, Placement, assign_devices, gpus_of, remark as no_gpu_remark
 from workers.portable import environment_for
 from workers.storage import memory_folder
 from workers.transport.eventfd import Wakeup
@@ -138,7 +138,7 @@ def launch(
         raise UsageError(f"the working folder {os.getcwd()!a} is not UTF-8; run fedsim in another one")
     why = ""
     if execution.workers == AUTO:
-        gpus = sum(p.gpu is not None for p in assign_devices(execution.devices, len(visible_gpus()) or 1, 1))
+        gpus = gpus_of(execution.devices)
         workers, why = by_cores(experiment.threads, experiment.clients, gpus)
         execution = replace(execution, workers=workers)
     allow_open_files(execution.workers)

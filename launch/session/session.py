@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import UNSET
 from rich.markup import escape
 
 from fedsim.errors import FedsimError, Interrupted, UsageError
@@ -17,7 +18,7 @@ from fedsim.experiment import Experiment
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
 from launch.configuration.execution import Execution
-from launch.configuration.worker_count import decide
+from launch.configuration.worker_count import decide, lanes_of
 from launch.processes.local_node import LocalNode
 from launch.processes.supervisor import Supervisor
 from launch.runs import manifest
@@ -138,6 +139,8 @@ class Session:
         """
         device: Literal["cpu", "cuda"] = "cuda" if placements[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
+        if experiment.numerics == "tf32" and device == "cpu":
+            raise UsageError("--numerics tf32 is of GPUs, and this run computes on the CPU; leave it out")
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = assemble(experiment, data_dir, "cpu" if execution.workers else device)
         check_repeatable(problem, data_dir)
@@ -145,6 +148,7 @@ class Session:
         if auto:
             workers, why = decide(execution.workers, auto, problem)
             execution, placements, remarks = replace(execution, workers=workers), placements[:workers], (why,)
+        execution = replace(execution, lanes=lanes_of(execution, problem))
         check_edges(problem, execution)
         participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)
@@ -294,7 +298,7 @@ class Session:
                 problem,
                 self.schedule,
                 RunIdentity(self.run_name, self.start.at),
-                Workers(endpoint, pool, self._registration(), timeouts, e.edge_processes),
+                Workers(endpoint, pool, self._registration(), timeouts, e.edge_processes, e.lanes),
                 Storage(checkpoints, journal, self.recovery, keep, lasting),
                 recorder,
             )
@@ -343,6 +347,7 @@ class Session:
             experiment=asdict(e),
             data_dir=str(Path(execution.data_dir).resolve()) if execution.data_dir else None,
             run_dir=None if remote else str(self.folder.resolve()),
+            lanes=execution.lanes if execution.lanes > 1 else UNSET,
         )
         expected = WorkerManifest(
             data,

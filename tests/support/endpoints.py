@@ -162,7 +162,6 @@ class Pool:
                 "device": "cpu",
                 "cores": cores,
                 "env": {},
-                "fresh": False,
             }
             self.link.send(json.dumps({"start": spec}).encode())
             answer: dict[str, Any] = {}

@@ -1,15 +1,13 @@
-"""Workers that compute several tasks at once: the same bits, in any order, and faults that end what they must."""
+"""Workers that compute several tasks at once, on a pretended GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import torch
 
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
-from protocols import find
 from tests.support.harness import ALGORITHMS, Class, play, problem_of
 from tests.support.streams import LanedLoopback
 from tests.workers.test_recorded_steps import NEVER

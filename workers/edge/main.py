@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -72,8 +71,3 @@ def build_problem(config: messages.WorkerConfig) -> Problem:
     problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, "cpu")
     warm_up(problem)
     return problem
-
-
-if __name__ == "__main__":
-    with open(int(sys.argv[1]), "rb") as handed:
-        sys.exit(run_edge(json.load(handed)))

@@ -16,8 +16,9 @@ from workers.transport.handshake import Hello
 from workers.transport.join_credentials import KeyPair
 from workers.transport.tcp_address import TcpAddress
 
-SEND_QUEUE = 8
-"""Envelopes queued for one worker; it never holds more than two tasks and a few small envelopes."""
+SEND_QUEUE = 40
+"""Envelopes queued for one worker; it never holds more than two tasks for each of 16 lanes and a few small
+envelopes."""
 HELLO_DEADLINE = 30.0
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED

@@ -2,11 +2,11 @@
 
 Kernels of a small network fill a small part of a GPU, so those of several clients can run side by side. One
 thread starts them in turn: every task is a coroutine with a network, recordings and a stream of its own. It
-gives way before it repeats recorded steps, and while it waits for a number of the device. Its kernels are those
-of a task alone, so its bits depend neither on the number of lanes nor on what its neighbours compute.
+gives way before it repeats recorded steps, and while it waits for a number of the device. Its kernels are
+those of a task alone, so its bits depend neither on the number of lanes nor on what its neighbours compute.
 
-Threads are not used, because a capture of a graph fails while other threads start kernels, and because threads
-that start kernels wait for each other's interpreter lock.
+The tasks are no threads: the capture of a graph fails while another thread starts kernels, and
+threads that start kernels wait for the lock of the interpreter.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from fedsim.problem import Problem
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-MOST_LANES = 16
-LANES = 8
-"""Lanes of a worker on a GPU, unless the user says another number."""
 AHEAD = 1
 """Repetitions that a lane may have started beyond the one that the device computes."""
 NAP = 1e-4
@@ -48,13 +45,13 @@ class CudaStream:
     """A stream of the network's GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def enter(self) -> None:
         torch.cuda.set_stream(self._stream)
 
     def mark(self) -> Callable[[], bool]:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event.query
 
