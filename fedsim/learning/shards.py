@@ -98,6 +98,11 @@ class Shard:
         """The network's outputs (n, C) at `weights` for stored inputs."""
         return self.net.logits(weights, self.floats(stored))
 
+    @property
+    def chunk(self) -> int:
+        """The fastest number of examples to differentiate at once."""
+        return best_chunk(self.net.module, self.floats(self.inputs[:1]))
+
     def rows(self, size: int, order: torch.Generator) -> Iterator[Tensor]:
         """The rows of the batches of one epoch in random order, int64; the short last batch is kept (as in
         the released code)."""
@@ -138,7 +143,7 @@ class Shard:
             return self._curvature_of_sequences(weights, estimator, rng)
         self.net.likelihood.classes_only("the diagonal GGN")
         self.net.load(weights)
-        chunks = torch.split(self.inputs, best_chunk(self.net.module))
+        chunks = torch.split(self.inputs, self.chunk)
         return diagonal_ggn(
             self.net.module,
             (self.floats(chunk) for chunk in chunks),
@@ -163,7 +168,7 @@ class Shard:
         self.net.likelihood.classes_only("the full GGN")
         self.net.load(weights)
         self.net.module.eval()
-        chunks = torch.split(self.inputs, best_chunk(self.net.module))
+        chunks = torch.split(self.inputs, self.chunk)
         return full_ggn(self.net.module, (self.floats(chunk) for chunk in chunks))
 
     def gradient(self, weights: Tensor) -> Tensor:
@@ -171,10 +176,8 @@ class Shard:
         self.net.load(weights)
         self.net.module.eval()
         total = torch.zeros_like(self.net.grads)
-        size = best_chunk(self.net.module)
-        for inputs, targets in zip(
-            torch.split(self.inputs, size), torch.split(self.targets, size), strict=True
-        ):
+        chunks = (torch.split(part, self.chunk) for part in (self.inputs, self.targets))
+        for inputs, targets in zip(*chunks, strict=True):
             self.net.loss_gradient(self.floats(inputs), targets, float(len(targets)))
             total += self.net.grads
         return total

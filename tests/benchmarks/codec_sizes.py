@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.experiment import Experiment
-from fedsim.learning.curvature.diagonal_ggn import best_chunk, diagonal_ggn
+from fedsim.learning.curvature.diagonal_ggn import diagonal_ggn
 from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.params import Layout
 from fedsim.seeds import RandomStream
@@ -73,7 +73,7 @@ def trained(data_dir: Path, rounds: int = 4) -> Trained:
         down, up = run.next_messages(client)
     shard, mean = run.problem.shard(client), up.value.mean
     shard.net.load(mean)
-    chunks = torch.split(shard.floats(shard.inputs), best_chunk(shard.net.module))
+    chunks = torch.split(shard.floats(shard.inputs), shard.chunk)
     ggn = diagonal_ggn(shard.net.module, chunks)
     fisher = mean_fisher(shard, mean)
     return Trained(run.problem.net.layout, shard.size, down.value.mean, mean, fisher, ggn)

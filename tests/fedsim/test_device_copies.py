@@ -104,3 +104,21 @@ def test_half_of_a_gpu_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
     room = room_on(GPU)
     assert room(5)
     assert not room(6)
+
+
+def test_what_uses_a_copy_waits_for_the_one_who_makes_it() -> None:
+    """The maker's own stream is in order; a copy that is kept is used by others."""
+    waits: list[list[float]] = []
+    fences: list[int] = []
+
+    def fence() -> Callable[[list[Tensor]], None]:
+        fences.append(1)
+        return lambda tensors: waits.append([float(t) for t in tensors])
+
+    copies = DeviceCopies(CPU, lambda nbytes: True, Tensor.clone, fence)
+    for _ in range(3):
+        copies.get("x", 0, lambda: (torch.tensor(1.0), torch.tensor(2.0)))
+    assert (len(fences), waits) == (1, [[1.0, 2.0], [1.0, 2.0]])
+    copies.keep("y", 0, torch.tensor(3.0))
+    copies.get("y", 0, lambda: torch.tensor(4.0))
+    assert (len(fences), waits[2:]) == (2, [[3.0]])

@@ -94,7 +94,7 @@ def test_a_run_of_an_earlier_version_goes_on(created: Path, tmp_path: Path) -> N
         assert summary[key] == value, key
 
 
-# ---- lanes, which computed several clients in one launch
+# ---- lanes as they were, which computed several clients in one launch
 
 
 def written_with(lanes: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -143,13 +143,13 @@ def test_a_run_of_one_lane_goes_on_as_one_without(tmp_path: Path, monkeypatch: p
     )
 
 
-def test_lanes_are_no_option_of_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_are_no_part_of_a_new_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, recipe, earlier = tmp_path / "job.toml", tmp_path / "recipe.toml", tmp_path / "run"
     job.write_text("[experiment]\nlanes = 2\n")
     recipe.write_text('title = "t"\n[[variant]]\nlabel = "a"\nexperiment = {algo = "fedavg", lanes = 2}\n')
     written_with(2, tmp_path, monkeypatch)
     for arguments, code, why in (
-        (("launch", "--lanes", 2), 2, "--lanes is no option of fedsim launch"),
+        (("launch", "--lanes", 2, "--devices", "cpu"), 2, "--lanes 2: lanes are streams of a worker's GPU"),
         (("launch", "--config", job), 2, f"unknown key in [experiment] of {job}: 'lanes'"),
         (("launch", "--config", f"{recipe}:a"), 2, f"unknown key in [experiment] of {recipe}:a: 'lanes'"),
         (("sweep", recipe), 2, "'lanes'"),

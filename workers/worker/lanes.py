@@ -88,6 +88,12 @@ class Lane:
         """Let the task continue, until it gives way again or has ended."""
         self._switch()
 
+    def close(self) -> None:
+        """End the task where it stands."""
+        if self._task is not None:
+            self._task.throw()
+            self._task = None
+
     def _switch(self, *arguments: Problem) -> None:
         assert self._task is not None
         self._stream.enter()
@@ -168,3 +174,8 @@ class Lanes:
             lane.advance()
         if not ready and self.busy:
             time.sleep(NAP)
+
+    def close(self) -> None:
+        """End the tasks that are being computed, without a reply."""
+        for lane in self._lanes:
+            lane.close()

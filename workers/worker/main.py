@@ -170,26 +170,30 @@ def serve(
             connection.send(reply)
 
     lanes = Lanes(runtime.problems, heartbeat)
-    while True:
-        lanes.advance()
-        if not lanes.free:
-            continue
-        envelope = connection.receive(0.0 if lanes.busy else idle or 60.0)
-        if envelope is None:
-            if lanes.busy:
+    try:
+        while True:
+            lanes.advance()
+            if not lanes.free:
                 continue
-            if idle and unanswered == UNANSWERED:
-                raise ConnectionLost(f"nothing was heard of {connection.address} for {idle * UNANSWERED:g} s")
-            if idle:  # about no task: it renews no lease, for a task may have been lost on its way
-                connection.offer(messages.idle(runtime.run))
-                unanswered += 1
-            continue
-        unanswered = 0
-        if envelope.header.kind == "heartbeat":
-            continue
-        if envelope.header.kind == "stop":
-            check_over(envelope)
-            return
-        if envelope.header.kind == "refused":
-            raise AccessError(f"refused: {refusal_reason(envelope)}")
-        lanes.start(partial(answer, envelope))
+            envelope = connection.receive(0.0 if lanes.busy else idle or 60.0)
+            if envelope is None:
+                if lanes.busy:
+                    continue
+                if idle and unanswered == UNANSWERED:
+                    silence = f"nothing was heard of {connection.address} for {idle * UNANSWERED:g} s"
+                    raise ConnectionLost(silence)
+                if idle:  # about no task: it renews no lease, for a task may have been lost on its way
+                    connection.offer(messages.idle(runtime.run))
+                    unanswered += 1
+                continue
+            unanswered = 0
+            if envelope.header.kind == "heartbeat":
+                continue
+            if envelope.header.kind == "stop":
+                check_over(envelope)
+                return
+            if envelope.header.kind == "refused":
+                raise AccessError(f"refused: {refusal_reason(envelope)}")
+            lanes.start(partial(answer, envelope))
+    finally:
+        lanes.close()

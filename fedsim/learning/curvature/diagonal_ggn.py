@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from typing import cast
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -31,18 +32,53 @@ from torch.autograd.graph import GradientEdge
 
 from fedsim.errors import UsageError, unknown
 from fedsim.learning.curvature.columns import columns_of, columns_of_places
-from fedsim.learning.curvature.layer_calls import Call, checked_forward
+from fedsim.learning.curvature.layer_calls import Call, checked_forward, eagerly
 from fedsim.learning.curvature.layer_rules import RULES, check_layers
 
 COLUMNS = ("exact", "sign", "top2_sign")
 
 
-def best_chunk(module: nn.Module) -> int:
-    """The fastest number of examples per chunk: 32 with convolutions (memory), else 512.
+MEMORY = 4 << 30
+"""Bytes of a GPU that a chunk may take."""
+_of_gpus: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
-    Measured in docs/references/curvature-and-solvers.md#cost-of-the-diagonal-ggn.
+
+def best_chunk(module: nn.Module, example: Tensor) -> int:
+    """The fastest number of examples per chunk, on the device of `example` (1, *shape).
+
+    On a CPU 32 with convolutions (memory), else 512; measured in
+    docs/references/curvature-and-solvers.md#cost-of-the-diagonal-ggn. On a GPU as many as take MEMORY, a
+    power of two from 32 to 1,024, because its kernels of a small chunk take as long as those of a large one.
+    It depends on the network's shapes and not on the memory that is free, because sums depend on it.
     """
-    return 32 if any(isinstance(m, nn.Conv2d) for m in module.modules()) else 512
+    if example.device.type == "cpu":
+        return 32 if any(isinstance(m, nn.Conv2d) for m in module.modules()) else 512
+    if module not in _of_gpus:
+        fitting = MEMORY // max(1, example_bytes(module, example))
+        _of_gpus[module] = 1 << min(max(fitting, 32), 1024).bit_length() - 1
+    return _of_gpus[module]
+
+
+def example_bytes(module: nn.Module, example: Tensor) -> int:
+    """The memory that diagonal_ggn takes for one example (1, *shape): for each layer the prepared input, its
+    output beside the output's gradient, and the gradient of its parameters twice."""
+    numbers = 0
+
+    def count(m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        nonlocal numbers
+        x = args[0] if args else kwargs["input"]
+        own = sum(p.numel() for p in m.parameters(recurse=False))
+        numbers += RULES[type(m)].prepare(m, x).numel() + 2 * output.numel() + 2 * own
+
+    layers = [m for m in module.modules() if type(m) in RULES]
+    hooks = [m.register_forward_hook(count, with_kwargs=True) for m in layers]
+    try:
+        with _eval_mode(module), torch.no_grad(), eagerly():
+            module(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return 4 * numbers
 
 
 def diagonal_ggn(

@@ -28,7 +28,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import TaskError, UsageError
-from fedsim.learning.curvature.diagonal_ggn import best_chunk
 from fedsim.learning.gaussian import Gaussian, is_full, times
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
@@ -264,6 +263,6 @@ def _finite(values: Tensor, what: str) -> Tensor:
 def _mean_loss(shard: Shard, mean: Tensor, rng: RandomStream) -> float:
     """Mean loss in nats per example."""
     total = 0.0
-    for inputs, targets in shard.batches(best_chunk(shard.net.module), rng.torch("loss")):
+    for inputs, targets in shard.batches(shard.chunk, rng.torch("loss")):
         total += float(shard.net.likelihood.loss(shard.net.logits(mean, inputs), targets)) * len(targets)
     return total / shard.size

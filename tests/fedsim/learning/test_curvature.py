@@ -6,6 +6,7 @@ Identity 13 of docs/references/equations.md#identity-13. "Relative error" is |fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from fedsim.errors import UsageError
-from fedsim.learning.curvature.diagonal_ggn import COLUMNS, best_chunk, diagonal_ggn
+from fedsim.learning.curvature import diagonal_ggn as of_diagonal
+from fedsim.learning.curvature.diagonal_ggn import COLUMNS, best_chunk, diagonal_ggn, example_bytes
 
 EXACT = 1e-12  # float64; measured 1e-16 .. 2e-16
 
@@ -430,6 +432,23 @@ def test_parameters_that_are_views_of_one_buffer() -> None:
         assert error(diagonal_ggn(net, [x]), exact) < EXACT
 
 
-def test_best_chunk() -> None:
-    assert best_chunk(relu_cnn()) == 32
-    assert best_chunk(relu_mlp()) == 512
+def test_chunks_on_a_cpu() -> None:
+    assert best_chunk(relu_cnn(), torch.zeros(1)) == 32
+    assert best_chunk(relu_mlp(), torch.zeros(1)) == 512
+
+
+def test_the_memory_of_an_example() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 10)).train()
+    convolution = 3 * 9 * 36 + 2 * 4 * 36 + 2 * (3 * 9 * 4 + 4)
+    dense = 144 + 2 * 10 + 2 * (144 * 10 + 10)
+    assert example_bytes(net, torch.zeros(1, 3, 8, 8)) == 4 * (convolution + dense)
+    assert net.training and not net[0]._forward_hooks
+
+
+@pytest.mark.parametrize(("memory", "chunk"), [(1, 32), (100 << 10, 64), (150 << 10, 128), (1 << 40, 1024)])
+def test_chunks_of_a_gpu_fill_its_memory(memory: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_diagonal, "MEMORY", memory)
+    monkeypatch.setattr(of_diagonal, "example_bytes", lambda module, example: 1 << 10)
+    monkeypatch.setattr(of_diagonal, "_of_gpus", {})
+    example = SimpleNamespace(device=torch.device("cuda"))
+    assert best_chunk(relu_cnn(), example) == chunk  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ def test_has_a_curvature_and_no_activation_in_place(name: str) -> None:
     torch.manual_seed(1)
     net = build_model(name, MNIST, 10)
     assert not any(getattr(m, "inplace", False) for m in net.modules())
-    assert best_chunk(net) == (32 if name in CONVOLUTIONAL else 512)
+    assert best_chunk(net, torch.zeros(1, *MNIST)) == (32 if name in CONVOLUTIONAL else 512)
     x = torch.rand(2, *MNIST)
     h = diagonal_ggn(net, [x], columns="sign", generator=torch.Generator().manual_seed(0))
     assert h.shape == (count(net),)
