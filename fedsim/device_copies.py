@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.wire.schema import map_tensors, tensors_of
 
 T = TypeVar("T")
-Fence = Callable[[], Callable[[list[Tensor]], None]]
+RecordEvent = Callable[[], Callable[[list[Tensor]], None]]
 """Called when copies were started; returns a function that makes what starts later wait for them. It takes
 the copies, whose memory is then in use there."""
 FREE_SHARE = 0.5
@@ -46,12 +46,12 @@ def room_on(device: torch.device) -> Callable[[int], bool]:
     return room
 
 
-def fence_on(device: torch.device) -> Fence:
+def events_of(device: torch.device) -> RecordEvent:
     """Let the stream that uses a copy wait for the stream that makes it; nothing to do on a CPU."""
     if device.type != "cuda":
         return lambda: lambda tensors: None
 
-    def fence() -> Callable[[list[Tensor]], None]:
+    def record_event() -> Callable[[list[Tensor]], None]:
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record(torch.cuda.current_stream(device))
 
@@ -63,7 +63,7 @@ def fence_on(device: torch.device) -> Fence:
 
         return wait
 
-    return fence
+    return record_event
 
 
 class DeviceCopies:
@@ -77,13 +77,13 @@ class DeviceCopies:
         device: torch.device,
         room: Callable[[int], bool] | None = None,
         copy: Callable[[Tensor], Tensor] | None = None,
-        fence: Fence | None = None,
+        record_event: RecordEvent | None = None,
     ) -> None:
-        """room, copy, fence: Stand for a GPU in tests; by default memory, transfers and streams of the
+        """room, copy, record_event: Stand for a GPU in tests; by default memory, transfers and streams of the
         device."""
         self._room = room or room_on(device)
         self._copy = copy or (lambda tensor: tensor.to(device, non_blocking=True))
-        self._fence = fence or fence_on(device)
+        self._record_event = record_event or events_of(device)
         self._kept: OrderedDict[Hashable, tuple[Hashable, Any, Callable[[list[Tensor]], None]]] = (
             OrderedDict()
         )
@@ -99,13 +99,13 @@ class DeviceCopies:
         stored = value()
         copied = map_tensors(stored, self._copy)
         if self._make_room(name, stored):
-            self._kept[name] = stamp, copied, self._fence()
+            self._kept[name] = stamp, copied, self._record_event()
         return copied
 
     def keep(self, name: Hashable, stamp: Hashable, value: object) -> None:
         """Make a copy that will be needed, in the place of what had this name, if there is room for it."""
         if self._make_room(name, value):
-            self._kept[name] = stamp, map_tensors(value, self._copy), self._fence()
+            self._kept[name] = stamp, map_tensors(value, self._copy), self._record_event()
 
     def _make_room(self, name: Hashable, value: object) -> bool:
         self._kept.pop(name, None)

@@ -33,7 +33,7 @@ class Pretended(DeviceCopies):
 
     @property
     def held(self) -> int:
-        return sum(t.nbytes for _, value in self._kept.values() for t in tensors_of(value))
+        return sum(t.nbytes for _, value, _ in self._kept.values() for t in tensors_of(value))
 
     def get(self, name: Hashable, stamp: Hashable, value: Callable[[], T]) -> T:
         def missed() -> T:
@@ -109,16 +109,16 @@ def test_half_of_a_gpu_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_uses_a_copy_waits_for_the_one_who_makes_it() -> None:
     """The maker's own stream is in order; a copy that is kept is used by others."""
     waits: list[list[float]] = []
-    fences: list[int] = []
+    events: list[int] = []
 
-    def fence() -> Callable[[list[Tensor]], None]:
-        fences.append(1)
+    def record_event() -> Callable[[list[Tensor]], None]:
+        events.append(1)
         return lambda tensors: waits.append([float(t) for t in tensors])
 
-    copies = DeviceCopies(CPU, lambda nbytes: True, Tensor.clone, fence)
+    copies = DeviceCopies(CPU, lambda nbytes: True, Tensor.clone, record_event)
     for _ in range(3):
         copies.get("x", 0, lambda: (torch.tensor(1.0), torch.tensor(2.0)))
-    assert (len(fences), waits) == (1, [[1.0, 2.0], [1.0, 2.0]])
+    assert (len(events), waits) == (1, [[1.0, 2.0], [1.0, 2.0]])
     copies.keep("y", 0, torch.tensor(3.0))
     copies.get("y", 0, lambda: torch.tensor(4.0))
-    assert (len(fences), waits[2:]) == (2, [[3.0]])
+    assert (len(events), waits[2:]) == (2, [[3.0]])

@@ -30,34 +30,34 @@ from workers.worker.runtime import WorkerRuntime
 LANES = 4
 
 
-def connected(made: list[LanedLoopback], lanes: int, seed: int) -> Callable[..., Endpoint]:
+def connected(endpoints: list[LanedLoopback], lanes: int, seed: int) -> Callable[..., Endpoint]:
     def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-        made.append(LanedLoopback(ledger, problem, folder, lanes, seed))
-        return made[-1]
+        endpoints.append(LanedLoopback(ledger, problem, folder, lanes, seed))
+        return endpoints[-1]
 
     return connect
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
 def test_a_run_has_the_same_bits(algorithm: Class, tmp_path: Path) -> None:
-    made: list[LanedLoopback] = []
+    endpoints: list[LanedLoopback] = []
     plain = play(problem_of(algorithm), tmp_path / "plain")
-    connect = connected(made, LANES, seed=len(algorithm.name))
+    connect = connected(endpoints, LANES, seed=len(algorithm.name))
     assert play(problem_of(algorithm), tmp_path / "lanes", connect=connect, lanes=LANES).bits == plain.bits
     most = 0 if algorithm.name in NEVER else min(LANES, len(plain.problem.clients))
-    assert made[0].most == most, "only recorded steps give way"
+    assert endpoints[0].most == most, "only recorded steps give way"
 
 
 @pytest.mark.parametrize(("lanes", "seed"), [(2, 0), (2, 1), (3, 2), (7, 3), (7, 4)])
 def test_bits_do_not_depend_on_lanes_or_on_who_is_first(lanes: int, seed: int, tmp_path: Path) -> None:
-    made: list[LanedLoopback] = []
+    endpoints: list[LanedLoopback] = []
     plain = play(problem_of(find("scaffold"), clients=7), tmp_path / "plain")
-    connect = connected(made, lanes, seed)
+    connect = connected(endpoints, lanes, seed)
     several = play(problem_of(find("scaffold"), clients=7), tmp_path / "lanes", connect=connect, lanes=lanes)
     assert several.bits == plain.bits
-    assert made[0].most == lanes
-    assert all(stream.marked for stream in made[0].device.streams)
-    assert made[0].beats >= made[0].tapes.repeated
+    assert endpoints[0].most == lanes
+    assert all(stream.marked for stream in endpoints[0].device.streams)
+    assert endpoints[0].beats >= endpoints[0].tapes.repeated
 
 
 # ---- the lanes alone, with tasks that repeat a step of a recording
@@ -270,7 +270,7 @@ def test_a_worker_answers_every_task_of_its_lanes(
 
 
 def test_several_clients_need_no_more_recordings_than_networks(tmp_path: Path) -> None:
-    made: list[LanedLoopback] = []
-    play(problem_of(find("fedavg"), clients=6), tmp_path, connect=connected(made, 2, 0), lanes=2)
-    kept = [len(p.net.recordings._repeats) for p in made[0].runtime.problems if p.net.recordings]
-    assert len(kept) == 2 and made[0].tapes.recorded == sum(kept) + 2, "two more for the trials"
+    endpoints: list[LanedLoopback] = []
+    play(problem_of(find("fedavg"), clients=6), tmp_path, connect=connected(endpoints, 2, 0), lanes=2)
+    kept = [len(p.net.recordings._repeats) for p in endpoints[0].runtime.problems if p.net.recordings]
+    assert len(kept) == 2 and endpoints[0].tapes.recorded == sum(kept) + 2, "two more for the trials"

@@ -49,12 +49,12 @@ class Stopped:
 def test_a_worker_speaks_before_every_repetition(tmp_path: Path) -> None:
     runtime = WorkerRuntime(problem_of(find("fedavg")), tmp_path, "run", 0)
     runtime.problem.net.recordings = recordings = Tapes().recordings()
-    serve(Stopped(), runtime, lambda envelope: [])  # type: ignore[arg-type]
+    serve(Stopped(), runtime, lambda *_: [])  # type: ignore[arg-type]
     assert isinstance(recordings.before, Heartbeat)
 
 
-def test_only_the_variable_switches_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_variable_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CUDA_GRAPHS, raising=False)
-    assert not records_steps()
-    monkeypatch.setenv(CUDA_GRAPHS, "1")
     assert records_steps()
+    monkeypatch.setenv(CUDA_GRAPHS, "0")
+    assert not records_steps()

@@ -310,7 +310,7 @@ def test_a_guest_that_has_nothing_to_say_speaks_up(
 
     def remote_worker() -> None:
         with pytest.raises(ConnectionLost):
-            serve(worker, runtime, lambda envelope: [], idle=0.05)
+            serve(worker, runtime, lambda *_: [], idle=0.05)
         ended.set()
 
     thread = threading.Thread(target=remote_worker, daemon=True)
@@ -335,7 +335,7 @@ def test_a_guest_that_is_not_answered_gives_the_connection_up(
     """What it sends arrives, and nothing comes back: it would never have known of the run's end."""
     runtime = WorkerRuntime(problem_of(find("fedavg")), tmp_path, "run", 0)
     with pytest.raises(ConnectionLost, match="nothing was heard of"):
-        serve(come(0), runtime, lambda envelope: [], idle=0.05)
+        serve(come(0), runtime, lambda *_: [], idle=0.05)
 
 
 @pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
@@ -618,7 +618,7 @@ def work(endpoint: ZmqEndpoint, token: str, problem: Problem, folder: Path, inde
         assert registration_reply is not None
         runtime = WorkerRuntime(problem, folder, registration_reply.header.run, index)
         announce(connection, runtime.problem, runtime.run)
-        serve(connection, runtime, lambda envelope: [runtime.handle(envelope)])
+        serve(connection, runtime, runtime.replies)
     finally:
         connection.close(1.0)
 

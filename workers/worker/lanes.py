@@ -46,6 +46,7 @@ class CudaStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # which has set the networks up
 
     def enter(self) -> None:
         torch.cuda.set_stream(self._stream)
