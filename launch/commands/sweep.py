@@ -25,6 +25,12 @@ from launch.engines import options as engine_options
 @click.option("--runs", **FOLDER, default="runs/sweep", show_default=True, help="Folder of the runs.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs side by side.  [one per core]")
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="M",
+    help="Stop after that; the same command continues, also where RUNS/*.tar were copied to.",
+)
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
 @click.option("--archived", is_flag=True, help="Do not run what NAME_runs.jsonl in --out has.")
@@ -40,6 +46,7 @@ def sweep(
     runs: Path,
     jobs: int | None,
     data_dir: str | None,
+    minutes: float | None,
     dry_run: bool,
     no_run: bool,
     archived: bool,
@@ -70,6 +77,7 @@ def sweep(
         runs=runs,
         side_by_side=jobs,
         data_dir=data_dir,
+        minutes=minutes,
         dry=dry_run,
         run=not no_run,
         quiet=quiet,

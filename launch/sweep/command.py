@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -44,6 +45,7 @@ def sweep(
     runs: Path,
     side_by_side: int | None,
     data_dir: str | None,
+    minutes: float | None = None,
     dry: bool = False,
     run: bool = True,
     quiet: bool = False,
@@ -54,15 +56,16 @@ def sweep(
     """Run what is missing, unless `run` is false; tabulate what there is.
 
     file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
-    the options of this command. engine: where the runs are computed, None: this machine. On Slurm they are
-    submitted only, and the tables come later. keeps_states: Pool.keeps_states. archived: a run that the
-    archive in `out` has (launch.sweep.finished) is done, wherever its folder is; so it is without `run`, too.
+    the options of this command. minutes: stop after so long. engine: where the runs are computed, None: this
+    machine. On Slurm they are submitted only, and the tables come later. keeps_states: Pool.keeps_states.
+    archived: a run that the archive in `out` has (launch.sweep.finished) is done, wherever its folder is; so
+    it is without `run`, too.
 
     Returns:
         The page, if there is one.
 
     Raises:
-        UsageError: for the recipe, or for `archived` without `out`.
+        UsageError: for the recipe, for `archived` without `out`, or for `minutes` on an engine.
         DataError: for an archive that is damaged.
         TaskError: if a run failed, after everything has been written.
     """
@@ -73,6 +76,8 @@ def sweep(
     check_columns(recipe, trials, f"recipe {file}")
     if archived and out is None:
         raise UsageError("--archived reads the archive of --out DIR; say which folder")
+    if minutes is not None and engine is not None:
+        raise UsageError("--minutes is for sweeps on this machine; on an engine, use its own limit of time")
     earlier = {} if out is None else read_archive(_archive(file, out))
     known = earlier if archived or not run else {}
     missing = sum(not pool.done(t) for t in {t.id: t for t in trials if t.id not in known}.values())
@@ -103,7 +108,14 @@ def sweep(
             errors = run_on_ray(tasks, engine, side_by_side, watch.show)
     elif run:
         with _Watch(console) as watch:
-            errors = run_trials(to_run, execution, pool, side_by_side or _cores(), watch.show)
+            seconds = math.inf if minutes is None else 60 * minutes
+            errors = run_trials(to_run, execution, pool, side_by_side or _cores(), watch.show, seconds)
+        if watch.stopped:
+            console.print(
+                f"stopped after {minutes:g} minutes with {counted(watch.stopped, 'run')} not done; the same "
+                f"command continues, with copies of {runs}/*.tar also on another machine of this kind",
+                soft_wrap=True,
+            )
     done = {t.id: FinishedRun.of(t, pool) for t in {t.id: t for t in trials}.values() if pool.done(t)}
     results = Results(recipe, trials, {**_selected(known, trials), **done})
     grids = [grid(results, t) for t in recipe.table]
@@ -231,6 +243,7 @@ class _Watch:
     def __init__(self, console: Console) -> None:
         self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
         self._output = -1
+        self.stopped = 0
 
     def __enter__(self) -> _Watch:
         if self._console.is_terminal and not self._console.quiet:
@@ -241,7 +254,7 @@ class _Watch:
         self._live.stop()
 
     def show(self, p: Progress) -> None:
-        over = p.done + p.failed
+        over, self.stopped = p.done + p.failed, p.stopped
         left = f", about {_span(p.left)} left" if p.left is not None and over < p.total else ""
         failed = f", {p.failed} failed" if p.failed else ""
         line = f"{over} of {p.total} runs{failed}{left}"

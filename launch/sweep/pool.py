@@ -6,12 +6,15 @@ import fcntl
 import json
 import os
 import shutil
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from launch.runs.folder import DONE, SUMMARY, RunFolder, json_or_empty
+from fedsim.errors import DataError
+from launch.runs.folder import DONE, INTERRUPTED, KILLED, SUMMARY, RunFolder, json_or_empty
 from launch.runs.source_commit import commit
+from workers.storage.atomic_files import disk_errors
 
 
 class Named(Protocol):
@@ -42,7 +45,8 @@ class Pool:
         return RunFolder(self.folder(trial))
 
     def error(self, trial: Named) -> str:
-        return str(json_or_empty(self.folder(trial) / SUMMARY).get("error") or "no summary was written")
+        summary = json_or_empty(self.folder(trial) / SUMMARY)
+        return str(summary.get("error") or self.signed(trial).get("error") or "no summary was written")
 
     def claim(self, trial: Named) -> int | None:
         """A descriptor that holds this run for one sweep until release(), or None: another has it."""
@@ -65,15 +69,49 @@ class Pool:
     def _lock(self, trial: Named) -> Path:
         return self.path / f".{trial.id}.lock"
 
+    def begun(self, trial: Named) -> bool:
+        """Return whether a run can be resumed from what an earlier attempt has left; else remove that.
+
+        A run that was carried here from another machine is unpacked first.
+        """
+        folder, packed = self.folder(trial), self._packed(trial)
+        if packed.is_file() and not folder.exists():
+            try:
+                with tarfile.open(packed) as archive:
+                    archive.extractall(folder, filter="data")
+            except (tarfile.TarError, OSError) as e:
+                self.clear(trial)
+                why = f"{packed} cannot be unpacked ({e}); remove it to begin the run anew"
+                raise DataError(why) from None
+        packed.unlink(missing_ok=True)
+        stopped = self.run(trial).status in (INTERRUPTED, KILLED)
+        if stopped and any((folder / "checkpoints").glob("*.checkpoint")):
+            return True
+        self.clear(trial)
+        return False
+
     def clear(self, trial: Named) -> None:
         """Remove what an earlier attempt has left."""
         shutil.rmtree(self.folder(trial), ignore_errors=True)
 
+    def pack(self, trial: Named) -> Path:
+        """Write a file from which a stopped run can be resumed by the same sweep on another machine of the
+        same kind: its folder, in one file beside it."""
+        packed = self._packed(trial)
+        with disk_errors(packed), tarfile.open(packed, "w") as archive:
+            archive.add(self.folder(trial), ".", filter=lambda m: None if m.name == "./lock" else m)
+        return packed
+
+    def _packed(self, trial: Named) -> Path:
+        return self.path / f"{trial.id}.tar"
+
     def sign(self, trial: Named, seconds: float) -> None:
-        """Record when and from what a finished run came, and remove its states if they do not stay."""
-        label = {"seconds": round(seconds, 1), "commit": commit()}
+        """Record from what a run came and how long it took, and remove its states if it has ended and they do
+        not stay. Seconds of several attempts are added up."""
+        before = self.signed(trial).get("seconds", 0.0)
+        label = {"seconds": round(before + seconds, 1), "commit": commit()}
         (self.folder(trial) / "sweep.json").write_text(json.dumps(label) + "\n")
-        if not self.keeps_states:
+        if not self.keeps_states and self.run(trial).status == DONE:
             shutil.rmtree(self.folder(trial) / "state", ignore_errors=True)
 
     def signed(self, trial: Named) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import select
@@ -23,9 +24,9 @@ from pathlib import Path
 
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, convert
-from launch.configuration.execution import Execution
+from launch.configuration.execution import AUTO, Execution
 from launch.processes.fork_server import ENVIRONMENT
-from launch.runs.folder import DONE
+from launch.runs.folder import DONE, INTERRUPTED, json_or_empty
 from launch.sweep import ends_with_sweep
 from launch.sweep.ends_with_sweep import SWEEP
 from launch.sweep.pool import Pool
@@ -33,6 +34,8 @@ from launch.sweep.recipe import Trial, one_numerics
 from workers.portable import environment_for
 from workers.scratch import Scratch, parent_of_sockets
 
+STOP = 120.0
+"""Seconds for a run to stop, before it is killed; its last committed round stays."""
 LOOK = 1.0
 """Seconds between two looks at the progress of running ones; nothing waits for it."""
 
@@ -60,6 +63,8 @@ class Progress:
     """The sum over finished runs."""
     running: tuple[tuple[str, float], ...] = ()
     """Names and the share of their rounds that is over."""
+    stopped: int = 0
+    """Runs that were not done when the time was over."""
     side_by_side: int = 1
 
     @property
@@ -77,10 +82,19 @@ def run_trials(
     pool: Pool,
     side_by_side: int,
     watch: Callable[[Progress], None],
+    seconds: float = math.inf,
 ) -> dict[str, str]:
     """Run the trials that the pool does not have; returns errors by trial id.
 
-    A run that fails is reported and the others continue.
+    A run that fails is reported and the others continue. One that was stopped in the middle is resumed.
+
+    Args:
+        trials: The runs.
+        execution: Of all of them.
+        pool: Their folders.
+        side_by_side: How many at once.
+        watch: Shows the progress.
+        seconds: Stop after so long: each run after its last committed round, packed for another machine.
 
     Raises:
         UsageError: if runs of both numerics are waiting.
@@ -100,9 +114,15 @@ def run_trials(
     running: list[Running] = []
     errors: dict[str, str] = {}
     interrupt = _Interrupt()
+    until = time.monotonic() + seconds
     try:
         while waiting or running:
             interrupt.check()
+            if time.monotonic() >= until:
+                _stop(running, pool)
+                progress.stopped, running = len(waiting) + len(running), []
+                watch(progress)
+                break
             remote: list[Trial] = []  # in the hands of another sweep at this moment
             while waiting and len(running) < side_by_side:
                 trial = waiting.pop(0)
@@ -114,18 +134,17 @@ def run_trials(
                     pool.release(trial, claim)
                     progress.total -= 1
                     continue
-                pool.clear(trial)
                 how = replace(execution, out=str(pool.folder(trial)))
-                worker_config = json.dumps([asdict(trial.experiment), asdict(how), os.getpid()])
-                process = context.Process(target=_one, args=(worker_config,), daemon=True)
                 try:
+                    described = [asdict(trial.experiment), asdict(how), pool.begun(trial), os.getpid()]
+                    process = context.Process(target=_one, args=(json.dumps(described),), daemon=True)
                     process.start()
                 except BaseException:  # Ctrl-C while the fork server imports
                     pool.release(trial, claim)
                     raise
                 running.append(Running(trial, process, time.monotonic(), claim))
             waiting += remote
-            wait([r.process.sentinel for r in running], timeout=LOOK)
+            wait([r.process.sentinel for r in running], timeout=min(LOOK, max(0.0, until - time.monotonic())))
             for r in [r for r in running if not r.process.is_alive()]:
                 running.remove(r)
                 r.process.join()
@@ -151,6 +170,22 @@ def run_trials(
             pool.release(r.trial, r.claim)
         interrupt.close()
     return errors
+
+
+def _stop(running: Sequence[Running], pool: Pool) -> None:
+    """Let every run stop after its last committed round, and pack it."""
+    for r in running:
+        r.process.terminate()
+    for r in running:
+        r.process.join(STOP)
+        if r.process.is_alive():
+            r.process.kill()
+            r.process.join()
+        if pool.run(r.trial).status == DONE or pool.begun(r.trial):
+            pool.sign(r.trial, time.monotonic() - r.began)
+        if pool.run(r.trial).status == INTERRUPTED:
+            pool.pack(r.trial)
+        pool.release(r.trial, r.claim)
 
 
 @cache
@@ -197,22 +232,37 @@ def _share(r: Running, pool: Pool) -> float:
 
 def _one(worker_config: str) -> None:
     """A child process: one run; its exit code is the command line's."""
-    from launch.session.run import launch
-
-    described, how, sweep = json.loads(worker_config)
+    described, how, begun, sweep = json.loads(worker_config)
     threading.Thread(target=_end_with, args=(sweep,), daemon=True).start()
     experiment = convert(Experiment, described, "a sweep's experiment")
     execution = convert(Execution, how, "a sweep's execution")
     text = io.StringIO()
     try:
         with contextlib.redirect_stdout(text):
-            launch(experiment, execution, quiet=True)
+            start_or_resume(experiment, execution, begun)
     except FedsimError as e:
         leave_summary(Path(str(execution.out)), str(e))
         sys.exit(e.exit_code)
     except BaseException:
         leave_summary(Path(str(execution.out)), traceback.format_exc())
         sys.exit(1)
+
+
+def start_or_resume(
+    experiment: Experiment, execution: Execution, begun: bool, embedded: bool = False
+) -> None:
+    """Start a run, or resume it in its folder, in this execution.
+
+    Raises:
+        FedsimError: As launch.
+    """
+    from launch.session.run import launch, resume
+
+    if begun:
+        how = {name: "auto" if v == AUTO else v for name, v in asdict(execution).items() if name != "out"}
+        resume(Path(str(execution.out)), how, quiet=True, embedded=embedded)
+    else:
+        launch(experiment, execution, quiet=True, embedded=embedded)
 
 
 def _end_with(sweep: int) -> None:
@@ -225,9 +275,15 @@ def _end_with(sweep: int) -> None:
 
 
 def leave_summary(folder: Path, error: str) -> None:
-    """Write a summary with the error if the run could not write one; none if the disk is full."""
+    """Write a summary with the error if the run could not write one; none if the disk is full.
+
+    A run that could not be resumed keeps its summary, and may be resumed later; its error is in sweep.json.
+    """
     path = folder / "summary.json"
     with contextlib.suppress(OSError):  # else a full disk would end the run's process with a traceback
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             path.write_text(json.dumps({"format": 1, "status": "failed", "error": error}) + "\n")
+        elif json_or_empty(path).get("status") == INTERRUPTED:
+            label = json_or_empty(folder / "sweep.json") | {"error": error}
+            (folder / "sweep.json").write_text(json.dumps(label) + "\n")

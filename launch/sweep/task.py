@@ -1,7 +1,7 @@
 """One run of a sweep on whatever machine an engine has chosen: `python -m launch.sweep.task FILE NUMBER`.
 
 The machine sees the pool's folder. There it takes the run's lock, so that no other machine computes it, and
-leaves a run folder as a sweep on one machine does. A run that was ended in the middle is begun anew.
+leaves a run folder as a sweep on one machine does. A run that was ended in the middle is resumed.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
         number: Which one.
         embedded: This process is an engine's, and will run other tasks.
     """
-    from launch.session.run import launch
-    from launch.sweep.runner import leave_summary
+    from launch.sweep.runner import leave_summary, start_or_resume
 
     task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)
     while (claim := pool.claim(task)) is None:
@@ -90,12 +89,11 @@ def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
     try:
         if pool.done(task):
             return ""
-        pool.clear(task)
         began, folder = time.monotonic(), pool.folder(task)
         try:
             experiment = convert(Experiment, task.experiment, "a sweep's experiment")
             execution = convert(Execution, tasks.execution, "a sweep's execution")
-            launch(experiment, replace(execution, out=str(folder)), quiet=True, embedded=embedded)
+            start_or_resume(experiment, replace(execution, out=str(folder)), pool.begun(task), embedded)
         except FedsimError as e:
             leave_summary(folder, str(e))
             return f"{task.name}: {e}"

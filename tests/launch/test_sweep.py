@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +30,11 @@ from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
 from launch.sweep.table import Results, write_csv
+from tests.mutations import at
 from tests.support.commands import DEADLINE
+from tests.support.kept_runs import kept_run
 from tests.support.process_tree import alive, children_of
+from tests.support.snapshots import snapshot
 from workers.scratch import remove_left
 from workers.storage.client_states import ClientStates
 
@@ -488,3 +492,60 @@ def test_states_of_finished_runs_are_removed_if_one_says_so(tmp_path: Path) -> N
     states = ClientStates(folder / "gone" / "state", object)
     with pytest.raises(DiskError, match="fedsim sweep --remove-states"):
         states.load(0, 1)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_sweep_that_stops_is_continued_on_another_machine(tmp_path: Path) -> None:
+    """Each attempt has twice the time of the one before it, in a folder that has only the packed runs."""
+    text = 'title = "t"\n[experiment]\nclients = 3\nrounds = 40\nmodel = "mlp_small"\n'
+    text += '[[variant]]\nlabel = "a"\nexperiment = {algo = "fedlap_cov"}\n'
+    path, minutes, stops, pool = recipe(tmp_path, text), 0.05, 0, tmp_path / "0"
+    while True:
+        done = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(pool), "--minutes", str(minutes)])
+        assert done.exit_code == 0, done.stderr
+        if "not done" not in done.output:
+            break
+        packed = list(pool.glob("*.tar"))
+        assert f"stopped after {minutes:g} minutes with 1 run not done" in done.output
+        minutes, stops = 2 * minutes, stops + 1
+        pool = tmp_path / str(stops)
+        pool.mkdir()
+        for file in packed:
+            shutil.copy(file, pool)
+    assert stops
+    whole = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(tmp_path / "whole")])
+    assert whole.exit_code == 0, whole.stderr
+    pieces, single = (RunFolder.open(next(p.glob("fedlap_cov-*"))) for p in (pool, tmp_path / "whole"))
+    for key in ("model_sha256", "clients_sha256", "experiment_sha256"):
+        assert pieces.summary[key] == single.summary[key]
+    assert not list(pool.glob("*.tar"))
+
+
+@pytest.mark.process
+def test_a_stopped_run_that_cannot_be_resumed_is_kept(tmp_path: Path) -> None:
+    text = 'title = "t"\n[experiment]\nclients = 3\nrounds = 3\n[[variant]]\nlabel = "a"\n'
+    path, pool = recipe(tmp_path, text + 'experiment = {algo = "fedavg"}\n'), Pool(tmp_path / "runs")
+    (trial,) = Recipe.read(path).trials()
+    with at("evaluated", 2, lambda: snapshot(tmp_path / "run", pool.folder(trial))):
+        kept_run(tmp_path / "run", algo="fedavg", rounds=3)
+    (pool.folder(trial) / "summary.json").write_text('{"status": "interrupted"}')
+    (pool.folder(trial) / "manifest.json").write_text("{}")
+    done = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(pool.path)])
+    assert done.exit_code == 1 and "manifest.json" in done.stderr and done.stderr.count("\n") == 1
+    assert pool.run(trial).status == "interrupted" and (pool.folder(trial) / "checkpoints").is_dir()
+
+
+def test_a_packed_run_that_is_damaged_is_one_line(tmp_path: Path) -> None:
+    text = 'title = "t"\n[[variant]]\nlabel = "a"\nexperiment = {algo = "fedavg", rounds = 1, clients = 2}\n'
+    path, pool = recipe(tmp_path, text), Pool(tmp_path / "runs")
+    (trial,) = Recipe.read(path).trials()
+    pool.path.mkdir()
+    (pool.path / f"{trial.id}.tar").write_bytes(b"no archive")
+    done = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(pool.path)])
+    assert done.exit_code == 3 and done.stderr.count("\n") == 1
+    assert (
+        f"{trial.id}.tar cannot be unpacked" in done.stderr
+        and "remove it to begin the run anew" in done.stderr
+    )
+    assert not list(pool.path.glob(".*.lock"))
