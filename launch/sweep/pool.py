@@ -77,7 +77,7 @@ class Pool:
         folder, packed = self.folder(trial), self._packed(trial)
         if packed.is_file() and not folder.exists():
             try:
-                with tarfile.open(packed) as archive:
+                with tarfile.open(packed, "r:") as archive:
                     archive.extractall(folder, filter="data")
             except (tarfile.TarError, OSError) as e:
                 self.clear(trial)

@@ -543,7 +543,7 @@ def test_a_packed_run_that_is_damaged_is_one_line(tmp_path: Path) -> None:
     pool.path.mkdir()
     (pool.path / f"{trial.id}.tar").write_bytes(b"no archive")
     done = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(pool.path)])
-    assert done.exit_code == 3 and done.stderr.count("\n") == 1
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1
     assert (
         f"{trial.id}.tar cannot be unpacked" in done.stderr
         and "remove it to begin the run anew" in done.stderr
