@@ -25,6 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -38,7 +39,7 @@ from tests.benchmarks.gpu.stage import Stage
 from workers.devices import gpu_models, visible_gpus
 from workers.numerics import processor_name
 
-SHARES = {"machine": 4, "digests": 16, "algorithms": 20, "steps": 16, "rounds": 36, "memory": 8}
+SHARES = {"machine": 4, "digests": 16, "algorithms": 22, "steps": 16, "rounds": 34, "memory": 8}
 """Parts of the time, by stage, in the order in which they run."""
 
 
@@ -62,19 +63,19 @@ def measure(name: str, create: Callable[..., Stage], seconds: float) -> dict[str
     process.start()
     sender.close()
     figures: dict[str, Any] = {"failures": []}
-    over = False
+    why = f"it was not over after {seconds:.0f} s"
     try:
         while receiver.poll(max(0.0, began + seconds - time.monotonic())):
             figures |= json.loads(receiver.recv_bytes())
     except EOFError:
-        over = True
         process.join(10.0)
+        why = f"it ended with exit code {process.exitcode}" if process.exitcode else ""
     finally:
-        if process.is_alive():
+        with suppress(ProcessLookupError):  # the stage, and what it has left
             os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # which may not have its group yet
         process.join()
-    why = f"it was not over after {seconds:.0f} s" if not over else f"exit code {process.exitcode}"
-    if not over or process.exitcode:
+    if why:
         figures["failures"].append(why)
         print(f"{name} failed: {why}", flush=True)
     return figures | {"seconds": round(time.monotonic() - began, 1)}
@@ -93,24 +94,24 @@ def main() -> int:
     names = [name for name in SHARES if name in options.only.split(",")]
     if unknown := sorted(set(options.only.split(",")) - set(SHARES)):
         parser.error(f"no such stage: {', '.join(unknown)}; there are {', '.join(SHARES)}")
-    importlib.import_module("torch")  # once for all stages
     end = time.monotonic() + 60 * options.minutes
+    importlib.import_module("torch")  # once for all stages
     data = Path(options.data_dir).resolve() if options.data_dir else None
     device = "cuda:0" if visible_gpus() else "cpu"
     card = ", ".join(gpu_models()) or processor_name()
     result: dict[str, Any] = {"card": card, "torch": version("torch"), "commit": commit(), "stages": {}}
     if device == "cpu":
         print("there is no GPU here: steps on one, its memory and CIFAR-10 are not measured", flush=True)
-    with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as scratch:
         os.environ.setdefault("FEDSIM_CACHE", f"{scratch}/cache")
         for i, name in enumerate(names):
             share = SHARES[name] / sum(SHARES[n] for n in names[i:])
-            seconds = share * (end - time.monotonic())
+            seconds = max(1.0, share * (end - time.monotonic()))
             (folder := Path(scratch) / name).mkdir()
-
             create = partial(Stage, name, device, options.tiny, folder, data, time.monotonic() + seconds)
             print(f"== {name}, at most {seconds:.0f} s", flush=True)
-            result["stages"][name] = measure(name, create, seconds)
+            result["stages"][name] = figures = measure(name, create, seconds)
+            result["card"] = figures.get("card", result["card"])
             if options.json:
                 options.json.write_text(json.dumps(result, indent=1) + "\n")
     failures = [f"{name}: {why}" for name, figures in result["stages"].items() for why in figures["failures"]]

@@ -47,7 +47,8 @@ def run(stage: Stage) -> None:
         )
     versions = {"torch": torch.__version__, "cores": len(os.sched_getaffinity(0))}
     if stage.gpu:
-        query = "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader --id=0"
+        versions["card"] = torch.cuda.get_device_name()
+        query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader --id=0"
         with stage.part("nvidia-smi"):
             versions["driver"] = subprocess.run(
                 query.split(), check=True, capture_output=True, text=True, timeout=30
