@@ -8,13 +8,15 @@ from tests.benchmarks.gpu.stage import Command, Job, Stage, run_jobs
 from workers.numerics import CUDA_GRAPHS
 
 MAIN = ("--clients", "10", "--algo", "fedlap_cov")
+ATTEMPTS = 3
+"""To kill a run before it is over."""
 
 
 class Digests:
     """The digests of model and client states so far, by name of the run."""
 
     def __init__(self, stage: Stage) -> None:
-        self.stage, self.rounds = stage, 8 if stage.tiny else 20
+        self.stage, self.rounds = stage, 10 if stage.tiny else 20
         self.digests: dict[str, tuple[str, str]] = {}
 
     def job(self, name: str, workers: int, *options: str, recorded: bool = True) -> Job:
@@ -25,11 +27,15 @@ class Digests:
 
     def killed(self, workers: int, after: int) -> Job:
         """One run whose coordinator is killed after so many rounds, then resumed, then verified."""
-        name = f"workers {workers}, killed and resumed"
-        command = self._launch(name, workers)
-        command.until = lambda: len(command.rows) > after
-        yield command
-        if command.stopped != "killed":
+        for attempt in range(1, ATTEMPTS + 1):
+            name = f"workers {workers}, killed and resumed"
+            name += f", attempt {attempt}" if attempt > 1 else ""
+            command = self._launch(name, workers)
+            command.until = lambda run=command: len(run.rows) > after
+            yield command
+            if command.code:
+                break
+        if command.stopped != "killed" or not command.code:
             self.stage.fail(name, command.error or "the run was over before it could be killed")
             return
         rounds = len(command.rows) - 1
