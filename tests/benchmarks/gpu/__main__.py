@@ -39,7 +39,7 @@ from tests.benchmarks.gpu.stage import Stage
 from workers.devices import gpu_models, visible_gpus
 from workers.numerics import processor_name
 
-SHARES = {"machine": 4, "digests": 16, "algorithms": 22, "steps": 16, "rounds": 34, "memory": 8}
+SHARES = {"machine": 6, "digests": 16, "algorithms": 22, "steps": 16, "rounds": 34, "memory": 8}
 """Parts of the time, by stage, in the order in which they run."""
 
 

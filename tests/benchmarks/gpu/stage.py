@@ -55,7 +55,7 @@ class Stage:
     def fail(self, part: str, why: object) -> None:
         """Report a failure of a part of the stage, or of the stage ("")."""
         name = f"{type(why).__name__}: {why}" if isinstance(why, BaseException) else str(why)
-        reason = " ".join(name.split())[:300]
+        reason = " ".join(name.split())[:500]
         self.failures.append(f"{part}: {reason}" if part else reason)
         print(f"{' '.join((self.name, part)).strip()} failed: {reason}", flush=True)
         self.send({"failures": self.failures})
@@ -127,11 +127,11 @@ class Command:
 
     @property
     def error(self) -> str:
-        """Why it failed; "" if it did not."""
+        """Why it failed, with the last lines of its workers' logs; "" if it did not."""
         if self.code == 0:
             return ""
-        lines = [line for line in self.output.splitlines() if line.strip()]
-        return self.stopped or (lines[-1] if lines else f"exit code {self.code}")
+        ends = [_last_line(log) for log in (self.log, *sorted(self.run.glob("logs/*.log"))[:3])]
+        return "; ".join(filter(None, [self.stopped or f"exit code {self.code}", *ends]))
 
     @property
     def output(self) -> str:
@@ -154,6 +154,10 @@ class Command:
 
 Job = Generator[Command, None, None]
 """Yields commands, and continues when each has ended."""
+
+
+def _last_line(log: Path) -> str:
+    return log.read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 def read_summary(run: Path) -> dict[str, Any]:
