@@ -85,6 +85,7 @@ def sbom(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Run every benchmark at its smallest size, to see that it still runs."""
-    for file in sorted(Path("tests/benchmarks").glob("[!_]*.py")):
-        if "__main__" in file.read_text(encoding="utf-8"):
-            python(session, "-m", f"tests.benchmarks.{file.stem}", "--tiny")
+    folder = Path("tests/benchmarks")
+    names = {f.stem for f in folder.glob("[!_]*.py") if "__main__" in f.read_text(encoding="utf-8")}
+    for name in sorted(names | {f.parent.name for f in folder.glob("*/__main__.py")}):
+        python(session, "-m", f"tests.benchmarks.{name}", "--tiny")
