@@ -138,13 +138,14 @@ class Problem:
     def beside(self) -> Problem:
         """The same problem with a network of its own, for a task that is computed beside another one.
 
-        They share the tensors that are not trained, what stays on the device, and all that was derived.
+        They share the tensors that are not trained, what stays on the device, and all that was derived but
+        does not compute on the network.
         """
         net = network_of(self.experiment, self.dataset, self.net.device)
         share_frozen(net.module, self.net.module)
         self.copies  # noqa: B018  (one store for both)
         other = replace(self, net=net)
-        vars(other).update({**vars(self), "net": net})
+        vars(other).update({k: v for k, v in vars(self).items() if k not in ("net", "evaluation")})
         return other
 
     @cached_property

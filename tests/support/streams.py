@@ -100,4 +100,5 @@ class LanedLoopback(Endpoint):
         return [Incoming(0, envelope) for envelope in incoming], []
 
     def _answer(self, envelope: Envelope, problem: Problem) -> None:
-        self.replies += self.runtime.replies(envelope, problem)
+        replies = self.runtime.replies(envelope, problem)  # meanwhile others answer
+        self.replies += replies

@@ -185,7 +185,9 @@ def test_a_task_that_draws_from_the_generator_of_all_does_not_give_way() -> None
 
 def test_a_problem_beside_another_shares_what_is_not_trained(tmp_path: Path) -> None:
     problem = problem_of(find("fedavg"), model="mlp_small", freeze="fc1.*")
+    assert problem.evaluation.net is problem.net
     other = problem.beside()
+    assert other.evaluation.net is other.net
     pairs = list(zip(problem.net.module.parameters(), other.net.module.parameters(), strict=True))
     shared = [a.data_ptr() == b.data_ptr() for a, b in pairs]
     assert shared == [not a.requires_grad for a, _ in pairs]

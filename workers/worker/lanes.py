@@ -23,8 +23,9 @@ from fedsim.problem import Problem
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-AHEAD = 1
-"""Repetitions that a lane may have started beyond the one that the device computes."""
+AHEAD = 16
+"""Repetitions that a lane may have started beyond the one that the device computes: work for the time in
+which the thread encodes an upload or evaluates."""
 NAP = 1e-4
 """Seconds between two looks at a device that has enough to do."""
 
