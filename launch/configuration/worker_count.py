@@ -72,7 +72,7 @@ def decide(workers: int, why: str, problem: Problem) -> tuple[int, str]:
     return workers, f"workers auto: {workers}, for there are {why}"
 
 
-LANES, LARGE = 8, 1 << 22
+LANES, LARGE = 10, 1 << 22
 """Tasks at once that fill a GPU with the kernels of small networks (docs/benchmarks.md), and parameters from
 which those of one task do."""
 

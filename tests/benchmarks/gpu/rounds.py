@@ -26,12 +26,12 @@ PFL = (
 network: convolutions 3x3 of 32 and 64, a pool, 128 units, dropout of .25 and .5; P = 1,626,442."""
 RUNS = {
     "S5 fedavg": (4, f"{S5} --algo fedavg --set lr=1e-3 --workers 1"),
-    "S5 fedlap_cov": (3, f"{S5} --algo fedlap_cov --set lr=1e-3 --workers 1"),
     "S5 ivon_admm": (3, f"{S5} {IVON} --workers 1"),
+    "S5 fedlap_cov": (3, f"{S5} --algo fedlap_cov --set lr=1e-3 --workers 1"),
     "S4 fedavg": (4, f"{S4} --algo fedavg --workers 1"),
     "S5 fedavg, tf32": (4, f"{S5} --algo fedavg --set lr=1e-3 --workers 1 --numerics tf32"),
-    "S5 fedavg, 10 workers": (4, f"{S5} --algo fedavg --set lr=1e-3 --workers 10 --lanes 1"),
     "pfl-research": (41, f"{PFL} --workers 1"),
+    "S5 fedavg, 10 workers": (4, f"{S5} --algo fedavg --set lr=1e-3 --workers 10 --lanes 1"),
 }
 """Rounds and options. Clients of one worker are lanes, as many as fit, where nothing is said of them."""
 TINY = {

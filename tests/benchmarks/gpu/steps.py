@@ -1,4 +1,4 @@
-"""Microseconds of a training step: as it comes, recorded, and of plain torch; IVON, curvature and TF32.
+"""Microseconds of a step: as it comes, recorded, in lanes, and of plain torch; IVON, curvature and TF32.
 
 1,280 random examples, 4 local epochs, Adam, one Gaussian penalty, which plain torch has not; kernels are
 deterministic. Recordings are made in a task that is not counted; a figure is the median of three tasks. On a
@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,8 +27,10 @@ from fedsim.learning.solvers.ivon import IvonTraining, ivon
 from fedsim.seeds import RandomStream, seeded_torch
 from tests.benchmarks.gpu.machine import seconds_of
 from tests.benchmarks.gpu.stage import Stage
+from tests.support.streams import Device
 from tests.support.tape import Tapes
 from workers.assembly import fix_numerics
+from workers.worker.lanes import CudaStream, Lanes
 
 COLOUR = (3, 32, 32)
 MODELS = {
@@ -38,6 +41,7 @@ MODELS = {
 }
 """Shape of an example, and batch size."""
 TINY = {"mlp_small": ((1, 8, 8), 32)}
+LANES = (1, 4, 8, 10, 16)
 RNG = RandomStream(0, "benchmark", 1, 0)
 
 
@@ -167,6 +171,41 @@ class Client:
             {f"{self.model} curvature": {"seconds": seconds, "epochs": epochs}},
         )
 
+    def lanes(self) -> None:
+        """Recorded steps of several clients at once: microseconds for each client's step."""
+        most = max(LANES)
+        shards = [self.shard(True) for _ in range(most)]
+        start, how = shards[0].net.snapshot(), LocalTraining(epochs=self.epochs, batch_size=self.batch)
+        prior, expected, figures = Gaussian(0.1 * start, 0.5), None, {}
+        stream = CudaStream if self.stage.gpu else Device(0).stream
+        places: list[Any] = [SimpleNamespace(net=shard.net, shard=shard) for shard in shards]
+        for count in LANES[: 2 if self.stage.tiny else None]:
+            lanes, solutions = Lanes(places[:count], lambda *_: None, stream), list[Tensor]()
+
+            def train(place: Any, solutions: list[Tensor] = solutions) -> None:
+                fit = minimise(place.shard, start, how=how, rng=RNG, round=1, penalties=(prior,))
+                solutions.append(fit.solution.cpu())
+
+            def work(lanes: Lanes = lanes, count: int = count) -> None:
+                for _ in range(count):
+                    lanes.start(train)
+                while lanes.busy:
+                    lanes.advance()
+
+            seconds, _ = self.timed(work)
+            expected = solutions[0] if expected is None else expected
+            same = all(torch.equal(s.view(torch.int32), expected.view(torch.int32)) for s in solutions)
+            each = 1e6 * seconds / (count * how.steps(self.examples))
+            figures[str(count)] = {"us": each, "same_bits": same}
+            if not same:
+                self.stage.fail(f"{self.model}, {count} lanes", "other bits than a single lane's")
+        text = ", ".join(f"{count}: {f['us']:.0f} us" for count, f in figures.items())
+        same = all(f["same_bits"] for f in figures.values())
+        self.stage.report(
+            f"{self.model}, a client's step with lanes {text}; the same bits: {same}",
+            {f"{self.model} lanes": figures},
+        )
+
     def tf32(self) -> None:
         """Recorded steps with TF32 in matrix products and convolutions, beside float32."""
         fix_numerics(1, "cuda", "tf32")
@@ -198,6 +237,9 @@ def run(stage: Stage) -> None:
             client.compared("ivon", client.ivon)
         with stage.part(f"{client.model}, curvature"):
             client.curvature()
+    for client in clients:
+        with stage.part(f"{client.model}, lanes"):
+            client.lanes()
     for client in clients if stage.gpu else ():
         with stage.part(f"{client.model}, tf32"):
             client.tf32()
