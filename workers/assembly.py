@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -24,7 +25,10 @@ def assemble(experiment: Experiment, data_dir: Path | None, device: str) -> Prob
     # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     fix_numerics(experiment.threads, device, experiment.numerics)
-    return Problem.build(experiment, algorithm, data_dir, device)
+    problem = Problem.build(experiment, algorithm, data_dir, device)
+    if device.startswith("cuda"):
+        use_deterministic_algorithms()  # also of a compiler that the user's model has imported
+    return problem
 
 
 def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
@@ -47,7 +51,16 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
             raise UsageError("this installation of torch cannot use the GPU here; give --devices cpu")
         # cuBLAS reads it at its first use; without it torch 2.6 refuses matrix products
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        torch.use_deterministic_algorithms(True)
+        use_deterministic_algorithms()
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = numerics == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = numerics == "tf32"
+
+
+def use_deterministic_algorithms() -> None:
+    """Do what torch.use_deterministic_algorithms(True) does, without importing torch's compiler for it: that
+    takes every worker from one second to seven, and only matters to a model that is compiled."""
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(True)
+    else:
+        torch._C._set_deterministic_algorithms(True, warn_only=False)

@@ -209,3 +209,20 @@ def test_a_worker_on_a_gpu_says_how_cublas_divides_its_memory() -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=DEADLINE
     )
     assert done.stdout.split() == [":4096:8", "True"], done.stderr
+
+
+@pytest.mark.process
+def test_a_gpu_worker_computes_deterministically_without_importing_a_compiler() -> None:
+    """torch.use_deterministic_algorithms imports torch._inductor, which takes seconds in every worker."""
+    program = (
+        "import sys, torch\n"
+        "from workers.assembly import use_deterministic_algorithms\n"
+        "use_deterministic_algorithms()\n"
+        "assert torch.are_deterministic_algorithms_enabled()\n"
+        "assert 'torch._inductor' not in sys.modules\n"
+        "import torch._inductor.config as config\n"
+        "use_deterministic_algorithms()\n"
+        "assert torch.are_deterministic_algorithms_enabled()\n"
+        "assert getattr(config, 'deterministic', True)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=DEADLINE)

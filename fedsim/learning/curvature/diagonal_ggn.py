@@ -38,8 +38,8 @@ from fedsim.learning.curvature.layer_rules import RULES, check_layers
 COLUMNS = ("exact", "sign", "top2_sign")
 
 
-MEMORY = 4 << 30
-"""Bytes of a GPU that a chunk may take."""
+SHARE = 8
+"""A chunk may take this part of a GPU's memory."""
 _of_gpus: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
@@ -47,14 +47,16 @@ def best_chunk(module: nn.Module, example: Tensor) -> int:
     """The fastest number of examples per chunk, on the device of `example` (1, *shape).
 
     On a CPU 32 with convolutions (memory), else 512; measured in
-    docs/references/curvature-and-solvers.md#cost-of-the-diagonal-ggn. On a GPU as many as take MEMORY, a
-    power of two from 32 to 1,024, because its kernels of a small chunk take as long as those of a large one.
-    It depends on the network's shapes and not on the memory that is free, because sums depend on it.
+    docs/references/curvature-and-solvers.md#cost-of-the-diagonal-ggn. On a GPU as many as fit into a
+    part of its memory, a power of two from 32 to 1,024, because its kernels of a small chunk take as long as
+    those of a large one. It depends on the network's shapes and on the kind of GPU, as bits do anyway, but
+    not on the memory that is free.
     """
     if example.device.type == "cpu":
         return 32 if any(isinstance(m, nn.Conv2d) for m in module.modules()) else 512
     if module not in _of_gpus:
-        fitting = MEMORY // max(1, example_bytes(module, example))
+        memory = torch.cuda.get_device_properties(example.device).total_memory // SHARE
+        fitting = memory // max(1, example_bytes(module, example))
         _of_gpus[module] = 1 << min(max(fitting, 32), 1024).bit_length() - 1
     return _of_gpus[module]
 

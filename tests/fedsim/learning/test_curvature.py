@@ -447,7 +447,8 @@ def test_the_memory_of_an_example() -> None:
 
 @pytest.mark.parametrize(("memory", "chunk"), [(1, 32), (100 << 10, 64), (150 << 10, 128), (1 << 40, 1024)])
 def test_chunks_of_a_gpu_fill_its_memory(memory: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_diagonal, "MEMORY", memory)
+    card = SimpleNamespace(total_memory=memory * of_diagonal.SHARE)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(of_diagonal, "example_bytes", lambda module, example: 1 << 10)
     monkeypatch.setattr(of_diagonal, "_of_gpus", {})
     example = SimpleNamespace(device=torch.device("cuda"))
