@@ -116,12 +116,10 @@ def _driver_says(key: str) -> list[str]:
 
 
 def gpus_of(devices: str) -> int:
-    """The number of this machine's GPUs that --devices names.
-
-    Raises:
-        UsageError: for a device that is not there.
-    """
-    return len({p.gpu for p in assign_devices(devices, len(visible_gpus()) or 1, 1)} - {None})
+    """The number of GPUs that --devices names; assign_devices checks that they are there."""
+    if devices == "auto":
+        return len(visible_gpus())
+    return len({name.strip() for name in devices.split(",") if name.strip().startswith("cuda")})
 
 
 def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:

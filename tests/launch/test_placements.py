@@ -11,8 +11,13 @@ import pytest
 
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
-from launch.configuration.execution import Execution
+from launch.configuration import worker_count
+from launch.configuration.config import resolve
+from launch.configuration.execution import AUTO, Execution
+from launch.configuration.worker_count import lanes_of
 from launch.session.run import launch
+from protocols import find
+from tests.support.harness import problem_of
 from workers import devices
 from workers.devices import assign_devices
 
@@ -46,6 +51,55 @@ def test_worker_i_is_on_gpu_i_mod_n(monkeypatch: pytest.MonkeyPatch, machine: Ca
     assert [p.gpu for p in assign_devices("cpu", 2, 1)] == [None, None]
     assert all(p.device == "cuda" for p in assign_devices("auto", 2, 1))
     assert devices.remark("auto") == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [
+        ({}, 2),
+        ({"devices": "cuda:1"}, 1),
+        ({"devices": "cuda:0,cuda:1", "clients": 1}, 1),
+        ({"devices": "cpu"}, 10),
+        ({"devices": "cpu", "clients": 3}, 3),
+        ({"workers": 5}, 5),
+    ],
+)
+def test_one_worker_a_gpu_is_the_default(
+    options: dict[str, Any], workers: int, machine: Callable[[int], None]
+) -> None:
+    machine(2)
+    assert resolve({"algo": "fedavg", **options})[1].workers == workers
+
+
+@pytest.mark.parametrize(
+    ("lanes", "workers", "device", "clients", "expected"),
+    [
+        (AUTO, 1, "cuda", 40, 10),
+        (AUTO, 4, "cuda", 10, 3),
+        (AUTO, 10, "cuda", 10, 1),
+        (6, 4, "cuda", 10, 6),
+        (AUTO, 4, "cpu", 40, 1),
+        (AUTO, 0, "cuda", 40, 1),
+        (1, 0, "cpu", 40, 1),
+    ],
+)
+def test_as_many_lanes_as_clients_a_worker(
+    lanes: int, workers: int, device: Any, clients: int, expected: int
+) -> None:
+    problem = problem_of(find("fedavg"), clients=clients, device=device)
+    assert lanes_of(Execution(workers=workers, lanes=lanes), problem) == expected
+
+
+def test_a_large_model_has_one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_count, "LARGE", 640)
+    assert lanes_of(Execution(workers=1), problem_of(find("fedavg"), device="cuda")) == 1
+
+
+@pytest.mark.parametrize(("workers", "device"), [(1, "cpu"), (0, "cuda")])
+def test_lanes_without_a_worker_on_a_gpu_are_refused(workers: int, device: Any) -> None:
+    problem = problem_of(find("fedavg"), device=device)
+    with pytest.raises(UsageError, match="--lanes 2: lanes are streams of a worker's GPU"):
+        lanes_of(Execution(workers=workers, lanes=2), problem)
 
 
 @pytest.mark.parametrize(
