@@ -1,4 +1,4 @@
-"""Runs whose workers record training steps have the bits of others, for every algorithm."""
+"""Which workers record training steps, and their heartbeats (their bits: tests/workers/test_lanes.py)."""
 
 from __future__ import annotations
 
@@ -6,37 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope
-from fedsim.wire.ledger import Ledger
 from protocols import find
-from tests.support.harness import ALGORITHMS, Class, loopback, play, problem_of
+from tests.support.harness import problem_of
 from tests.support.tape import Tapes
 from workers import protocol_messages as messages
 from workers.numerics import CUDA_GRAPHS, records_steps
-from workers.transport.endpoint import Endpoint
 from workers.worker.heartbeat import Heartbeat
 from workers.worker.main import serve
 from workers.worker.runtime import WorkerRuntime
-
-NEVER = {
-    "bayes_admm", "bregman_admm", "fald", "fedivon", "fedpa", "fedpm", "fola", "mbsgd", "proxskip", "pvi",
-}  # fmt: skip
-"""Algorithms whose solvers decide from numbers of the device, take single steps, or look at every step."""
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
-def test_a_run_has_the_same_bits(algorithm: Class, tmp_path: Path) -> None:
-    tapes = Tapes()
-
-    def recording(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-        problem.net.recordings = tapes.recordings()
-        return loopback(problem, folder, ledger)
-
-    plain = play(problem_of(algorithm), tmp_path / "plain")
-    recorded = play(problem_of(algorithm), tmp_path / "recorded", connect=recording)
-    assert recorded.bits == plain.bits
-    assert bool(tapes.repeated) != (algorithm.name in NEVER)
 
 
 class Stopped:
