@@ -91,12 +91,8 @@ class Part:
 
 @dataclass
 class ProgressLine:
-    """The renderable for rich: round, scores and bytes of the last evaluated round, time left, bar.
-
-    Attributes:
-        rounds: How many there are.
-        parts: Of the last evaluated round.
-    """
+    """The renderable for rich: round, scores and bytes of the last evaluated round, time left, bar. parts:
+    those of the last evaluated round."""
 
     rounds: int
     parts: Sequence[Part] = ()

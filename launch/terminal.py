@@ -319,10 +319,6 @@ def output_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file under another name, and rename it when the block has ended without an error.
 
     A pipe, a device or a link is kept, and written through.
-
-    Raises:
-        UsageError: if the path is a folder.
-        DiskError: if it cannot be written.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file")

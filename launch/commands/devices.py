@@ -68,7 +68,7 @@ def generate(out: Path, **options: Any) -> None:
     A column is log-normal: MEDIAN exp(SIGMA z), z from N(0, 1), the same for a client whatever N is. Columns
     that are not named are left out. No energy and no spread is preset: published figures differ too much.
     """
-    from launch.commands.generated_devices import generate
+    from launch.commands.device_files import generate
 
     generate(out, **options)
 
@@ -90,7 +90,7 @@ def capacity(file: Path, out: Path, **options: Any) -> None:
 
     An entry is {"computation": milliseconds of an inference, "communication": kbit/s}, for both directions.
     """
-    from launch.commands.fedscale_traces import capacity
+    from launch.commands.device_files import capacity
 
     capacity(file, out, **options)
 
@@ -114,6 +114,6 @@ def availability(file: Path, out: Path, **options: Any) -> None:
     For --participation trace:FILE. A client is there from active[i] to inactive[i] (seconds), and begins
     again after finish_time.
     """
-    from launch.commands.fedscale_traces import availability
+    from launch.commands.device_files import availability
 
     availability(file, out, **options)

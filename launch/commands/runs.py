@@ -41,18 +41,9 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One line.
-
-    Attributes:
-        run: The run folder.
-        state: RunFolder.status.
-        rounds_done: The last committed round.
-        rounds: How many it is to have, at most if there is `until`.
-        test_accuracy: Of the last evaluated round.
-        bytes_down: Of the algorithm, in all committed rounds.
-        started: When it was begun, as ISO 8601 has it.
-        error: What is damaged, or why it failed.
-    """
+    """One line. state: RunFolder.status. rounds_done: the last committed round. rounds: the most rounds if
+    there is `until`. bytes_down, bytes_up: those of the algorithm in all committed rounds. started: in ISO
+    8601. error: the damage, or the reason of a failure."""
 
     run: Path
     state: str
@@ -70,11 +61,7 @@ class ListedRun:
 
 
 def listed(folders: Sequence[Path]) -> list[ListedRun]:
-    """All runs in these folders (a run folder, or a folder of them), in the order in which they were begun.
-
-    Raises:
-        UsageError: if there is no such folder.
-    """
+    """All runs in these folders, which are run folders or folders of them, in the order of their starts."""
     runs = dict.fromkeys(run for folder in folders for run in _runs_in(folder))
     return sorted(map(_listed, runs), key=lambda r: (r.started, str(r.run)))
 
@@ -120,11 +107,7 @@ def _described(run: RunFolder) -> ListedRun:
 
 
 def print_runs(folders: Sequence[Path], as_json: bool) -> None:
-    """Print the runs in these folders; by default those in runs/.
-
-    Raises:
-        UsageError: if there is no such folder.
-    """
+    """Print the runs in these folders; by default those in runs/."""
     runs = listed(folders or ([DEFAULT] if DEFAULT.is_dir() else []))
     if as_json:
         return print_json(runs)

@@ -38,12 +38,7 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
 def print_schedule(
     spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, ...], as_json: bool = False
 ) -> None:
-    """Print it.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: of the schedule.
-    """
+    """Print it."""
     from rich.text import Text
 
     from fedsim.participation import schedule

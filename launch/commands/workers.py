@@ -19,12 +19,7 @@ K = TypeVar("K")
 
 
 def joined(read: Callable[[Path], K], file: Path) -> K:
-    """Return the credentials that --join names.
-
-    Raises:
-        UsageError: if it is not there, or open to others.
-        DataError: if it is damaged.
-    """
+    """Return the credentials that --join names."""
     try:
         return read(file)
     except (UsageError, DataError) as e:
@@ -116,9 +111,7 @@ def node(file: Path, **options: Any) -> None:
     "Its join file: RUN/edges/join-000.json of the first one.",
     click.option("--bind", metavar="URL", required=True, help="Address for its workers: tcp://ADDRESS:PORT."),
     click.option(
-        "--workers-file",
-        **FILE,
-        help="Where to write their join file.  [workers-000.json beside its own]",
+        "--workers-file", **FILE, help="Where to write their join file.  [workers-000.json beside its own]"
     ),
 )
 def edge(file: Path, **options: Any) -> None:

@@ -37,11 +37,7 @@ class Job:
 
     @property
     def per_node(self) -> int:
-        """Workers of one machine.
-
-        Raises:
-            UsageError: if the machines would not have equally many.
-        """
+        """Workers of one machine."""
         if self.workers % self.nodes:
             raise UsageError(f"--workers {self.workers} on --nodes {self.nodes}: give every node as many")
         return self.workers // self.nodes
@@ -70,20 +66,12 @@ class Job:
         return "\n".join(parts)
 
     def write_config(self) -> None:
-        """Write the config file.
-
-        Raises:
-            DiskError: if that is not possible.
-        """
+        """Write the config file."""
         write(self.config, self.toml())
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that an engine reads, and the folder around it.
-
-    Raises:
-        DiskError: if that is not possible.
-    """
+    """Write a file that an engine reads, and the folder around it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -92,15 +80,8 @@ def write(path: Path, text: str) -> None:
 
 
 def asked(command: Sequence[str], text: str = "") -> str:
-    """Return the output of an engine's own command.
-
-    Args:
-        command: Its words.
-        text: What it reads.
-
-    Raises:
-        TaskError: if it fails, or has not answered in time.
-    """
+    """Return the output of an engine's own command, which reads `text`; TaskError if it fails or has not
+    answered in time."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SUBMIT_DEADLINE)
     except subprocess.TimeoutExpired:
@@ -114,11 +95,7 @@ class Engine(Protocol):
     """Something that has machines."""
 
     def plan(self, job: Job) -> str:
-        """Return the job as text that the engine's own command takes.
-
-        Raises:
-            UsageError: if the job does not fit the engine.
-        """
+        """Return the job as text that the engine's own command takes."""
 
     def submit(self, job: Job) -> str:
         """Submit the job; returns a line on what was submitted, and how to follow it.

@@ -24,21 +24,13 @@ OWN = ("workers", "out", "remote_workers", "bind", "keys", "transport", "join_wi
 
 
 def submit(overrides: Overrides, engine: EngineOptions) -> str:
-    """Submit a run; returns what to print: what was submitted, or with dry_run what would be.
-
-    Raises:
-        FedsimError: as Engine.submit.
-    """
+    """Submit a run; returns what to print: what was submitted, or with dry_run what would be."""
     job, carried = _job(overrides, engine), ENGINES[engine.on]()
     return carried.plan(job) if engine.dry_run else carried.submit(job)
 
 
 def _job(overrides: Overrides, engine: EngineOptions) -> Job:
-    """The job that the options describe.
-
-    Raises:
-        UsageError: if they do not fit together.
-    """
+    """The job that the options describe."""
     tcp = replace(overrides, execution={**overrides.execution, "transport": "tcp"})
     experiment, execution = tcp.resolve()
     if clashing := [name for name in ("remote_workers", "bind", "keys") if name in overrides.execution]:

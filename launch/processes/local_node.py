@@ -28,17 +28,8 @@ class LocalNode:
     """`fedsim node` for the last of the run's workers; it ends with this process."""
 
     def __init__(self, join: Path, *, threads: int, devices: str, data_dir: str | None) -> None:
-        """Start it.
-
-        Args:
-            join: The join file of these workers.
-            threads: Cores for each.
-            devices: As in `fedsim node`.
-            data_dir: The folder of the data files.
-
-        Raises:
-            DiskError: if its log cannot be written.
-        """
+        """Start it. join: the join file of these workers. threads: cores for each. devices: as in `fedsim
+        node`."""
         keys = JoinCredentials.read(join)
         here = TcpAddress.to_connect(keys.url, "address")
         here = replace(here, host=ANYWHERE.get(here.host, here.host))

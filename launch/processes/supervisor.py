@@ -48,7 +48,10 @@ class Process:
 
 
 class Supervisor:
-    """Starts and ends the processes of one run; after stop() none is left."""
+    """Starts and ends the processes of one run; after stop() none is left.
+
+    Methods that wait raise Interrupted if a signal asked to stop, and TaskError if a process failed to start.
+    """
 
     def __init__(self, interrupted: Wakeup) -> None:
         self.processes: list[Process] = [_process("coordinator", 0, os.getpid(), "cpu", "")]
@@ -70,12 +73,7 @@ class Supervisor:
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
     def start_workers(self, specs: list[dict[str, Any]], placements: tuple[Placement, ...]) -> None:
-        """Start all workers and wait until each has a pid.
-
-        Raises:
-            TaskError: if a task or a worker fails.
-            Interrupted: if a signal asked to stop.
-        """
+        """Start all workers and wait until each has a pid."""
         self._specs, self._placements = specs, placements
         deadline = time.monotonic() + START_DEADLINE
         self._expect("ready", deadline)
@@ -86,12 +84,7 @@ class Supervisor:
         self.changed(self.processes)
 
     def replace(self, worker: int, address: str) -> None:
-        """Start another process in the place of one that has ended.
-
-        Raises:
-            TaskError: if a task or a worker fails.
-            Interrupted: if a signal asked to stop.
-        """
+        """Start another process in the place of one that has ended."""
         self._statuses.pop(worker, None)
         self._send({"start": self._specs[worker] | {"address": address}})
         self._started(self._expect("started", time.monotonic() + START_DEADLINE))
@@ -154,11 +147,7 @@ class Supervisor:
         return [self._interrupted.fd, *self._pidfds]
 
     def check(self, ready: list[int]) -> ProcessExit | None:
-        """A worker's death among the ready descriptors, if any.
-
-        Raises:
-            Interrupted: if a signal asked to stop.
-        """
+        """A worker's death among the ready descriptors, if any."""
         if self._interrupted.fd in ready:
             raise Interrupted("interrupted")
         for fd in ready:
@@ -202,15 +191,8 @@ class Supervisor:
     # ---- remote workers, of whom we only hear
 
     def note_remote(self, index: int, role: str, number: int, pid: int, host: str) -> None:
-        """Record a worker or an edge server that has joined from a machine.
-
-        Args:
-            index: Its number among all that have registered.
-            role: What it is.
-            number: Its number among those.
-            pid: Its process there.
-            host: The machine.
-        """
+        """Record a worker or an edge server that has joined from the machine `host`. index: its number among
+        all that have registered; number: its number among those of its role; pid: its process there."""
         self._workers[index] = _process(role, number, pid, "", "")
         self._workers[index].node = host
         self.processes.append(self._workers[index])

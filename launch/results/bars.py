@@ -38,16 +38,10 @@ def bar_chart(
 ) -> str:
     """An <svg> element and a link to its numbers; '' without a bar.
 
-    Args:
-        title: What the chart shows, for those who do not see it, and the name of the saved file.
-        axis: The labels of the x and the y axis.
-        left: Where each bar begins.
-        right: Where it ends.
-        bars: The kinds of bars, the first below, the next on top of it.
-        said: The tooltips' text by place, such as "client 3".
-        limits: The ends of the x axis.
-        size: Inches of 9-point text.
-        share: Whether the heights are shares, which are shown in %.
+    title: it names the saved file, too. axis: the labels of the x and the y axis. left, right: the ends of
+    each bar. bars: the first kind is below, the next on top of it. said: the tooltips' text by place, such as
+    "client 3". limits: the ends of the x axis. size: inches of 9-point text. share: the heights are shares,
+    shown in %.
     """
     if not len(left) or not any(np.isfinite(b.heights).any() for b in bars):
         return ""

@@ -14,16 +14,7 @@ from launch.results.figures import COLOURS, DASHES, Line, chart, wide
 from launch.results.frontier import Cost, FrontierPoint, by_budget, ranking, winning_ranges
 from launch.results.groups import Group
 from launch.results.statistics import Band
-from launch.results.tables import (
-    STOPPED,
-    UNFINISHED,
-    Grid,
-    between,
-    costs,
-    megabytes,
-    name,
-    unreached,
-)
+from launch.results.tables import STOPPED, UNFINISHED, Grid, between, costs, megabytes, name, unreached
 
 
 def slots_of(groups: Sequence[Group]) -> list[int]:

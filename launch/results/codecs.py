@@ -74,17 +74,9 @@ class Measured:
 
 
 def codecs(
-    folder: Path,
-    data_dir: Path | None,
-    fractions: Sequence[float],
-    file: Path | None,
-    as_json: bool = False,
+    folder: Path, data_dir: Path | None, fractions: Sequence[float], file: Path | None, as_json: bool = False
 ) -> None:
-    """Print the table of a run.
-
-    Raises:
-        FedsimError: any FedsimError.
-    """
+    """Print the table of a run."""
     for p in fractions:
         codec(f"topk:{p!r}")  # names a fraction that is none before anything is computed
     if file is not None and not file.parent.is_dir():
@@ -342,11 +334,7 @@ def _over(size: int, floor: float | None) -> str:
 
 
 def write(file: Path, result: Sequence[Measured]) -> None:
-    """One row per codec and field; empty where there is nothing to say.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
+    """One row per codec and field; empty where there is nothing to say."""
     try:
         with file.open("w", newline="", encoding="utf-8") as out:
             rows = csv.DictWriter(out, [f.name for f in fields(Measured)], lineterminator="\n")

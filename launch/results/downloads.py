@@ -30,13 +30,8 @@ def caption(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) 
 
 
 def saved(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An <a> element with what a picture draws; '' if that would be longer than CHART.
-
-    Args:
-        title: What the picture shows; the file is named after it.
-        heads: The names of the columns.
-        rows: The lines; None and NaN are empty cells.
-    """
+    """An <a> element with what a picture draws, in a file named after its title; '' if that would be longer
+    than CHART. heads: the names of the columns; None and NaN are empty cells."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(heads)

@@ -177,13 +177,9 @@ def drawing(
 ) -> str:
     """An <svg> element of what `draw` draws into a figure of matplotlib.
 
-    Args:
-        label: What the picture shows, for those who do not see it.
-        names: Slot and name of the parts; part n is what is drawn with the gid line-<n>. It is a group of
-            class l<slot> with its name as tooltip.
-        draw: Draws with the colours of `style`, INK and FAINT.
-        over: Makes SVG that lies over the drawing, from the figure that has been drawn.
-        size: Inches of 9-point text.
+    names: slot and name of the parts; part n is what is drawn with the gid line-<n>. It is a group of class
+    l<slot> with its name as tooltip. draw: draws with the colours of `style`, INK and FAINT. over: makes SVG
+    that lies over the drawing, from the figure that has been drawn. size: inches of 9-point text.
     """
     import matplotlib
 
@@ -254,19 +250,8 @@ def picture(
     logx: bool = False,
     limits: tuple[float | None, float | None] = (None, None),
 ) -> Path:
-    """Write a picture of lines with their bands and a legend; returns its path.
-
-    Args:
-        path: The file; its suffix says the format.
-        bands: The lines, by name.
-        x: The label of the x axis.
-        y: The label of the y axis.
-        title: The title above the picture.
-        scale: What values are multiplied by.
-        marks: Whether every point has a mark.
-        logx: Whether the x axis is logarithmic.
-        limits: The ends of the y axis.
-    """
+    """Write a picture of lines, by name, with their bands and a legend; returns its path, whose suffix is the
+    format. scale: the factor of all values. marks: every point has a mark. limits: the ends of the y axis."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -122,15 +122,9 @@ def reaching(runs: Group, accuracy: float) -> list[tuple[int, int] | None]:
 
 @dataclass(frozen=True)
 class Cost:
-    """A group's cost of an accuracy.
-
-    Attributes:
-        group: Its place in the comparison.
-        seeds: How many seeds there are.
-        rounds: The first evaluated round with the accuracy, for each seed that reaches it.
-        spent: The bytes until then, both directions, of the same seeds.
-        best: The best accuracy of a round, mean over the seeds; NaN without accuracies.
-    """
+    """A group's cost of an accuracy. rounds: the first evaluated round with the accuracy, for each of the
+    `seeds` that reaches it. spent: the bytes until then, both directions, of the same seeds. best: the best
+    accuracy of a round, mean over the seeds; NaN without accuracies."""
 
     group: int
     seeds: int

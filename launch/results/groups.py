@@ -41,11 +41,7 @@ class ComparedRun:
 
     @cached_property
     def curve(self) -> Curve:
-        """Empty for a run that did not get so far.
-
-        Raises:
-            DataError: if data is missing or damaged.
-        """
+        """Empty for a run that did not get so far."""
         return self.run.curve
 
     @property
@@ -177,10 +173,6 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
     """Read run folders, and folders of them, as groups; their algorithms in that order.
 
     where: KEY=VALUE conditions, all of which a run's experiment must meet.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
     runs = [RunFolder.open(folder).checked() for folder in folders]

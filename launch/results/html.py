@@ -109,11 +109,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int
 
 
 def save(path: Path, text: str) -> None:
-    """Write a text file; control characters in it, which names may have, are escaped.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
+    """Write a text file; control characters in it, which names may have, are escaped."""
     try:
         path.write_text(printable(text), encoding="utf-8")
     except OSError as e:

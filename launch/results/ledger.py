@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.errors import DiskError, UsageError
+from fedsim.extras import needed
+from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 from launch import terminal
-from launch.results.ledger_parquet import write_parquet
 from launch.results.statistics import messages, sides
 from launch.runs.folder import RunFolder
-from launch.terminal import print_json, print_table
+from launch.terminal import output_file, print_json, print_table
+from workers.storage.growing_file import LEDGER
 
 SIDES = ("down", "up")
 SHOWN = 12
@@ -32,13 +35,7 @@ def print_ledger(
     parquet: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print the tables; with `export` or `parquet` only what was written, unless `by` asks for a table.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-        DiskError: if the disk cannot be read or written.
-    """
+    """Print the tables; with `export` or `parquet` only what was written, unless `by` asks for a table."""
     run = RunFolder.open(folder)
     console = terminal.console()
     if parquet:
@@ -88,11 +85,7 @@ def _has_hops(rows: pandas.DataFrame) -> bool:
 
 
 def _hops(rows: pandas.DataFrame, everything: bool) -> pandas.DataFrame:
-    """Bytes between each edge server and the root: broadcasts and sums, or by kind all that crossed there.
-
-    Raises:
-        UsageError: if the run has no edge servers.
-    """
+    """Bytes between each edge server and the root: broadcasts and sums, or by kind all that crossed there."""
     if not _has_hops(rows):
         raise UsageError("--by hop: this run has no edge servers (launch --tree)")
     if everything:
@@ -250,3 +243,36 @@ def _print(
         shown.add_row(*last, style="bold")
     console.print()
     print_table(console, shown)
+
+
+NAME = "ledger.parquet"
+TEXTS = ("kind", "direction", "message", "field", "layer", "codec", "hop")
+"""Columns of few different texts: stored as a dictionary and indices."""
+LARGE = ("dense_bytes", "bytes")
+"""Columns of 64 bits; the other numbers have 32."""
+BATCH = 1 << 16
+"""Rows that are held at once, and of a row group."""
+
+
+def write_parquet(run: RunFolder) -> Path:
+    """Write RUN/ledger.parquet, a batch of rows at a time; returns its path. The run may be running."""
+    arrow, parquet = (needed(name, "--parquet", "parquet") for name in ("pyarrow", "pyarrow.parquet"))
+    run.check_files(LEDGER)
+    names = COLUMNS if run.experiment.get("tree", "") == "" else TREE_COLUMNS
+    schema = arrow.schema([(name, _type(arrow, name)) for name in names])
+    path = run.path / NAME
+    with output_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
+        entries = run.ledger_rows()
+        while rows := list(islice(entries, BATCH)):  # itertools.batched is of Python 3.12
+            values = list(zip(*rows, strict=True))[: len(names)]
+            columns = zip(schema.types, values, strict=True)
+            writer.write_table(
+                arrow.table([arrow.array(column, kind) for kind, column in columns], schema=schema)
+            )
+    return path
+
+
+def _type(arrow: Any, name: str) -> Any:
+    if name in TEXTS:
+        return arrow.dictionary(arrow.int32(), arrow.string())
+    return arrow.int64() if name in LARGE else arrow.int32()

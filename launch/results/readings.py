@@ -49,13 +49,8 @@ class Read:
 
 
 def readings(axes: Any, lines: Sequence[Read], head: Callable[[float], str]) -> str:
-    """SVG to be put over a drawing of `axes`, in points; '' if no point is in it.
-
-    Args:
-        axes: Axes of matplotlib that have been drawn.
-        lines: What is read.
-        head: The text above the values, from an x.
-    """
+    """SVG to be put over a drawing of `axes` that matplotlib has drawn, in points; '' if no point is in it.
+    head: the text above the values, from an x."""
     placed = [(line, *_placed(axes, line.x, line.y)) for line in lines]
     left, top, right, bottom = _frame(axes)
     visible = [

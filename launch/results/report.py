@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 
 from fedsim.errors import UsageError
@@ -16,14 +17,14 @@ from fedsim.experiment import dotted
 from fedsim.printable import printable
 from launch.configuration.target_accuracy import percent
 from launch.results import html
-from launch.results.client_scores import client_scores
-from launch.results.clients_section import clients
+from launch.results.bars import Bars, bar_chart
+from launch.results.clients_section import client_scores, clients
 from launch.results.downloads import EMBEDDED, link
+from launch.results.field_bars import ordered, stack
+from launch.results.groups import ComparedRun
 from launch.results.participation_grid import participation_grid
-from launch.results.processes import processes
-from launch.results.run_bill import bill, bytes_by_field, hops, units
 from launch.results.run_curves import calibration, diagnostics, learning
-from launch.results.staleness import staleness
+from launch.results.statistics import sides
 from launch.results.tables import NONE
 from launch.results.timeline import timeline
 from launch.runs.folder import RunFolder
@@ -33,25 +34,14 @@ from workers.storage.metrics_file import LISTS
 
 
 def report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page; returns its path.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-        DiskError: if the disk cannot be read or written.
-    """
+    """Write the page; returns its path."""
     path = out or folder / "report.html"
     html.save(path, render(RunFolder.open(folder).checked()))
     return path
 
 
 def render(run: RunFolder) -> str:
-    """Render the page of a run.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-    """
+    """Render the page of a run."""
     summary = run.summary
     experiment, metrics, rows = run.experiment, _metrics(run), _own(run)
     title = f"{run.label} on {experiment['dataset']}"
@@ -252,3 +242,125 @@ def _settings(run: RunFolder) -> str:
 def _filled(values: Mapping[str, Any]) -> Sequence[tuple[str, object]]:
     """Without what is empty."""
     return [(k, v) for k, v in dotted(values) if v not in ("", None, [], {})]
+
+
+def bytes_by_field(rows: pandas.DataFrame) -> Iterator[str]:
+    """A bar per direction. rows: those of kind algorithm."""
+    by = sides(rows, ["field", "layer"])
+    for side, title in (("down", "Down"), ("up", "Up")):
+        yield stack(title, {" ".join(filter(None, key)): int(n) for key, n in by[side].items() if n})
+
+
+def bill(rows: pandas.DataFrame) -> Iterator[str]:
+    """One line per field, layer and codec, with what the values would be without a codec."""
+    keys = ["field", "layer", "codec"]
+    by = sides(rows, keys)
+    by["dense"] = rows.groupby(keys)["dense_bytes"].sum()
+    places = {name: n for n, name in enumerate(ordered({_part(*key[:2]) for key in by.index}))}
+    lines, compressed = [], False
+    for (field, layer, codec), row in sorted(by.iterrows(), key=lambda item: places[_part(*item[0][:2])]):
+        dense = f"{row['dense']:,}" if layer == "values" else NONE
+        compressed = compressed or codec not in ("", "dense")
+        cells = (f"{n:,}" for n in (row["down"], row["up"], row["down"] + row["up"]))
+        lines.append([field or NONE, layer, codec or NONE, *cells, dense])
+    down, up = int(by["down"].sum()), int(by["up"].sum())
+    other = int(by[by.index.get_level_values("field") == ""][["down", "up"]].sum().sum())
+    plain = int(by["dense"].sum()) + other
+    lines.append(["total", "", "", f"{down:,}", f"{up:,}", f"{down + up:,}", f"{plain:,}"])
+    heads = ["field", "layer", "codec", "bytes down", "bytes up", "bytes", "dense would be"]
+    yield html.table(heads, lines, 3)
+    if compressed and down + up:
+        yield html.soft(
+            f"Dense would be the values as they are, with today's headers and framing: "
+            f"{plain / (down + up):.2f} times as much."
+        )
+
+
+def hops(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the bytes of each hop of a run with edge servers; nothing for another one."""
+    spent = summary.get("bytes") or {}
+    if "edge" not in spent:
+        return
+    lines = []
+    for name, kind in (("clients and edge servers", "algorithm"), ("edge servers and server", "edge")):
+        both = [sum(sum(of.values()) for of in spent[kind].get(side, {}).values()) for side in ("down", "up")]
+        lines.append([name, *(f"{n:,}" for n in (*both, sum(both)))])
+    yield html.table(["between", "bytes down", "bytes up", "bytes"], lines)
+    yield html.soft("The bill above and the sums of this page are of the hop of the clients.")
+
+
+def _part(field: str, layer: str) -> str:
+    return " ".join(filter(None, (field, layer)))
+
+
+def units(run: RunFolder) -> str:
+    """Per client and round, in units of P, and once per client."""
+    own = ComparedRun(run)
+
+    def both(once: bool) -> str:
+        return ", ".join(f"{own.units(side, once):.3f} P {side}" for side in ("down", "up"))
+
+    once = any(own.units(side, once=True) for side in ("down", "up"))
+    return html.soft(f"Per client and round: {both(False)}." + (f" Once per client: {both(True)}." * once))
+
+
+EXPLAINED = (
+    "The staleness of an upload is how many steps the server has taken since the broadcast that it answers. "
+    "Which uploads are folded in which step follows from the virtual clock."
+)
+
+
+def staleness(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table of uploads by staleness; nothing for a synchronous run."""
+    steps = summary.get("asynchronous")
+    if not steps:
+        return
+    counts = steps["staleness"]
+    yield html.charts(histogram(counts))
+    yield html.soft(
+        f"mean {steps['staleness_mean']:.2f}, largest {len(counts) - 1}; {steps['simulated_seconds']:,.1f} "
+        f"simulated seconds. {EXPLAINED}"
+    )
+
+
+def histogram(counts: list[int]) -> str:
+    """Uploads by staleness, from 0; the numbers may be saved."""
+    steps = np.arange(len(counts), dtype=np.float64)
+    return bar_chart(
+        "uploads by staleness",
+        ("steps of the server since the broadcast", "uploads"),
+        np.subtract(steps, 0.46),
+        np.add(steps, 0.46),
+        [Bars("uploads", np.array(counts, dtype=np.float64))],
+        said=lambda n: f"staleness {n}",
+    )
+
+
+SHOWN = {"node": "machine", "device": "computes on", "gpu": "GPU", "engine": "engine", "pid": "process id"}
+"""Keys of processes.json and their headings; one that no process has is left out."""
+OPEN = 20
+"""The table is open for up to this many processes."""
+
+
+def processes(run: RunFolder) -> Iterator[str]:
+    """A table of RUN/processes.json; nothing if it is not there."""
+    rows = run.processes
+    keys = [key for key in SHOWN if any(row.get(key) for row in rows)]
+    if not keys:
+        return
+    heads = ["", *(SHOWN[key] for key in keys), "from", "to"]
+    lines = [[_name(row), *(str(row.get(key) or "") for key in keys), *_times(row)] for row in rows]
+    last = " of the last start" if len(run.starts) > 1 else ""
+    title = f"Table of processes{last}"
+    yield html.folded(title, html.table(heads, lines, len(heads)), opened=len(rows) <= OPEN)
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    role = str(row.get("role", ""))
+    return f"{role} {row.get('index')}" if role.endswith("worker") else role
+
+
+def _times(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Time of day, as both are of one run."""
+    begun, ended = (str(row.get(key) or "").partition("T")[2][:8] for key in ("started", "ended"))
+    return begun, ended

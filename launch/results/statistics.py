@@ -23,16 +23,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.errors import UsageError
 from launch.configuration.target_accuracy import percent as target_text
-from launch.results.coding_limits import LIMITS, at_limit
 from launch.runs.tables import SUMS, Curve
 
 if TYPE_CHECKING:
@@ -60,11 +60,7 @@ class Column:
 
 
 def parsed(expression: str) -> Column:
-    """Parse an expression.
-
-    Raises:
-        UsageError: for an expression that is none.
-    """
+    """Parse an expression."""
     if result := _TO.fullmatch(expression):
         return Column(f"{result[1]} to", result[3] or "test_accuracy", None)
     if not (result := _AT.fullmatch(expression)):
@@ -77,11 +73,7 @@ def parsed(expression: str) -> Column:
 
 
 def value(expression: str, curve: Curve, window: int = 1) -> float:
-    """The number of a column for one run; NaN: not reached, diverged.
-
-    Raises:
-        UsageError: for an expression that is none.
-    """
+    """The number of a column for one run; NaN: not reached, diverged."""
     if result := _TO.fullmatch(expression):
         metric = result[3] or "test_accuracy"
         at = reached(curve, float(result[4] or result[5]), metric, window if result[2] else 1)
@@ -176,11 +168,7 @@ class Band:
 
 
 def stacked(curves: Sequence[Curve], name: str) -> Values:
-    """A metric, one row per seed: the evaluated rounds that all seeds have.
-
-    Raises:
-        UsageError: if an argument is wrong.
-    """
+    """A metric, one row per seed: the evaluated rounds that all seeds have."""
     count = min((len(c.lines) for c in curves), default=0)
     if not count:
         return np.zeros((len(curves), 0))
@@ -215,3 +203,34 @@ def messages(rows: pandas.DataFrame, direction: str) -> int:
     """Envelopes of the algorithm in one direction: a client's part in an exchange."""
     sent = rows[(rows.kind == "algorithm") & (rows.direction == direction)]
     return len(sent[["round", "exchange", "client"]].drop_duplicates())
+
+
+def _entropy(line: Mapping[str, Any]) -> float:
+    """Bytes of both directions at the entropy of their fields."""
+    total = 0.0
+    for side in ("down", "up"):
+        fields = line.get("limits", {}).get(side, {}).values()
+        sent = sum(field["bits"] for field in fields)
+        total += line[f"bytes_{side}"] * (sum(field["entropy"] for field in fields) / sent if sent else 1.0)
+    return total
+
+
+def _divergence(line: Mapping[str, Any]) -> float:
+    """Bytes of the uploads at the divergence of one.
+
+    A parameter has one value in every field, so that the sum of bits per value are bits per parameter.
+    """
+    limits = line.get("limits", {})
+    sent = sum(field["bits"] for field in limits.get("up", {}).values())
+    return float(limits["kl"] / sent * line["bytes_up"]) if sent and "kl" in limits else math.nan
+
+
+LIMITS = {"MB entropy": _entropy, "MB KL": _divergence}
+"""Bytes of one round, by the limit's name."""
+
+
+def at_limit(curve: Curve, name: str) -> list[float]:
+    """One value per evaluated round, summed over the rounds so far; NaN from the first round without a KL.
+    Every round of the run must have been evaluated. name: one of LIMITS."""
+    rounds = (LIMITS[name](line) if line["round"] else 0.0 for line in curve.lines)
+    return [1e-6 * so_far for so_far in accumulate(rounds)]

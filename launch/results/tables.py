@@ -205,11 +205,7 @@ def parts(groups: Sequence[Group]) -> list[dict[str, float]]:
 
 
 def write_csv(path: Path, groups: Sequence[Group], levels: Sequence[float]) -> None:
-    """One line per group: mean, low and high over the members of every measure.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
+    """One line per group: mean, low and high over the members of every measure."""
     try:
         with path.open("w", newline="") as file:
             out = csv.writer(file, lineterminator="\n")

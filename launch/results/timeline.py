@@ -37,11 +37,7 @@ class Bar:
 
 
 def timeline(path: Path) -> str:
-    """The pictures with their key, '' without a file or a row.
-
-    Raises:
-        DataError: if data is missing or damaged.
-    """
+    """The pictures with their key, '' without a file or a row."""
     if not path.is_file():
         return ""
     rows = _read(path)

@@ -30,12 +30,8 @@ _LAST = float("inf")
 
 @dataclass(frozen=True)
 class Committed:
-    """A round that the journal has as committed.
-
-    Attributes:
-        start: Which start of the run has committed it, counted from 1.
-        dropped: The participants whose uploads were not folded.
-    """
+    """A round that the journal has as committed. start: the start of the run that has committed it, counted
+    from 1. dropped: the participants whose uploads were not folded."""
 
     start: int
     dropped: frozenset[int]
@@ -43,15 +39,8 @@ class Committed:
 
 @dataclass(frozen=True)
 class TracedRun:
-    """The metadata of a trace.
-
-    Attributes:
-        name: The run's.
-        algorithm: Its name.
-        dataset: Its name.
-        workers: What else is known of a worker: its machine and device.
-        rounds: The committed rounds. Of another round, no fold is shown.
-    """
+    """The metadata of a trace. workers: machine and device of workers, as far as known. rounds: the committed
+    rounds; of another round, no fold is shown."""
 
     name: str
     algorithm: str

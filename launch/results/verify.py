@@ -233,11 +233,7 @@ def _growing_files(run: RestoredRun) -> Iterator[tuple[str, str]]:
 
 
 def _ids(text: str | None, clients: int) -> frozenset[int] | None:
-    """Read the ids of clients, such as 0,4; None means all.
-
-    Raises:
-        UsageError: if an argument is wrong.
-    """
+    """Read the ids of clients, such as 0,4; None means all."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]

@@ -45,13 +45,10 @@ DAMAGED, MISSING = "damaged", "missing"
 class KnownFiles:
     """A run's record of its growing files.
 
-    Attributes:
-        source: Where it is recorded, such as "summary.json".
-        ended: The run has ended: the files are whole. Otherwise they may hold more than is known.
-        files: Their digests by name.
-        experiment: The digest of the manifest's experiment, without its rounds if the run has not ended;
-            '' if it is not known.
-        run: The run's name; '' if it is not known.
+    source: where it is recorded, such as "summary.json". ended: the run has ended, and the files are whole;
+    otherwise they may hold more than is known. files: their digests by name. experiment: the digest of the
+    manifest's experiment, without its rounds if the run has not ended; '' if it is not known. run: the run's
+    name; '' if it is not known.
     """
 
     source: str
@@ -134,11 +131,7 @@ class RunFolder:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """summary.json, which a run writes when it ends; empty before, and if the run was killed.
-
-        Raises:
-            DataError: if it is damaged.
-        """
+        """summary.json, which a run writes when it ends; empty before, and if the run was killed."""
         return json_of(self.path / SUMMARY) if self.has(SUMMARY) else {}
 
     @property
@@ -235,9 +228,6 @@ class RunFolder:
 
         A round counts once the journal has its commit: its rows were written before. Rows of later rounds
         belong to one that was interrupted, which a resume computes again.
-
-        Raises:
-            DiskError: if the journal cannot be read.
         """
         journal = self.path / JOURNAL
         records = read_journal(journal) if journal.is_file() else []
@@ -248,9 +238,6 @@ class RunFolder:
         """The last round whose rows in ledger.csv and timeline.csv count; None if all do.
 
         They do in a run that has ended: it writes no rows of a round that was under way.
-
-        Raises:
-            DiskError: if the journal cannot be read.
         """
         if self.has(SUMMARY) or not self.has(JOURNAL):
             return None
@@ -277,11 +264,7 @@ class RunFolder:
 
     @cached_property
     def known(self) -> KnownFiles:
-        """Return the record of the growing files in summary.json, or else in the newest readable checkpoint.
-
-        Raises:
-            DataError: if summary.json is damaged.
-        """
+        """The record of the growing files in summary.json, or else in the newest readable checkpoint."""
         if self.has(SUMMARY):
             return _known_by_summary(self.path / SUMMARY)
         for path in sorted((self.path / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
@@ -373,21 +356,11 @@ class RunFolder:
         return f"{path} was changed: its {was.rows:,} rows are not those that {source} has the sha256 of"
 
     def ledger_rows(self) -> Iterator[Entry]:
-        """Yield the committed rows of ledger.csv, which may outgrow the memory.
-
-        Raises:
-            DataError: naming the line that is no row.
-            DiskError: if the file cannot be read.
-        """
+        """Yield the committed rows of ledger.csv, which may outgrow the memory."""
         return growing.ledger_rows(self.path / LEDGER, self.last_round)
 
     def timeline_rows(self) -> Iterator[Span]:
-        """Yield the committed rows of timeline.csv.
-
-        Raises:
-            DataError: naming the line that is no row.
-            DiskError: if the file cannot be read.
-        """
+        """Yield the committed rows of timeline.csv."""
         return growing.timeline_rows(self.path / TIMELINE, self.last_round)
 
     @cached_property
@@ -425,11 +398,7 @@ class RunFolder:
 
     @property
     def curve(self) -> Curve:
-        """The evaluated rounds, with sums so far by name; empty for a run that did not get so far.
-
-        Raises:
-            DataError: if metrics.jsonl is damaged.
-        """
+        """The evaluated rounds, with sums so far by name; empty for a run that did not get so far."""
         return Curve(self.lines if self.has(METRICS) else ())
 
     @cached_property
@@ -455,11 +424,7 @@ class RunFolder:
 
 
 def _known_by_summary(path: Path) -> KnownFiles:
-    """Return the record of the growing files in summary.json.
-
-    Raises:
-        DataError: if it is damaged.
-    """
+    """Return the record of the growing files in summary.json."""
     summary = json_of(path)
     try:
         listed = msgspec.convert(summary.get("files", {}), dict[str, dict[str, int | str]])
@@ -470,11 +435,7 @@ def _known_by_summary(path: Path) -> KnownFiles:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The run folders in a folder, in the order of their names, also those without a manifest.
-
-    Raises:
-        UsageError: if there is no such folder.
-    """
+    """The run folders in a folder, in the order of their names, also those without a manifest."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     traces = (MANIFEST, JOURNAL, "lock", SUMMARY)

@@ -19,12 +19,7 @@ BLOCK = 1 << 20
 
 @dataclass
 class GrowingLines:
-    """The whole lines of a file that another process appends to.
-
-    Attributes:
-        path: The file.
-        at: Where the next line begins.
-    """
+    """The whole lines of a file that another process appends to; the next line begins at byte `at`."""
 
     path: Path
     at: int = 0
@@ -33,9 +28,6 @@ class GrowingLines:
         """Yield the lines since the last call, without their ends; none if there is no file.
 
         A file that has become shorter was cut by a resume and is read from its beginning.
-
-        Raises:
-            DiskError: if it cannot be read.
         """
         if not self.path.exists():
             return
@@ -52,16 +44,8 @@ class GrowingLines:
 
 
 def ledger_rows(path: Path, last: int | None = None) -> Iterator[Entry]:
-    """Yield the rows of a ledger.csv. A last row that is still being written is left out.
-
-    Args:
-        path: The file.
-        last: The last round whose rows count, None for all (RunFolder.last_round).
-
-    Raises:
-        DataError: naming the line that is no row.
-        DiskError: if the disk cannot be read.
-    """
+    """Yield the rows of a ledger.csv up to the round `last`, or all. A last row that is still being written
+    is left out."""
     for row in _rows(path, Entry):
         entry = Entry(*row)
         if last is None or entry.round <= last:
@@ -69,12 +53,7 @@ def ledger_rows(path: Path, last: int | None = None) -> Iterator[Entry]:
 
 
 def timeline_rows(path: Path, last: int | None = None) -> Iterator[Span]:
-    """Yield the rows of a timeline.csv, as ledger_rows.
-
-    Raises:
-        DataError: naming the line that is no row.
-        DiskError: if the disk cannot be read.
-    """
+    """Yield the rows of a timeline.csv, as ledger_rows."""
     for row in _rows(path, Span):
         span = Span(*row)
         if last is None or span.round <= last:

@@ -90,12 +90,8 @@ def surroundings(probe: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def facts_of(content: Mapping[str, Any], device: str) -> dict[str, str]:
-    """Return a manifest's facts that bits depend on (workers/numerics.py); missing ones are left out.
-
-    Args:
-        content: The manifest, or surroundings().
-        device: What the run computes on: the GPUs of a machine matter to runs on cuda only.
-    """
+    """Facts of a manifest, or of surroundings(), that bits depend on (workers/numerics.py); missing ones are
+    left out. device: the GPUs of a machine matter to runs on cuda only."""
     versions, machine = content.get("versions", {}), content.get("platform", {})
     facts = {name: value for name, value in {**versions, **machine}.items() if name in HERE}
     if device == "cuda":
@@ -110,13 +106,9 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any], device: str) ->
 
 
 def with_workers(content: Mapping[str, Any], facts: Facts, drift: Sequence[str]) -> dict[str, Any]:
-    """The manifest with what its workers have brought.
-
-    Args:
-        content: The manifest.
-        facts: Those of the first worker, which the coordinator may not have: the GPU and its probe digest.
-        drift: How the bits of single workers may differ, one text each.
-    """
+    """The manifest with what its workers have brought. facts: those of the first worker, which the
+    coordinator may not have: the GPU and its probe digest. drift: a text for each worker whose bits may
+    differ."""
     known = content["platform"]
     digests = {kind: facts[name] for kind in ("cpu", "cuda") if (name := PROBE.format(kind)) in facts}
     machine = {**known, "probe": {**digests, **known.get("probe", {})}}

@@ -52,16 +52,7 @@ class RestoredRun:
 
     @staticmethod
     def open(folder: Path, data_dir: Path | None = None) -> RestoredRun:
-        """Assemble a run's problem, and read its newest checkpoint.
-
-        Args:
-            folder: The run folder.
-            data_dir: The folder of the data files; None is the manifest's.
-
-        Raises:
-            UsageError: if this is no run.
-            DataError: if its data or its files are not what they were.
-        """
+        """Assemble a run's problem, and read its newest checkpoint. data_dir: by default the manifest's."""
         run = RunFolder.open(folder)
         run.check_states()
         described, experiment = run.experiment, run.to_experiment()
@@ -99,11 +90,7 @@ class RestoredRun:
         return str(self.run.manifest["run"])
 
     def committed(self, round: int) -> Checkpoint[Any] | None:
-        """Return the state that a round committed; None if its checkpoint was deleted.
-
-        Raises:
-            DataError: if damaged.
-        """
+        """Return the state that a round committed; None if its checkpoint was deleted."""
         path = checkpoint_path(self.folder, round)
         if not path.exists():
             return None
@@ -118,11 +105,7 @@ class RestoredRun:
         return read
 
     def unlike(self, created: Checkpoint[Any]) -> str | None:
-        """Compare a recomputed round with the run: '' if identical, None if its checkpoint was deleted.
-
-        Raises:
-            DataError: if that is damaged.
-        """
+        """Compare a recomputed round with the run: '' if identical, None if its checkpoint was deleted."""
         kept = self.committed(created.round)
         if kept is None:
             return None
@@ -138,11 +121,7 @@ class RestoredRun:
         return max((r["round"] for r in self.journal() if r["what"] == "commit"), default=self.round)
 
     def journal(self) -> list[dict[str, Any]]:
-        """Read the journal.
-
-        Raises:
-            DataError: if it cannot be read.
-        """
+        """Read the journal."""
         try:
             return read_journal(self.folder / "journal")
         except DiskError as e:
@@ -175,11 +154,7 @@ class RestoredRun:
         return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.name)
 
     def state(self, client: int) -> Any:
-        """A client's committed state.
-
-        Raises:
-            DataError: if data is missing or damaged.
-        """
+        """A client's committed state."""
         problem, version = self.problem, int(self.checkpoint.versions[client])
         if not version:
             return problem.algorithm.client_init(problem.context(0, 0), client)
@@ -220,12 +195,7 @@ class RestoredRun:
 
 
 def trained_model(run: RunFolder) -> nn.Module:
-    """The final model: a module with the weights of model.safetensors, in eval mode.
-
-    Raises:
-        UsageError: if the run has not ended.
-        DataError: if its data or its files are not what they were.
-    """
+    """The final model: a module with the weights of model.safetensors, in eval mode."""
     weights = load_file(run.file(MODEL))
     module = RestoredRun.open(run.path).problem.net.module
     for name, parameter in module.named_parameters():

@@ -28,25 +28,14 @@ from workers.storage.metrics_file import metrics_lines
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that is to be resumed.
-
-    Attributes:
-        run: Its folder.
-        drift: Resume it although other versions compute.
-    """
+    """A run that is to be resumed. drift: resume it although other versions compute."""
 
     run: RunFolder
     drift: bool = False
 
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Resumption:
-        """Open the folder of a run that is to be resumed.
-
-        Raises:
-            UsageError: if this is no run.
-            DataError: if its manifest is damaged.
-            MismatchError: if it was begun with another wire format.
-        """
+        """Open the folder of a run that is to be resumed."""
         run = RunFolder.open(folder)
         run.check_states()
         return Resumption(run, drift)
@@ -94,12 +83,7 @@ class Resumption:
         return target, self._execution(supplied)
 
     def _same_hyperparameter(self, key: str, value: Any, supplied: str) -> None:
-        """Refuse another value of a hyperparameter, also for a run that is complete; key: short or dotted.
-
-        Raises:
-            UsageError: if the run has no hyperparameter of this name.
-            MismatchError: if its value is another.
-        """
+        """Refuse another value of a hyperparameter, also for a run that is complete; key: short or dotted."""
         before, algo = self.experiment.hyperparameters, self.experiment.algo
         known = [name for name in before if name == key] or [n for n in before if n.endswith(f".{key}")]
         if not known:

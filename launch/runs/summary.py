@@ -28,12 +28,8 @@ from workers.storage.metrics_file import OPTIONAL_SCORES
 
 
 class Start(NamedTuple):
-    """The start of the program that computes a run.
-
-    Attributes:
-        at: When it began, in seconds since the epoch.
-        imports: The seconds that its imports took.
-    """
+    """The start of the program that computes a run: the time in seconds since the epoch, and the seconds of
+    its imports."""
 
     at: float
     imports: float
@@ -52,11 +48,7 @@ def spread_of(model: Model) -> Tensor | None:
 
 def write_model(path: Path, problem: Problem, model: Model) -> None:
     """The mean by parameter name, and the precision under `precision.<name>`, or if it is a matrix under
-    `precision`; samples (n, P) under `samples`; float32.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
+    `precision`; samples (n, P) under `samples`; float32."""
     layout = problem.net.layout
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
     spread = spread_of(model)
@@ -89,11 +81,7 @@ def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
 
 
 def stored_model_digest(path: Path, layout: Layout) -> str:
-    """model_sha256 of what write_model has written.
-
-    Raises:
-        DataError: if data is missing or damaged.
-    """
+    """model_sha256 of what write_model has written."""
     try:
         tensors = load_file(path)
         mean = _vector(tensors, layout, "")

@@ -38,16 +38,11 @@ def metrics_frame(lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
 
 
 def ledger_frame(path: Path, written: bytes, last: int | None, sums: Any) -> pandas.DataFrame:
-    """The rows of a ledger.csv up to a round, or all.
+    """The rows of a ledger.csv up to the round `last`, or all; DataError if it is damaged, or its sums are
+    others.
 
-    Args:
-        path: The file, for errors.
-        written: What it holds.
-        last: The last round whose rows count; None for all.
-        sums: `bytes` of summary.json, with which the sums are compared; None: with nothing.
-
-    Raises:
-        DataError: if it is damaged, or its sums are others.
+    written: the file's content. sums: `bytes` of summary.json, with which the sums are compared; None: with
+    nothing.
     """
     import pandas
 

@@ -34,12 +34,7 @@ OWN_NAMES = frozenset(
 
 
 class RunDir:
-    """Creates the folder and writes the contract's files; the lock is held until close().
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-        UsageError: if an argument is wrong.
-    """
+    """Creates the folder and writes the contract's files; the lock is held until close()."""
 
     def __init__(self, path: Path, resumed: bool = False, hops: bool = False) -> None:
         """resumed: it is there already, and cut() follows. hops: the ledger has the column hop."""
@@ -63,12 +58,7 @@ class RunDir:
             raise
 
     def _open(self) -> None:
-        """Make the folders, take the lock and open the files.
-
-        Raises:
-            DiskError: if that cannot be done.
-            UsageError: if another process runs it.
-        """
+        """Make the folders, take the lock and open the files."""
         path = self.path
         with disk_errors(f"cannot make the run folder {path}"):
             for name in ("checkpoints", "state", "logs"):
@@ -86,11 +76,7 @@ class RunDir:
         return file
 
     def _remove_start_that_failed(self) -> None:
-        """Empty the folder if all that it holds is a run of which no round was committed.
-
-        Raises:
-            UsageError: if it holds something else, or if another process runs it.
-        """
+        """Empty the folder if all that it holds is a run of which no round was committed."""
         path = self.path
         names = {entry.name for entry in path.iterdir()}
         if names - OWN_NAMES or not names & {"lock", "checkpoints"}:
@@ -118,11 +104,7 @@ class RunDir:
         return tuple(file.digest for file in self._files)
 
     def cut(self, recovery: Recovery) -> None:
-        """Truncate the files at the last commit; the rest will be written again.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Truncate the files at the last commit; the rest will be written again."""
         for file in self._files:
             now = file.path.stat().st_size if file.path.exists() else 0
             file.cut(recovery.ends.get(file.path.name, now))
@@ -136,12 +118,7 @@ class RunDir:
         return [line for line, _ in metrics_lines(self.path / "metrics.jsonl")]
 
     def ledger_rows(self) -> Iterator[Entry]:
-        """Yield the rows in the file.
-
-        Raises:
-            DataError: naming the line that is no row.
-            DiskError: if the disk cannot be read or written.
-        """
+        """Yield the rows in the file."""
         return ledger_rows(self.path / LEDGER)
 
     @staticmethod
@@ -165,11 +142,7 @@ class RunDir:
             raise DiskError(f"cannot write {self.path / name}: {e.strerror}") from None
 
     def remove_summary(self) -> None:
-        """Remove an earlier start's summary: the run continues, and its files change.
-
-        Raises:
-            DiskError: if the disk cannot be written.
-        """
+        """Remove an earlier start's summary: the run continues, and its files change."""
         with disk_errors(self.path / "summary.json"):
             (self.path / "summary.json").unlink(missing_ok=True)
             fsync(self.path)

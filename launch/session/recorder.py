@@ -45,13 +45,9 @@ class NotCompared(FedsimError):
 class Recorder:
     """The callbacks of a coordinator: every event goes to the run folder and to the display.
 
-    Attributes:
-        remote: Whether workers are on other machines.
-        workers: How many there are.
-        took_part: How often each client took part in a round.
-        folded: How often each client's upload was folded.
-        costs: The cost of the committed rounds.
-        target: The best results of the evaluated rounds.
+    remote: workers are on other machines. took_part, folded: by client, the number of rounds in which it took
+    part, and in which its upload was folded. costs: the cost of the committed rounds. target: the best
+    results of the evaluated rounds.
     """
 
     problem: Problem
@@ -84,11 +80,7 @@ class Recorder:
         self.target = TargetAccuracy(self.problem.experiment.until)
 
     def restore(self, recovery: Recovery) -> None:
-        """Take over what earlier starts of the run have recorded.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Take over what earlier starts of the run have recorded."""
         self.rundir.cut(recovery)
         self.ledger.restore(self._recorded_rows())
         for record in recovery.commits.values():
@@ -140,14 +132,9 @@ class Recorder:
         return "{} {}".format(*self._role(worker))
 
     def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None:
-        """Record where a worker computes, the facts of the first of its kind, and differing bits.
-
-        Args:
-            worker: The worker.
-            facts: What the run's bits depend on, as far as it is known now.
-            drift: How the worker's bits may differ; '' if they do not.
-            place: Where it computes.
-        """
+        """Record where a worker computes, the facts of the first of its kind, and differing bits. facts:
+        those that the run's bits depend on, as far as they are known now. drift: how the worker's bits may
+        differ; '' if they do not."""
         self.supervisor.note_place(worker, place)
         if facts == self._facts and not drift:
             return  # the same as of the worker before: the manifest has it
@@ -189,10 +176,8 @@ class Recorder:
     def finish_tracking(self, report: bool) -> None:
         """Wait until the trackers have all rounds, and report those that have failed.
 
-        The run has ended; a signal now ends the waiting, and the trackers continue by themselves.
-
-        Args:
-            report: Write RUN/report.html before, which trackers keep with the run.
+        The run has ended; a signal now ends the waiting, and the trackers continue by themselves. report:
+        write RUN/report.html before, which trackers keep with the run.
         """
         if self.tracking is not None:
             self.display.status("waiting for the trackers")

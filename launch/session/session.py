@@ -65,11 +65,7 @@ from workers.transport.join_credentials import JOIN, JOIN_HERE
 
 
 def check_edges(problem: Problem, execution: Execution) -> None:
-    """Check that edge servers can be processes.
-
-    Raises:
-        UsageError: If not.
-    """
+    """Check that edge servers can be processes."""
     if not execution.edge_processes:
         return
     if problem.tree is None:
@@ -124,18 +120,8 @@ class Session:
     ) -> Session:
         """Check everything that can be wrong, then make the run folder with its manifest.
 
-        Args:
-            experiment: What is computed.
-            execution: Its execution.
-            placements: The device and cores of every worker.
-            supervisor: Starts the worker processes.
-            start: When the program began.
-            quiet: Print nothing.
-            stored: The run to resume, if it is not a new one.
-            auto: The reason for the number of workers; only if memory may lower it.
-
-        Raises:
-            FedsimError: any FedsimError.
+        placements: the device and cores of every worker. stored: the run to resume, if it is not a new one.
+        auto: the reason for the number of workers; only if memory may lower it.
         """
         device: Literal["cpu", "cuda"] = "cuda" if placements[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
@@ -176,12 +162,7 @@ class Session:
         return session
 
     def _go_on(self, stored: Resumption, today: dict[str, Any]) -> None:
-        """Take over the files of earlier starts of the run.
-
-        Raises:
-            MismatchError: if what must not change has changed.
-            DiskError: if the disk cannot be read or written.
-        """
+        """Take over the files of earlier starts of the run."""
         stored.check(today)
         recorder, folder, display = self.recorder, self.folder, self.recorder.display
         before = stored.manifest
@@ -204,13 +185,8 @@ class Session:
     def run(self, wakeup: Wakeup, started: Callable[[], None]) -> None:
         """Run, and write summary.json however it ends; a run that did not begin leaves nothing.
 
-        Args:
-            wakeup: What a signal sets.
-            started: Called when the coordinator begins, and looks at the wakeup.
-
-        Raises:
-            FedsimError: any FedsimError, after summary.json has been written with the status.
-            StopRequested: if a signal comes before the coordinator begins.
+        wakeup: a signal sets it. started: called when the coordinator begins, and looks at the wakeup;
+        StopRequested is raised if a signal comes before that.
         """
         recorder, supervisor, display = self.recorder, self.recorder.supervisor, self.recorder.display
         supervisor.changed = recorder.rundir.write_processes
@@ -349,12 +325,7 @@ class Session:
             run_dir=None if remote else str(self.folder.resolve()),
             lanes=execution.lanes if execution.lanes > 1 else UNSET,
         )
-        expected = WorkerManifest(
-            data,
-            sources_of(problem),
-            self._facts(),
-            processor_name(),
-        )
+        expected = WorkerManifest(data, sources_of(problem), self._facts(), processor_name())
         edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
         return Registration(worker_config, expected, execution.workers + edges, execution.allow_drift)
 

@@ -23,11 +23,7 @@ EVERY_RUN = (
 
 
 def check_columns(recipe: Recipe, trials: Sequence[Trial], where: str) -> None:
-    """Check that every column and every plot can be read off the runs that the recipe asks for.
-
-    Raises:
-        UsageError: naming `where`, the table or plot, and what is wrong.
-    """
+    """Check that every column and every plot can be read off the runs that the recipe asks for."""
     for table in recipe.table:
         selected = _trials_of(trials, table.only, table.at)
         for text in table.columns:

@@ -53,21 +53,13 @@ def sweep(
     keeps_states: bool = True,
     archived: bool = False,
 ) -> Path | None:
-    """Run what is missing, unless `run` is false; tabulate what there is.
+    """Run what is missing, unless `run` is false; tabulate what there is. Returns the page, if there is one.
 
     file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
     the options of this command. minutes: stop after so long. engine: where the runs are computed, None: this
     machine. On Slurm they are submitted only, and the tables come later. keeps_states: Pool.keeps_states.
     archived: a run that the archive in `out` has (launch.sweep.finished) is done, wherever its folder is; so
-    it is without `run`, too.
-
-    Returns:
-        The page, if there is one.
-
-    Raises:
-        UsageError: for the recipe, for `archived` without `out`, or for `minutes` on an engine.
-        DataError: for an archive that is damaged.
-        TaskError: if a run failed, after everything has been written.
+    it is without `run`, too. TaskError is raised if a run failed, after everything has been written.
     """
     console = terminal.console(quiet=quiet)
     trials, pool = tuple(recipe.trials()), Pool(runs, keeps_states)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.results.coding_limits import LIMITS
 from launch.results.figures import picture
-from launch.results.statistics import Band, band, heading, percent
+from launch.results.statistics import LIMITS, Band, band, heading, percent
 from launch.sweep.recipe import Plot, Row
 from launch.sweep.table import Results
 

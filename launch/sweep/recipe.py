@@ -128,11 +128,7 @@ class Recipe:
 
     @staticmethod
     def read(path: Path) -> Recipe:
-        """Read a recipe file, and check that its tables and plots use what it has.
-
-        Raises:
-            UsageError: naming the file and the key that is wrong.
-        """
+        """Read a recipe file, and check that its tables and plots use what it has."""
         recipe = convert(Recipe, read_toml(path, "recipe"), f"recipe {path}")
         labels = [v.label for v in recipe.variant]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -161,11 +157,7 @@ class Recipe:
                 yield Row(v, point)
 
     def trials(self) -> Iterator[Trial]:
-        """All runs: rows x seeds x repetitions.
-
-        Raises:
-            UsageError: naming row and key.
-        """
+        """All runs: rows x seeds x repetitions."""
         for row in self.rows():
             for seed in self.seeds:
                 for point in _points(self.repeat):
@@ -210,11 +202,7 @@ class Recipe:
 
 
 def _tables_of(point: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tables of a point of a grid.
-
-    Raises:
-        UsageError: for a key that names none.
-    """
+    """The tables of a point of a grid."""
     result: dict[str, dict[str, Any]] = {}
     for key, value in point.items():
         table, dot, name = key.partition(".")
@@ -231,11 +219,7 @@ def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
 
 
 def _known(path: Path, only: Iterable[str], labels: list[str], used: Iterable[str], keys: set[str]) -> None:
-    """Check the labels and grid keys that a table or a plot uses.
-
-    Raises:
-        UsageError: for a label or a grid key that the recipe does not have.
-    """
+    """Check the labels and grid keys that a table or a plot uses."""
     for label in only:
         if label not in labels:
             raise unknown(f"variant in recipe {path}:", label, labels)
@@ -290,11 +274,7 @@ class Trial:
 
 
 def one_numerics(numerics: Collection[str]) -> str:
-    """Return the numerics that all runs of a sweep share.
-
-    Raises:
-        UsageError: if there are several.
-    """
+    """Return the numerics of all runs of a sweep; refuse several."""
     if len(numerics) > 1:
         raise UsageError("a sweep's runs share one import of torch: numerics is native or portable for all")
     return next(iter(numerics), "native")

@@ -87,18 +87,8 @@ def run_trials(
     """Run the trials that the pool does not have; returns errors by trial id.
 
     A run that fails is reported and the others continue. One that was stopped in the middle is resumed.
-
-    Args:
-        trials: The runs.
-        execution: Of all of them.
-        pool: Their folders.
-        side_by_side: How many at once.
-        watch: Shows the progress.
-        seconds: Stop after so long: each run after its last committed round, packed for another machine.
-
-    Raises:
-        UsageError: if runs of both numerics are waiting.
-        Interrupted: after Ctrl-C; runs that were under way count as not run.
+    seconds: stop after so long: each run after its last committed round, packed for another machine.
+    Interrupted is raised after Ctrl-C; runs that were under way count as not run.
     """
     waiting = list({t.id: t for t in trials if not pool.done(t)}.values())
     progress = Progress(len(waiting), side_by_side=side_by_side)

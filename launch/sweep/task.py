@@ -54,33 +54,20 @@ class Tasks(msgspec.Struct, frozen=True):
         return Tasks(str(pool.path.resolve()), asdict(execution), tasks, pool.keeps_states)
 
     def environment(self) -> Mapping[str, str]:
-        """The settings to apply before torch is imported.
-
-        Raises:
-            UsageError: if the runs do not agree.
-        """
+        """The settings to apply before torch is imported."""
         return {
             **ENVIRONMENT,
             **environment_for(one_numerics({t.experiment["numerics"] for t in self.tasks})),
         }
 
     def write(self, path: Path) -> None:
-        """Write the file.
-
-        Raises:
-            DiskError: if that is not possible.
-        """
+        """Write the file."""
         write(path, msgspec.json.format(msgspec.json.encode(self)).decode())
 
 
 def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
-    """Compute one run; returns its error, '' if there is none.
-
-    Args:
-        tasks: The runs.
-        number: Which one.
-        embedded: This process is an engine's, and will run other tasks.
-    """
+    """Compute one run; returns its error, '' if there is none. embedded: this process is an engine's, and
+    will run other tasks."""
     from launch.sweep.runner import leave_summary, start_or_resume
 
     task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)

@@ -21,13 +21,8 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Choice:
-    """A tracker that --track names.
-
-    Attributes:
-        name: Also of the package, and of the extra that installs it.
-        title: What completion shows.
-        adapter: The module and the class that write to it.
-    """
+    """A tracker that --track names, as its package and its extra are named. title: the text of completion.
+    adapter: the module and the class that write to it."""
 
     name: str
     title: str
@@ -46,11 +41,7 @@ TRACKERS = {
 
 
 def selected(text: str) -> tuple[Choice, ...]:
-    """The trackers that a text such as tensorboard,mlflow names; none for "" and "none".
-
-    Raises:
-        UsageError: for a name that is none of them.
-    """
+    """The trackers that a text such as tensorboard,mlflow names; none for "" and "none"."""
     texts = [name.strip() for name in text.split(",") if name.strip()] if text.strip() != NONE else []
     for name in texts:
         if name not in TRACKERS:
@@ -59,11 +50,7 @@ def selected(text: str) -> tuple[Choice, ...]:
 
 
 def check_installed(choices: tuple[Choice, ...]) -> None:
-    """Refuse trackers whose package is not there, before anything is begun. Imports none.
-
-    Raises:
-        UsageError: saying which extra installs it.
-    """
+    """Refuse trackers whose package is not there, before anything is begun. Imports none."""
     for choice in choices:
         spec = find_spec(choice.name)
         if spec is None or spec.origin is None:  # a folder of this name, such as wandb leaves, is no package

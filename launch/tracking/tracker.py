@@ -24,12 +24,9 @@ class Row(NamedTuple):
 class TrackedRun:
     """A run as a tracker sees it.
 
-    Attributes:
-        name: The run folder's name.
-        folder: The tracker's own folder in the run folder.
-        config: Every key of the manifest's experiment, by its dotted name.
-        id: The tracker's own name of the run, if an earlier start of the run has begun it; otherwise "".
-        last: The last round that it has logged; -1 for none.
+    folder: the tracker's own folder in the run folder. config: every key of the manifest's experiment, by its
+    dotted name. id: the tracker's own name of the run, if an earlier start of the run has begun it; otherwise
+    "". last: the last round that it has logged; -1 for none.
     """
 
     name: str
@@ -41,14 +38,9 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a run, or of this start of it.
-
-    Attributes:
-        status: done, failed, interrupted or killed.
-        last: The last evaluated round.
-        numbers: Those of summary.json.
-        files: Those that are kept with the run: the report, if there is one, the summary and the manifest.
-    """
+    """The end of a run, or of this start of it. status: done, failed, interrupted or killed. last: the last
+    evaluated round. numbers: those of summary.json. files: those that are kept with the run: the report, if
+    there is one, the summary and the manifest."""
 
     status: str
     last: int

@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import main
-from launch.results.coding_limits import at_limit
-from launch.results.statistics import Band
+from launch.results.statistics import Band, at_limit
 from launch.runs.tables import Curve
 from launch.sweep import figures
 

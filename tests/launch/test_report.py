@@ -20,8 +20,7 @@ from launch.cli import main
 from launch.results import report as page_module
 from launch.results.field_bars import bars, stack
 from launch.results.participation_grid import participation_grid
-from launch.results.report import render, report
-from launch.results.staleness import histogram
+from launch.results.report import histogram, render, report
 from launch.results.timeline import timeline
 from launch.runs.folder import RunFolder
 from workers.storage.metrics_file import LISTS
