@@ -60,12 +60,10 @@ class ProgressDisplay:
             print("  ".join([label, *(part.text for part in parts)]), flush=True)  # rich takes some 0.1 ms
 
     def note(self, text: str) -> None:
-        """Print a line."""
         self.status("")
         self.console.print(text, soft_wrap=True)
 
     def stop(self) -> None:
-        """Remove the progress line."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -91,8 +89,7 @@ class Part:
 
 @dataclass
 class ProgressLine:
-    """The renderable for rich: round, scores and bytes of the last evaluated round, time left, bar. parts:
-    those of the last evaluated round."""
+    """The renderable for rich: round, the parts of the last evaluated round, time left, bar."""
 
     rounds: int
     parts: Sequence[Part] = ()

@@ -63,7 +63,7 @@ class OutputThatMayClose:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or do nothing; returns the number of characters. What its encoding lacks is
+        """Write, or do nothing; returns the number of characters. Those that the encoding lacks are
         replaced."""
         try:
             if self._stream is not None:
@@ -75,7 +75,6 @@ class OutputThatMayClose:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or do nothing."""
         try:
             if self._stream is not None:
                 self._stream.flush()

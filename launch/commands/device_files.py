@@ -108,7 +108,6 @@ def capacity(file: Path, out: Path, *, clients: int | None, passes: float) -> No
 
 
 def _device(file: Path, name: str, entry: Mapping[str, Any], passes: float) -> tuple[str, str, str]:
-    """The cells compute, up and down."""
     latency, rate = (_positive(file, name, entry, key) for key in ("computation", "communication"))
     both = cell("up", rate * KBIT)
     return cell("compute", passes * latency / 1e3), both, both
@@ -141,7 +140,7 @@ def availability(
 
 
 class _Presence:
-    """When a client is there: from active[i] to inactive[i], again and again after finish_time."""
+    """The intervals in which a client is there, from active[i] to inactive[i], repeated after finish_time."""
 
     def __init__(self, file: Path, name: str, entry: Mapping[str, Any]) -> None:
         self._finish = _positive(file, name, entry, "finish_time")

@@ -35,7 +35,6 @@ DRAWN = {
 
 
 def _drawn(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of the columns."""
     for name, text in reversed(DRAWN.items()):
         option = click.option(f"--{name.replace('_', '-')}", name, metavar="MEDIAN[,SIGMA]", help=text)
         command = option(command)

@@ -31,7 +31,7 @@ _NO_MEMORY = ("failed to map segment", "annot allocate memory")
 
 
 class Command(click.Command):
-    """A command that takes an option of one value once, for the last of two would win in silence, and finite
+    """A command that takes an option of one value once, because the last of two would win, and finite
     numbers."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -247,7 +247,6 @@ def _typed(parameter: click.Parameter, ctx: click.Context | None) -> str:
 
 
 def _path(ctx: click.Context | None) -> str:
-    """The command: fedsim devices generate."""
     names: list[str] = []
     while ctx is not None and ctx.parent is not None:
         names.insert(0, str(ctx.info_name))

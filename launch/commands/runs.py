@@ -36,7 +36,25 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     A run is running, done, interrupted (by a signal), failed (with an error), or killed: its coordinator is
     gone and has left no summary. `fedsim resume` continues the last three.
     """
-    print_runs(folders, as_json)
+    runs = listed(folders or ([DEFAULT] if DEFAULT.is_dir() else []))
+    if as_json:
+        return print_json(runs)
+    if not runs:
+        return say(f"no runs in {', '.join(map(str, folders or [DEFAULT]))}")
+    out = console()
+    table = Table(header_style="bold")
+    for name in ("run", "algorithm", "data", "seed", "state", "rounds", "accuracy", "bytes", "started"):
+        numeric = name in ("seed", "rounds", "accuracy", "bytes")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+    for run in runs:
+        if run.state != DAMAGED:
+            table.add_row(*map(escape, _cells(run)))
+    if table.rows:
+        print_table(out, table)
+    for run in runs:
+        if run.error is not None:
+            out.print(escape(f"{run.state}: {_one_line(run)}"), soft_wrap=True)
+    return None
 
 
 @dataclass(frozen=True)
@@ -104,30 +122,6 @@ def _described(run: RunFolder) -> ListedRun:
         bytes_up=up,
         error=summary.get("error") if status == FAILED else None,
     )
-
-
-def print_runs(folders: Sequence[Path], as_json: bool) -> None:
-    """Print the runs in these folders; by default those in runs/."""
-    runs = listed(folders or ([DEFAULT] if DEFAULT.is_dir() else []))
-    if as_json:
-        return print_json(runs)
-    if not runs:
-        say(f"no runs in {', '.join(map(str, folders or [DEFAULT]))}")
-        return None
-    out = console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "algorithm", "data", "seed", "state", "rounds", "accuracy", "bytes", "started"):
-        numeric = name in ("seed", "rounds", "accuracy", "bytes")
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
-    for run in runs:
-        if run.state != DAMAGED:
-            table.add_row(*map(escape, _cells(run)))
-    if table.rows:
-        print_table(out, table)
-    for run in runs:
-        if run.error is not None:
-            out.print(escape(f"{run.state}: {_one_line(run)}"), soft_wrap=True)
-    return None
 
 
 def _cells(run: ListedRun) -> tuple[str, ...]:

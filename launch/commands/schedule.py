@@ -26,24 +26,17 @@ MOST_LINES = 40
 @click.option("--rounds", type=click.IntRange(min=1), metavar="R", default=20, show_default=True)
 @click.option("--seed", type=int, metavar="S", default=0, show_default=True)
 @json_option
-def schedule(spec: str, clients: int, **options: Any) -> None:
+def schedule(spec: str, clients: int, rounds: int, seed: int, as_json: bool) -> None:
     """Print which client takes part when, as --participation SCHEDULE with these clients and this seed.
 
     size:N is drawn here as if client k had k + 1 examples.
     """
     names.check_schedule(spec)
-    print_schedule(spec, clients=clients, sizes=tuple(range(1, clients + 1)), **options)
-
-
-def print_schedule(
-    spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, ...], as_json: bool = False
-) -> None:
-    """Print it."""
     from rich.text import Text
 
     from fedsim.participation import schedule
 
-    created = schedule(spec, clients=clients, seed=seed, sizes=sizes)
+    created = schedule(spec, clients=clients, seed=seed, sizes=tuple(range(1, clients + 1)))
     if as_json:
         return terminal.print_json(
             {"schedule": spec, "clients": clients, "seed": seed, "rounds": to_json(created, rounds)}

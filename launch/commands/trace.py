@@ -93,7 +93,6 @@ def _workers(run: RunFolder) -> Mapping[int, str]:
 
 
 def _lines(run: TracedRun, written: Iterator[Mapping[str, object]]) -> Iterator[str]:
-    """The file, an event a line."""
     other = {"run": run.name, "algorithm": run.algorithm, "dataset": run.dataset}
     other["written_by"] = f"fedsim {__version__}"
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n'

@@ -121,8 +121,8 @@ class WatchedRun:
 
 
 def follow(folder: Path, interval: float = 1.0) -> int:
-    """Show a run, or the runs in a folder, until they end; returns the exit code. interval: seconds between
-    looks."""
+    """Show a run, or the runs in a folder, until they end, and look every `interval` s; returns the exit
+    code."""
     if not (folder / MANIFEST).is_file() and _run_folders(folder):
         return _watch_all(folder, interval)
     experiment, watched = RunFolder.open(folder).experiment, WatchedRun(folder)
@@ -169,7 +169,6 @@ def _watch_all(folder: Path, interval: float) -> int:
 
 
 def _progress(running: Sequence[WatchedRun], runs: int) -> str:
-    """Return the progress of a sweep as one line of a terminal."""
     rounds = ", ".join(f"{w.path.name} round {max(0, w.shown)}" for w in running)
     return f"{runs - len(running)} of {counted(runs, 'run')} ended" + (f"; {rounds}" if rounds else "")
 

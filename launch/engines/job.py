@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.errors import DiskError, TaskError, UsageError
+from fedsim.errors import TaskError, UsageError
+from workers.storage.atomic_files import disk_errors
 
 SUBMIT_DEADLINE = 60.0
 """Seconds for an engine's own command."""
@@ -66,22 +67,18 @@ class Job:
         return "\n".join(parts)
 
     def write_config(self) -> None:
-        """Write the config file."""
         write(self.config, self.toml())
 
 
 def write(path: Path, text: str) -> None:
     """Write a file that an engine reads, and the folder around it."""
-    try:
+    with disk_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise DiskError(f"cannot write {path}: {e.strerror}") from None
 
 
 def asked(command: Sequence[str], text: str = "") -> str:
-    """Return the output of an engine's own command, which reads `text`; TaskError if it fails or has not
-    answered in time."""
+    """The output of an engine's own command, which reads `text`; TaskError if it fails or is too slow."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SUBMIT_DEADLINE)
     except subprocess.TimeoutExpired:

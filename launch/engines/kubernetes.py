@@ -42,7 +42,6 @@ class Kubernetes:
         dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # the library's own stays as it is
 
         def text(representer: Any, value: str) -> Any:
-            """A text of several lines as such."""
             style = "|" if "\n" in value else None
             return representer.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 

@@ -202,7 +202,6 @@ class RayAgents:
         self._futures[started.serve.remote(msgspec.json.encode(keys), self._per_node, job.threads)] = bundle
 
     def end(self) -> None:
-        """Wait for the agents, kill those that do not end, and give the machines back."""
         if self._futures:
             self._ray.wait([*self._futures], num_returns=len(self._futures), timeout=END)
         for actor in self._actors.values():

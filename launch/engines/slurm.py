@@ -74,7 +74,6 @@ class Slurm:
     """launch.engines.job.Engine. Its options are those of sbatch: partition=gpu, time=2:00:00."""
 
     def plan(self, job: Job) -> str:
-        """The batch script."""
         cores = job.per_node * job.threads
         gpus = job.gpus_per_node
         return SCRIPT.format(
@@ -109,7 +108,6 @@ class Slurm:
             yield one_line(f"{name}={value}" if value else name)
 
     def submit(self, job: Job) -> str:
-        """Write script and config beside the run folder, and give the script to sbatch."""
         script = self.plan(job)
         check_slurm()
         job.write_config()

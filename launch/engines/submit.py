@@ -65,5 +65,4 @@ def _job(overrides: Overrides, engine: EngineOptions) -> Job:
 
 
 def say(overrides: Overrides, engine: EngineOptions) -> None:
-    """Submit, and print what came of it."""
     click.echo(submit(overrides, engine).rstrip("\n"))

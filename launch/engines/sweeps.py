@@ -106,7 +106,6 @@ def run_on_ray(
 
 
 def _outcome(ray: Any, future: Any) -> str:
-    """Return a task's error, '' if there is none."""
     try:
         return str(ray.get(future))
     except ray.exceptions.RayError as e:

@@ -32,8 +32,8 @@ LAST_WORDS = 12
 
 @dataclass
 class Process:
-    """One row of processes.json. node: the machine. gpu: a GPU's UUID, '' for none. engine: what has placed
-    the process, '' if that is not known."""
+    """One row of processes.json. node: the machine. gpu: a UUID, or ''. engine: the one that placed it, or
+    ''."""
 
     role: str
     index: int
@@ -67,8 +67,7 @@ class Supervisor:
     # ---- starting
 
     def start_server(self, fresh: bool = False, packages: Sequence[str] = ()) -> None:
-        """Start the fork server. Call from the main thread, before anything has imported torch; or as a fresh
-        interpreter, from the thread of the run."""
+        """Start the fork server: before anything has imported torch, or as a fresh interpreter."""
         self._server = ForkServer(fresh, packages)
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 

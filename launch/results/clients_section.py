@@ -117,7 +117,7 @@ def _by_client(what: str, bars: Sequence[Bars], share: bool = False) -> str:
 
 
 def _waits(devices: Mapping[str, Any]) -> str:
-    """Who waited for whom: how long clients that had answered waited, and for whom the most."""
+    """The seconds for which clients waited, and the client that the others waited for the most."""
     holds = devices.get("client_holds") or []
     if not holds and devices.get("client_waits_total"):
         return f" Uploads lay in the buffer for {devices['client_waits_total']:,.4g} s in all."

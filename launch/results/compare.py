@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsim.errors import DiskError
 from launch import terminal
@@ -147,7 +147,6 @@ def _new_file() -> Path:
 
 
 def _targets(groups: Sequence[Group]) -> list[float]:
-    """The target accuracies of the runs (--until)."""
     return sorted({float(u) for g in groups if (u := g.settings.get("until"))})
 
 
@@ -158,12 +157,9 @@ def _start(groups: Sequence[Group]) -> float:
 
 
 def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", overflow="fold")
     added = [MORE_HEADS[MORE[c]] for c in more]
     heads = ["seeds", "acc. %", "NLL", *added, "MB", *(f"MB to\n{percent(level)}" for level in target)]
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+    table = Table("", *map(_number, heads), header_style="bold")
     for g in groups:
         ends = {"test_accuracy@end": "test_accuracy", "test_nll@end": "test_nll"}
         ends |= {c: MORE[c] for c in more}
@@ -176,6 +172,10 @@ def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]
     return table
 
 
+def _number(head: str) -> Column:
+    return Column(head, justify="right", no_wrap=True)
+
+
 def _megabytes(counts: Sequence[float]) -> str:
     return megabytes(counts, least=0, spread=False)
 
@@ -186,10 +186,7 @@ def _print_frontier(
     rows = winners(groups, pareto([p for points in maxima for p in points]))
     if len(groups) < 2 or not 0 < len(rows) <= MOST_RANGES:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("budget, MB", justify="right", no_wrap=True)
-    table.add_column("most accurate", overflow="fold")
-    table.add_column("accuracy %", justify="right", no_wrap=True)
+    table = Table(_number("budget, MB"), "most accurate", _number("accuracy %"), header_style="bold")
     for row in rows:
         table.add_row(*map(escape, row))
     console.print()

@@ -198,7 +198,6 @@ def _description(groups: Sequence[Group]) -> str:
 
 
 def _count(groups: Sequence[Group]) -> str:
-    """Return the number of seeds of a group, with its unit."""
     counts = sorted({len(g.seeds) for g in groups})
     most = counts[-1]
     return f"{most} seed{'s' * (most > 1)}" if len(counts) == 1 else f"{counts[0]} to {most} seeds"
@@ -258,8 +257,7 @@ def pooled(group: Group, key: str) -> Values | None:
 
 
 def _ends(bands: Sequence[Band]) -> tuple[float, float]:
-    """The range of what happens after the first part of the rounds, with a margin: a chart that begins
-    with guessing leaves no room for differences."""
+    """The range of values after the first part of the rounds, with a margin; guessing needs no room."""
     after = [
         np.concatenate([b.low[n:], b.high[n:]]) for b in bands for n in [math.ceil(BEGINNING * len(b.x))]
     ]
@@ -272,7 +270,6 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
 
 
 def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[str]:
-    """Describe which group leads at each budget."""
     ahead = pareto([p for points in maxima for p in points])
     rows = winners(groups, ahead)
     if len(groups) < 2 or not rows:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.learning.frozen import frozen_tensors
@@ -17,6 +17,9 @@ from fedsim.problem import Problem
 from fedsim.wire.schema import Field, optional_group, schema
 from launch.terminal import console, print_json, print_table
 from protocols import AnyAlgorithm, find
+
+MESSAGES = ("message", "field", "kind", "shape", "type")
+"""The columns of the table of messages."""
 
 
 def cost_in_p(message: type) -> str:
@@ -42,8 +45,7 @@ def all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
 
 
 def cost_once(algorithm: AnyAlgorithm) -> str:
-    """Return a client's one-time cost: the set-up, and the optional parts of its first messages; '' if
-    nothing."""
+    """A client's one-time cost: the set-up, and the optional parts of its first messages; '' if none."""
 
     def total(side: str) -> str:
         kinds = [getattr(e, side) for e in algorithm.setup]
@@ -65,13 +67,12 @@ def to_json(name: str) -> dict[str, Any]:
     kind = find(name)
     algorithm = kind()
     module = inspect.getmodule(kind)
-    columns = ("message", "field", "kind", "shape", "type")
     rows = zip(hyperparameter_rows(algorithm), resolved_hyperparameters(algorithm).items(), strict=True)
     return {
         "name": kind.name,
         "text": (module.__doc__ or "").strip(),
         "url": kind.url,
-        "messages": [dict(zip(columns, row, strict=True)) for row in message_rows(algorithm)],
+        "messages": [dict(zip(MESSAGES, row, strict=True)) for row in message_rows(algorithm)],
         "down": all_exchanges(algorithm, "down"),
         "up": all_exchanges(algorithm, "up"),
         "once": cost_once(algorithm),
@@ -95,9 +96,7 @@ def describe(name: str, as_json: bool = False) -> None:
     out.print((module.__doc__ or "").strip(), markup=False, soft_wrap=True)
     out.print(kind.url, markup=False, soft_wrap=True)
     out.print()
-    messages = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("message", "field", "kind", "shape", "type"):
-        messages.add_column(column)
+    messages = Table(*MESSAGES, header_style="bold")
     for row in message_rows(algorithm):
         messages.add_row(*map(escape, row))
     print_table(out, messages)
@@ -108,9 +107,8 @@ def describe(name: str, as_json: bool = False) -> None:
     if codecs := own_codecs(kind):
         out.print(f"codec, unless --codec names another: {codecs}")
     out.print()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("hyperparameter", "default", "values", "meaning"):
-        table.add_column(column, no_wrap=column in ("hyperparameter", "default"))
+    narrow = (Column(name, no_wrap=True) for name in ("hyperparameter", "default"))
+    table = Table(*narrow, "values", "meaning", header_style="bold")
     for hyperparameter in hyperparameter_rows(algorithm):
         table.add_row(*map(escape, hyperparameter))  # [a, 1 - a] is no markup
     print_table(out, table)
@@ -225,13 +223,10 @@ def parameters_of(experiment: Experiment, data_dir: Path | None) -> dict[str, An
 
 
 def describe_model(experiment: Experiment, data_dir: Path | None, as_json: bool) -> None:
-    """Print them."""
     document = parameters_of(experiment, data_dir)
     if as_json:
         return print_json(document)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, justify in (("parameter", "left"), ("shape", "left"), ("count", "right"), ("", "left")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table = Table("parameter", "shape", Column("count", justify="right"), "", header_style="bold")
     for row in document["parameters"]:
         shape = " x ".join(map(str, row["shape"])) or "scalar"
         table.add_row(row["name"], shape, f"{row['count']:,}", "trained" if row["trained"] else "frozen")

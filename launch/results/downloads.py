@@ -44,7 +44,6 @@ def saved(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) ->
 
 
 def _cell(value: object) -> object:
-    """A whole number without a point; an empty cell for what is no number."""
     if value is None or value != value:
         return ""
     return int(value) if isinstance(value, float) and value.is_integer() else value

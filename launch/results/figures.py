@@ -161,7 +161,7 @@ def _table(title: str, lines: Sequence[Line], x: str, y: str) -> str:
 
 
 def plain(axes: Any) -> None:
-    """Give axes the look of the house: a faint grid, no frame above and to the right."""
+    """Give axes a faint grid, and no frame above and to the right."""
     axes.grid(linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

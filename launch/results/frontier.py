@@ -139,7 +139,6 @@ class Cost:
 
 
 def cost(group: int, runs: Group, accuracy: float) -> Cost:
-    """Return one group's cost of an accuracy."""
     there = [at for at in reaching(runs, accuracy) if at is not None]
     top = by_budget(runs).mean
     best = float(top[-1]) if len(top) else math.nan

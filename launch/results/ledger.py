@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ import pandas
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.errors import DiskError, UsageError
+from fedsim.errors import UsageError
 from fedsim.extras import needed
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 from launch import terminal
 from launch.results.statistics import messages, sides
 from launch.runs.folder import RunFolder
 from launch.terminal import output_file, print_json, print_table
+from workers.storage.atomic_files import disk_errors
 from workers.storage.growing_file import LEDGER
 
 SIDES = ("down", "up")
@@ -45,12 +46,12 @@ def print_ledger(
             if export is None and not by:
                 return None
     rows = run.ledger
+    own = rows if everything else rows[rows.kind == "algorithm"]
     if as_json:
         if export is not None:
-            _export(rows if everything else rows[rows.kind == "algorithm"], export)
+            _export(own, export)
         return print_json(to_json(run, by=by, everything=everything, cumulative=cumulative))
     experiment = run.experiment
-    own = rows if everything else rows[rows.kind == "algorithm"]
     if export is not None:
         _export(own, export)
         console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
@@ -61,44 +62,50 @@ def print_ledger(
         f"{rows['round'].max()} rounds",
         soft_wrap=True,
     )
-    if by in ("", "kind"):
-        _print(console, "by kind", sides(rows, ["kind"]))
-    if by in ("", "field"):
-        _print(console, "by field and layer", sides(own, ["field", "layer"]), units=own)
-        _print_limits(console, limits(run))
-    if by in ("", "round"):
-        table = sides(own[own["round"] >= 0], ["round"])
-        _print(
-            console, "by round", table.cumsum() if cumulative else table, cut=not by, summed=not cumulative
-        )
-    if by in ("", "client"):
-        _print(console, "by client", sides(own[own.client >= 0], ["client"]), cut=not by)
-    if by == "hop" or (by == "" and _has_hops(rows)):
-        _print(console, "by hop to the root", _hops(rows, everything), cut=not by)
+    for name, table in _tables(rows, own, by, everything, cumulative):
+        cut, units = not by and name not in ("kind", "field"), own if name == "field" else None
+        summed = not (cumulative and name == "round")
+        _print(console, TABLES[name][0], table, units=units, cut=cut, summed=summed)
+        if name == "field":
+            _print_limits(console, limits(run))
     if by == "":
-        _print_broadcasts(console, own)
+        down = int(rows[(rows.kind == "algorithm") & (rows.direction == "down")].bytes.sum())
+        text = f"\nbroadcasts counted once per recipient {down:,} bytes, once per exchange {once(rows):,}"
+        console.print(text, soft_wrap=True)
     return None
 
 
-def _has_hops(rows: pandas.DataFrame) -> bool:
-    return "hop" in rows.columns
-
-
-def _hops(rows: pandas.DataFrame, everything: bool) -> pandas.DataFrame:
-    """Bytes between each edge server and the root: broadcasts and sums, or by kind all that crossed there."""
-    if not _has_hops(rows):
-        raise UsageError("--by hop: this run has no edge servers (launch --tree)")
-    if everything:
-        return sides(rows[rows.hop != ""], ["hop", "kind"])
-    return sides(rows[rows.kind == "edge"], ["hop"])
-
-
-TABLES: Mapping[str, tuple[str, ...]] = {
-    "kind": ("kind",),
-    "field": ("field", "layer"),
-    "round": ("round",),
-    "client": ("client",),
+TABLES: Mapping[str, tuple[str, list[str]]] = {
+    "kind": ("by kind", ["kind"]),
+    "field": ("by field and layer", ["field", "layer"]),
+    "round": ("by round", ["round"]),
+    "client": ("by client", ["client"]),
+    "hop": ("by hop to the root", ["hop"]),
 }
+"""The titles of the tables, and the columns that their rows are summed up by."""
+
+
+def _tables(
+    rows: pandas.DataFrame, own: pandas.DataFrame, by: str, everything: bool, cumulative: bool
+) -> Iterator[tuple[str, pandas.DataFrame]]:
+    """The table that --by names, or all that the run has.
+
+    By hop are bytes between each edge server and the root: broadcasts and sums, or by kind all that crossed.
+    """
+    has_hops = "hop" in rows.columns
+    if by == "hop" and not has_hops:
+        raise UsageError("--by hop: this run has no edge servers (launch --tree)")
+    for name in [by] if by else [name for name in TABLES if name != "hop" or has_hops]:
+        (_, keys), selected = TABLES[name], own
+        if name == "kind":
+            selected = rows
+        elif name == "hop":
+            selected = rows[rows.hop != ""] if everything else rows[rows.kind == "edge"]
+            keys = [*keys, "kind"] if everything else keys
+        elif name in ("round", "client"):
+            selected = own[own[name] >= 0]
+        table = sides(selected, keys)
+        yield name, table.cumsum() if cumulative and name == "round" else table
 
 
 def to_json(
@@ -107,15 +114,11 @@ def to_json(
     """The tables for --json: one list each, of objects with the table's keys, down and up in bytes."""
     rows = run.ledger
     own = rows if everything else rows[rows.kind == "algorithm"]
-    tables: dict[str, object] = {}
-    if by == "hop" or (by == "" and _has_hops(rows)):
-        tables["by_hop"] = _hops(rows, everything).reset_index().to_dict("records")
-    for name in [by] if by in TABLES else [] if by else TABLES:
-        keys = list(TABLES[name])
-        selected = rows if name == "kind" else own[own[keys[0]] >= 0] if name in ("round", "client") else own
-        table = sides(selected, keys)
-        table = table.cumsum() if cumulative and name == "round" else table
-        tables[f"by_{name}"] = table.reset_index().to_dict("records")
+    tables = {
+        f"by_{name}": table.reset_index().to_dict("records")
+        for name, table in _tables(rows, own, by, everything, cumulative)
+    }
+    hops = {"by_hop": tables.pop("by_hop")} if "by_hop" in tables else {}
     down = own[(own.kind == "algorithm") & (own.direction == "down")]
     return {
         "run": run.path,
@@ -124,6 +127,7 @@ def to_json(
         "params": run.params,
         "clients": run.experiment["clients"],
         "rounds": int(rows["round"].max()) if len(rows) else 0,
+        **hops,
         **tables,
         "envelopes": {side: messages(own, side) for side in SIDES},
         "limits": limits(run),
@@ -144,7 +148,7 @@ def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
     """Bits a value beside their entropy, and the KL divergence, of an upload of the last round."""
     if not measured:
         return
-    table = Table(title=f"what round {measured['round']} could have cost", title_justify="left", box=None)
+    table = Table(title=f"what round {measured['round']} could have cost")
     for column in ("", "field", "bits a value", "entropy", "step (deviations)", "rounding / change"):
         table.add_column(column, justify="left" if column in ("", "field") else "right")
     for side in SIDES:
@@ -160,8 +164,7 @@ def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
 
 
 def once(rows: pandas.DataFrame) -> int:
-    """Bytes down if a broadcast were sent once, however many receive it: per exchange the largest
-    envelope."""
+    """Bytes down if each exchange sent one broadcast, the largest one, to all its recipients."""
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
     envelopes = down.groupby(["round", "exchange", "client"])["bytes"].sum()
     return int(envelopes.groupby(["round", "exchange"]).max().sum())
@@ -184,18 +187,8 @@ def exported(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _export(rows: pandas.DataFrame, path: Path) -> None:
-    try:
+    with disk_errors(f"cannot write {path}"):
         exported(rows).to_csv(path, index=False)
-    except OSError as e:
-        raise DiskError(f"cannot write {path}: {e.strerror}") from None
-
-
-def _print_broadcasts(console: Console, rows: pandas.DataFrame) -> None:
-    down = int(rows[(rows.kind == "algorithm") & (rows.direction == "down")].bytes.sum())
-    console.print(
-        f"\nbroadcasts counted once per recipient {down:,} bytes, once per exchange {once(rows):,}",
-        soft_wrap=True,
-    )
 
 
 def _print(
@@ -208,7 +201,7 @@ def _print(
     summed: bool = True,
 ) -> None:
     """A table of bytes; with `units` also per envelope."""
-    shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    shown = Table(header_style="bold", title=title)
     for name in table.index.names:
         shown.add_column(str(name))
     totals = {side: int(table[side].sum()) for side in SIDES}

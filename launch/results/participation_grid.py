@@ -55,7 +55,7 @@ def participation_grid(run: RunFolder, rounds: int) -> str:
 
 
 def _by_the_clock(run: RunFolder) -> Callable[[int], tuple[int, ...]]:
-    """Who takes part in an asynchronous run, from its ledger: the clients that got a round's broadcast."""
+    """Participants of an asynchronous run, by its ledger: the clients that got a round's broadcast."""
     rows = run.ledger
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
     by_round = {int(r): tuple(sorted({int(k) for k in ks})) for r, ks in down.groupby("round").client}

@@ -427,13 +427,11 @@ class DevicePlan:
 
 
 def _spread(name: str, values: Floats) -> dict[str, Any]:
-    """The smallest, largest and mean of clients, and the sum."""
     spread = {"min": float(values.min()), "max": float(values.max()), "mean": float(values.mean())}
     return {name: spread, f"{name}_total": math.fsum(values.tolist())}
 
 
 def sentence(devices: Mapping[str, Any]) -> str:
-    """Describe the plan's seconds and energy."""
     prefix = "about " if devices["estimated"] else ""
     text = f"virtual clock: {prefix}{devices['simulated_seconds']:,.1f} s; a client is busy for "
     text += _busy(devices["client_seconds"], "s", devices["client_seconds_total"])

@@ -28,8 +28,7 @@ LEAST, LARGEST = 5.0, 45.0
 
 @dataclass(frozen=True)
 class Reliability:
-    """One line of a diagram; slot: its colour and dashes. bins: (bins, 3), the number of predictions, the sum
-    of their confidences, and the number of correct ones."""
+    """One line of a diagram. bins: (bins, 3), numbers of predictions, sums of confidences, correct ones."""
 
     name: str
     slot: int

@@ -131,6 +131,28 @@ def _ended(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame
     )
 
 
+TILES = {
+    "accuracy": ("test_accuracy", "%"),
+    "NLL": ("test_nll", ".4f"),
+    "ECE": ("test_ece", ".4f"),
+    "Brier score": ("test_brier", ".4f"),
+    "accuracy, worst client": ("client_accuracy_worst", "%"),
+    "accuracy, posterior samples": ("ensemble_accuracy", "%"),
+    "NLL, posterior samples": ("ensemble_nll", ".4f"),
+    "ECE, posterior samples": ("ensemble_ece", ".4f"),
+    "Brier, posterior samples": ("ensemble_brier", ".4f"),
+    "rounds": ("rounds", ",.0f"),
+    "MB down": ("bytes_down", ",.3f"),
+    "MB up": ("bytes_up", ",.3f"),
+    "s per round": ("seconds_round_median", ".2f"),
+    "s, simulated": ("simulated_seconds", ",.1f"),
+    "J, all clients": ("client_joules_total", ",.4g"),
+}
+"""Keys of the run's numbers, and their formats, by the titles of the tiles."""
+ALWAYS = ("accuracy", "NLL", "rounds", "MB down", "MB up", "s per round")
+"""Tiles that stay without a number."""
+
+
 def _figures(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> dict[str, str]:
     """Tiles; of a run without a summary, from the last line of metrics.jsonl."""
     last = dict(metrics.iloc[-1]) if len(metrics) else {}
@@ -145,35 +167,14 @@ def _figures(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFra
     known |= {k: v for k, v in summary.items() if v is not None}
     known |= summary.get("devices") or {}
 
-    def figure(key: str, form: str, scale: float = 1) -> str:
-        value = known.get(key)
+    tiles: dict[str, str] = {}
+    for title, (key, form) in TILES.items():
+        value, scale = known.get(key), 1e-6 if title.startswith("MB") else 1
         if not isinstance(value, int | float) or value != value:  # NaN
-            return NONE
-        return percentage(value) if form == "%" else format(value * scale, form)
-
-    if_there = {
-        "ECE": figure("test_ece", ".4f"),
-        "Brier score": figure("test_brier", ".4f"),
-        "accuracy, worst client": figure("client_accuracy_worst", "%"),
-        "accuracy, posterior samples": figure("ensemble_accuracy", "%"),
-        "NLL, posterior samples": figure("ensemble_nll", ".4f"),
-        "ECE, posterior samples": figure("ensemble_ece", ".4f"),
-        "Brier, posterior samples": figure("ensemble_brier", ".4f"),
-    }
-    on_devices = {
-        "s, simulated": figure("simulated_seconds", ",.1f"),
-        "J, all clients": figure("client_joules_total", ",.4g"),
-    }
-    return {
-        "accuracy": figure("test_accuracy", "%"),
-        "NLL": figure("test_nll", ".4f"),
-        **{key: text for key, text in if_there.items() if text != NONE},
-        "rounds": figure("rounds", ",.0f"),
-        "MB down": figure("bytes_down", ",.3f", 1e-6),
-        "MB up": figure("bytes_up", ",.3f", 1e-6),
-        "s per round": figure("seconds_round_median", ".2f"),
-        **{key: text for key, text in on_devices.items() if text != NONE},
-    }
+            tiles |= {title: NONE} if title in ALWAYS else {}
+        else:
+            tiles[title] = percentage(value) if form == "%" else format(value * scale, form)
+    return tiles
 
 
 def _mismatch(summary: Mapping[str, Any]) -> str:
@@ -192,11 +193,8 @@ def _data(run: RunFolder, metrics: pandas.DataFrame) -> Iterator[str]:
         yield _download(
             "metrics.csv", printable(table.to_csv(index=False)).encode(), "one line per evaluated round"
         )
-    files = {
-        "ledger.csv": "every byte by round, client, field and layer",
-        "timeline.csv": "when each task ran",
-    }
-    for name, what in files.items():
+    rows = "every byte by round, client, field and layer"
+    for name, what in (("ledger.csv", rows), ("timeline.csv", "when each task ran")):
         path = run.path / name
         if not path.is_file():
             continue
@@ -213,7 +211,7 @@ def _download(name: str, content: bytes, what: str) -> str:
 
 
 def _provenance(run: RunFolder) -> str:
-    """When and how the run was begun, with what."""
+    """The run's command, start, source and name."""
     manifest = run.manifest
     command = [str(word) for word in manifest.get("command") or ()]
     if command:
@@ -240,7 +238,6 @@ def _settings(run: RunFolder) -> str:
 
 
 def _filled(values: Mapping[str, Any]) -> Sequence[tuple[str, object]]:
-    """Without what is empty."""
     return [(k, v) for k, v in dotted(values) if v not in ("", None, [], {})]
 
 
@@ -304,12 +301,6 @@ def units(run: RunFolder) -> str:
     return html.soft(f"Per client and round: {both(False)}." + (f" Once per client: {both(True)}." * once))
 
 
-EXPLAINED = (
-    "The staleness of an upload is how many steps the server has taken since the broadcast that it answers. "
-    "Which uploads are folded in which step follows from the virtual clock."
-)
-
-
 def staleness(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield a table of uploads by staleness; nothing for a synchronous run."""
     steps = summary.get("asynchronous")
@@ -319,7 +310,8 @@ def staleness(summary: Mapping[str, Any]) -> Iterator[str]:
     yield html.charts(histogram(counts))
     yield html.soft(
         f"mean {steps['staleness_mean']:.2f}, largest {len(counts) - 1}; {steps['simulated_seconds']:,.1f} "
-        f"simulated seconds. {EXPLAINED}"
+        "simulated seconds. The staleness of an upload is how many steps the server has taken since the "
+        "broadcast that it answers. Which uploads are folded in which step follows from the virtual clock."
     )
 
 
@@ -361,6 +353,5 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _times(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Time of day, as both are of one run."""
     begun, ended = (str(row.get(key) or "").partition("T")[2][:8] for key in ("started", "ended"))
     return begun, ended

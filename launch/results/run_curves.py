@@ -59,7 +59,7 @@ def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
 
 
 def _key(metrics: pandas.DataFrame) -> str:
-    """Which line is which, if there are several."""
+    """The names of the lines, if there are several."""
     sampled = any(np.isfinite(numbers(metrics, key)).any() for key in ("ensemble_accuracy", "ensemble_nll"))
     return html.key(dict(enumerate(ACCURACIES.values()))) if sampled else ""
 

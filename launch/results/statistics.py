@@ -49,20 +49,22 @@ _TO = re.compile(r"(rounds|MB|simulated|J) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*
 
 @dataclass(frozen=True)
 class Column:
-    """A parsed column: a reduction ("", max, best, rounds to, MB to, ...), a metric and a round.
+    """A parsed column: a reduction ("", max, best, rounds, MB, ...), a metric and a round.
 
-    A round of None is the last one, or the first one that reaches a level.
+    A round of None is the last one, or the first one that reaches the level, itself or in the running mean.
     """
 
     how: str
     metric: str
     round: int | None
+    level: float | None = None
+    of_mean: bool = False
 
 
 def parsed(expression: str) -> Column:
-    """Parse an expression."""
     if result := _TO.fullmatch(expression):
-        return Column(f"{result[1]} to", result[3] or "test_accuracy", None)
+        level = float(result[4] or result[5])
+        return Column(result[1], result[3] or "test_accuracy", None, level, bool(result[2]))
     if not (result := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, best METRIC@ROUND, rounds to "
@@ -74,14 +76,13 @@ def parsed(expression: str) -> Column:
 
 def value(expression: str, curve: Curve, window: int = 1) -> float:
     """The number of a column for one run; NaN: not reached, diverged."""
-    if result := _TO.fullmatch(expression):
-        metric = result[3] or "test_accuracy"
-        at = reached(curve, float(result[4] or result[5]), metric, window if result[2] else 1)
-        if at is None:
-            return math.nan
-        return float(curve.rounds()[at]) if result[1] == "rounds" else curve.metric(result[1])[at]
     column = parsed(expression)
     how, name = column.how, column.metric
+    if column.level is not None:
+        at = reached(curve, column.level, name, window if column.of_mean else 1)
+        if at is None:
+            return math.nan
+        return float(curve.rounds()[at]) if how == "rounds" else curve.metric(how)[at]
     end = curve.rounds()[-1] if column.round is None else column.round
     known = [i for i, round in enumerate(curve.rounds()) if round <= end]
     if not known or curve.rounds()[known[-1]] != end:
@@ -138,7 +139,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def percent(expression: str) -> bool:
-    """True if it is shown in %."""
+    """True if a column is shown in %."""
     return any(word in expression for word in ("accuracy", "recall", "precision", "_f1"))
 
 

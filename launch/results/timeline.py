@@ -27,7 +27,7 @@ TICKS = 8
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of time in a lane, seconds since the run's start. kind: a class of page.py."""
+    """A stretch of time in a lane, seconds since the run's start. kind: a class of report.css."""
 
     lane: int
     begin: float

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedsim.wire.ledger_rows import Entry
 from workers.coordinator.task_timeline import Span
@@ -86,10 +86,7 @@ class _Envelopes(NamedTuple):
 def events(run: TracedRun, spans: Iterable[Span], entries: Iterable[Entry]) -> Iterator[Event]:
     """The events of a trace, one round after the other; a round's spans and bytes are held, and no more.
 
-    Args:
-        run: What the run is.
-        spans: The rows of timeline.csv, in their order.
-        entries: The rows of ledger.csv, in their order.
+    spans, entries: the rows of timeline.csv and of ledger.csv, in their order.
     """
     yield from _Trace(run, _Traffic(entries)).events(spans)
 
@@ -153,10 +150,10 @@ class _Trace:
         """The instant of the last counter."""
 
     def events(self, spans: Iterable[Span]) -> Iterator[Event]:
-        yield from _process(COORDINATOR, "coordinator")
-        yield from _process(WORKERS, "workers")
-        yield from _thread(COORDINATOR, BROADCASTS, "broadcasts")
-        yield from _thread(COORDINATOR, FOLDS, "folding")
+        yield from _named("process", COORDINATOR, 1, "coordinator")
+        yield from _named("process", WORKERS, 1, "workers")
+        yield from _named("thread", COORDINATOR, BROADCASTS, "broadcasts")
+        yield from _named("thread", COORDINATOR, FOLDS, "folding")
         yield from (self._counter(side, 0) for side in ("down", "up"))
         for batch in _batches(spans, self.run.rounds):
             yield from self._batch(batch)
@@ -168,7 +165,8 @@ class _Trace:
         for worker in sorted({span.worker for span in batch.spans} - self._free.keys()):
             self._free[worker] = 0
             known = self.run.workers.get(worker)
-            yield from _thread(WORKERS, worker + 1, f"worker {worker}" + (f" ({known})" if known else ""))
+            name = f"worker {worker}" + (f" ({known})" if known else "")
+            yield from _named("thread", WORKERS, worker + 1, name)
         windows = dict(self._broadcasts(batch.spans))
         tasks = [self._placed(span, windows.get(span[:2], (0, 0))[0]) for span in batch.spans]
         self._end = max(self._end, *(task.end for task in tasks))
@@ -196,11 +194,8 @@ class _Trace:
         """Place a task in its worker's lane.
 
         A worker computes one task at a time, and the coordinator may be late in reading an answer: slices of
-        a lane would overlap, which no viewer shows, so one begins where the one before ends.
-
-        Args:
-            span: A row.
-            earliest: When the broadcast begins.
+        a lane would overlap, which no viewer shows, so one begins where the one before ends. earliest: the
+        beginning of the broadcast.
         """
         given, arrived = max(earliest, self._at(span.given)), self._at(span.arrived)
         begin = arrived - round(1e6 * span.computing) if span.computing >= 0 else given
@@ -212,7 +207,6 @@ class _Trace:
         return self._offset + round(1e6 * seconds)
 
     def _work(self, task: _Task, sizes: Mapping[Any, int]) -> Event:
-        """The worker's slice."""
         span = task.span
         if span.what == "evaluate":
             name = f"evaluate round {span.round}, chunk {span.exchange}"
@@ -319,11 +313,8 @@ def _event(phase: str, process: int, thread: int, at: int, name: str, **more: An
     return {"name": name, "ph": phase, "pid": process, "tid": thread, "ts": at, **more}
 
 
-def _process(process: int, name: str) -> Iterator[Event]:
-    yield _event("M", process, 1, 0, "process_name", args={"name": name})
-    yield _event("M", process, 1, 0, "process_sort_index", args={"sort_index": process})
-
-
-def _thread(process: int, thread: int, name: str) -> Iterator[Event]:
-    yield _event("M", process, thread, 0, "thread_name", args={"name": name})
-    yield _event("M", process, thread, 0, "thread_sort_index", args={"sort_index": thread})
+def _named(kind: Literal["process", "thread"], process: int, thread: int, name: str) -> Iterator[Event]:
+    """Give a process or a thread its name and its place."""
+    yield _event("M", process, thread, 0, f"{kind}_name", args={"name": name})
+    index = process if kind == "process" else thread
+    yield _event("M", process, thread, 0, f"{kind}_sort_index", args={"sort_index": index})

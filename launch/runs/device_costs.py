@@ -88,8 +88,7 @@ def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, 
 def _seconds(
     problem: Problem, clock: Clock, of: tuple[int, int], clients: Ints, sizes: Ints, down: Ints, up: Ints
 ) -> Floats:
-    """Return each client's seconds in an exchange (a round and a number); without an upload, the download
-    alone."""
+    """Each client's seconds in an exchange (a round and a number); without an upload, the download alone."""
     round, exchange = of
     result = clock.download_of(clients, down)
     answered, steps = np.flatnonzero(up), problem.asynchrony.schedule

@@ -24,7 +24,7 @@ from fedsim.errors import DataError, DiskError, MismatchError, UsageError, WireE
 from fedsim.experiment import Experiment, convert
 from fedsim.wire.ledger_rows import Entry
 from launch.configuration.config_files import check_lanes
-from launch.runs import growing
+from launch.runs.growing import rows_of
 from launch.runs.manifest import ALWAYS, FORMAT, MANIFEST, WIRE, digest, lasting_digest
 from launch.runs.tables import Curve, every_round, ledger_frame, metrics_frame
 from workers.coordinator.task_timeline import Span
@@ -357,11 +357,11 @@ class RunFolder:
 
     def ledger_rows(self) -> Iterator[Entry]:
         """Yield the committed rows of ledger.csv, which may outgrow the memory."""
-        return growing.ledger_rows(self.path / LEDGER, self.last_round)
+        return rows_of(self.path / LEDGER, Entry, self.last_round)
 
     def timeline_rows(self) -> Iterator[Span]:
         """Yield the committed rows of timeline.csv."""
-        return growing.timeline_rows(self.path / TIMELINE, self.last_round)
+        return rows_of(self.path / TIMELINE, Span, self.last_round)
 
     @cached_property
     def lines(self) -> tuple[dict[str, Any], ...]:

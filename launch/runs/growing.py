@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, get_type_hints
+from typing import IO, Any, TypeVar, get_type_hints
 
 from fedsim.errors import DataError
 from fedsim.wire.ledger_rows import Entry
@@ -15,6 +15,7 @@ from workers.coordinator.task_timeline import Span
 from workers.storage.atomic_files import disk_errors
 
 BLOCK = 1 << 20
+T = TypeVar("T", Entry, Span)
 
 
 @dataclass
@@ -43,21 +44,15 @@ class GrowingLines:
                     yield line
 
 
-def ledger_rows(path: Path, last: int | None = None) -> Iterator[Entry]:
-    """Yield the rows of a ledger.csv up to the round `last`, or all. A last row that is still being written
-    is left out."""
-    for row in _rows(path, Entry):
-        entry = Entry(*row)
-        if last is None or entry.round <= last:
-            yield entry
+def rows_of(path: Path, kind: type[T], last: int | None = None) -> Iterator[T]:
+    """Yield the rows of a ledger.csv (Entry) or a timeline.csv (Span) up to the round `last`, or all.
 
-
-def timeline_rows(path: Path, last: int | None = None) -> Iterator[Span]:
-    """Yield the rows of a timeline.csv, as ledger_rows."""
-    for row in _rows(path, Span):
-        span = Span(*row)
-        if last is None or span.round <= last:
-            yield span
+    A last row that is still being written is left out.
+    """
+    for row in _rows(path, kind):
+        result = kind(*row)
+        if last is None or result.round <= last:
+            yield result
 
 
 def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:

@@ -35,8 +35,7 @@ LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "sci
 def describe(
     experiment: Mapping[str, Any], execution: Execution, run: str, probe: Mapping[str, str]
 ) -> dict[str, Any]:
-    """experiment: with every default resolved. probe: workers.probe.probe of this process. commit: of the
-    source."""
+    """The manifest of a run. experiment: with all defaults. probe: workers.probe.probe of this process."""
     return {
         "format": FORMAT,
         "wire": WIRE,
@@ -53,10 +52,7 @@ def describe(
 
 
 def described(problem: Problem) -> dict[str, Any]:
-    """Describe an experiment with every default resolved.
-
-    `sources` has the user's own files and their sha256.
-    """
+    """The experiment with every default resolved; `sources` has the user's own files and their sha256."""
     experiment = problem.experiment
     files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
     return asdict(experiment) | {

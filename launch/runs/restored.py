@@ -33,8 +33,8 @@ from workers.task_execution import execute
 
 @dataclass(frozen=True)
 class Message:
-    """A message as it is before any codec, tensors in their dtype on the wire. context: what both ends have
-    besides."""
+    """A message before any codec, tensors in their dtype on the wire. context: the data that both ends
+    have."""
 
     side: str
     exchange: int
@@ -76,7 +76,7 @@ class RestoredRun:
 
     @property
     def round(self) -> int:
-        """The last one that was committed."""
+        """The last committed round."""
         return self.checkpoint.round
 
     @property
@@ -121,7 +121,6 @@ class RestoredRun:
         return max((r["round"] for r in self.journal() if r["what"] == "commit"), default=self.round)
 
     def journal(self) -> list[dict[str, Any]]:
-        """Read the journal."""
         try:
             return read_journal(self.folder / "journal")
         except DiskError as e:
@@ -143,14 +142,12 @@ class RestoredRun:
         ] + [f"{DRIFT} ({text})" for text in self.run.drift]
 
     def largest_participant(self) -> int:
-        """Return the participant of the next round with the most examples; of all clients if the round is
-        empty."""
+        """The participant of the next round with the most examples; of all clients if the round is empty."""
         participants = self.problem.schedule()(self.round + 1).participants
         everyone = tuple(range(len(self.problem.clients)))
         return max(participants or everyone, key=lambda k: self.problem.sizes[k])
 
     def states(self) -> ClientStates:
-        """Open the folder of the clients' states."""
         return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.name)
 
     def state(self, client: int) -> Any:

@@ -42,21 +42,15 @@ class Resumption:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
         return self.run.path
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """The content of manifest.json."""
         return self.run.manifest
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-        """Return the configuration of the first start, overridden by these options.
-
-        Raises:
-            UsageError: if an argument is wrong.
-            MismatchError: naming what must not change. check() compares hyperparameters.
-        """
+        """The configuration of the first start, overridden by these options; MismatchError names what must
+        not change."""
         supplied, before = Overrides.of(options), self.experiment
         merged = {
             "hyperparameters": {**before.hyperparameters, **supplied.hyperparameters},
@@ -99,10 +93,7 @@ class Resumption:
 
     @property
     def complete(self) -> bool:
-        """The run has ended by itself, after all its rounds or at its accuracy, as its summary says.
-
-        A damaged summary says nothing, and is written again.
-        """
+        """True if the run has ended by itself, as its summary says; a damaged summary is written again."""
         ended = self._summary.get("rounds") == self.run.experiment["rounds"]
         return self._summary.get("status") == "done" and (ended or self._summary.get("reached") is not None)
 
@@ -154,11 +145,8 @@ class Resumption:
         return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:
-        """Compare versions, machine and data with those at the start; now: the present manifest.
-
-        Raises:
-            MismatchError: if one that must not change has changed.
-        """
+        """Compare versions, machine and data with those at the start, and refuse changes; now: the present
+        manifest."""
         was, today = self.manifest["experiment"], now["experiment"]
         for key, value in dotted({"hyperparameters": today["hyperparameters"]}):
             name = key.partition(".")[2]

@@ -28,8 +28,7 @@ from workers.storage.metrics_file import OPTIONAL_SCORES
 
 
 class Start(NamedTuple):
-    """The start of the program that computes a run: the time in seconds since the epoch, and the seconds of
-    its imports."""
+    """The start of the program: the time in seconds since the epoch, and the seconds of its imports."""
 
     at: float
     imports: float
@@ -103,10 +102,7 @@ def _vector(tensors: Mapping[str, Tensor], layout: Layout, prefix: str) -> Tenso
 def dual_mismatch(
     problem: Problem, server: Any, states: ClientStates, versions: tuple[int, ...]
 ) -> float | None:
-    """The algorithm's own check of its duals (Algorithm.dual_mismatch), over all clients' states.
-
-    One state is in memory at a time. It is no traffic: the states lie beside the coordinator.
-    """
+    """Algorithm.dual_mismatch over all clients' states, of which one is in memory at a time; no traffic."""
     algorithm, ctx = problem.algorithm.unwrapped, problem.context(0, 0)
     clients = (
         states.load(k, version) if version else algorithm.client_init(ctx, k)

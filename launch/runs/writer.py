@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import plugins
-from fedsim.errors import DiskError, UsageError
+from fedsim.errors import UsageError
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS, Entry
-from launch.runs.growing import ledger_rows
+from launch.runs.growing import rows_of
 from workers.coordinator import task_timeline
 from workers.storage.atomic_files import RunLock, disk_errors, patiently
 from workers.storage.durability import fsync
@@ -114,12 +114,10 @@ class RunDir:
                     path.rename(path.with_suffix(".damaged"))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
         return [line for line, _ in metrics_lines(self.path / "metrics.jsonl")]
 
     def ledger_rows(self) -> Iterator[Entry]:
-        """Yield the rows in the file."""
-        return ledger_rows(self.path / LEDGER)
+        return rows_of(self.path / LEDGER, Entry)
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:
@@ -133,13 +131,11 @@ class RunDir:
     def write_json(self, name: str, value: Any, durable: bool = True) -> None:
         """Write a JSON file. durable: after a power cut it is complete, old or new."""
         temporary = self.path / f".{name}"
-        try:
+        with disk_errors(f"cannot write {self.path / name}"):
             patiently(lambda: temporary.write_text(json.dumps(value, indent=1) + "\n"))
             if durable:
                 fsync(temporary)
             temporary.rename(self.path / name)
-        except OSError as e:
-            raise DiskError(f"cannot write {self.path / name}: {e.strerror}") from None
 
     def remove_summary(self) -> None:
         """Remove an earlier start's summary: the run continues, and its files change."""
@@ -168,7 +164,6 @@ class RunDir:
 
 
 def _empty(folder: Path) -> None:
-    """Remove all that a folder holds."""
     for entry in list(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -177,7 +172,6 @@ def _empty(folder: Path) -> None:
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
-    """Encode rows as CSV."""
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()

@@ -100,8 +100,7 @@ class Recorder:
     def close_ledger(self, whole: bool = True) -> None:
         """Write the rows that belong to no round, such as those of the connections' ends.
 
-        whole: The run has ended by itself. Otherwise a round may be under way, which does
-            not count: a resume computes it again.
+        whole: the run has ended by itself; else a round may be under way, whose rows a resume writes again.
         """
         if not whole:
             self.ledger.forget(self.last_round)
@@ -113,11 +112,9 @@ class Recorder:
         journal.close()
 
     def spans(self, spans: list[Span]) -> None:
-        """Record when tasks were sent and answered."""
         self.rundir.append_timeline(spans)
 
     def joined(self, worker: int, hello: Hello) -> None:
-        """Record that a worker has joined."""
         if self.remote:
             self._show([f"{self._who(worker)} comes from {hello.host}, process {hello.pid}"])
             role, number = self._role(worker)
@@ -148,7 +145,6 @@ class Recorder:
             self._show([f"worker {worker} may compute other bits ({drift}): {DRIFT}"])
 
     def left(self, worker: int, why: str) -> None:
-        """Record that a worker or an edge server has left."""
         self._show([f"{self._who(worker)} is gone: {why}"])
         self.supervisor.note_left(worker)
 
@@ -165,7 +161,6 @@ class Recorder:
         return self.rundir.digests
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        """Record an evaluation."""
         # JSON has no NaN: a diverged model has null
         self.last_metrics = {k: None if v != v else v for k, v in metrics.items()}
         self.rundir.append_metrics(self.last_metrics)
@@ -196,12 +191,8 @@ class Recorder:
         return so_far
 
     def verify_bytes(self, outcome: Outcome) -> None:
-        """Compare the kernel's count of the streams with the ledger.
-
-        Raises:
-            FedsimError: if they differ.
-            NotCompared: if the kernel has no count of all bytes.
-        """
+        """Compare the kernel's count of the streams with the ledger; NotCompared if the kernel has no
+        count."""
         residuals = {"": outcome.kernel_residual, **outcome.edge_residuals}
         for name, left in residuals.items():
             at = f" at {name}" if name else ""

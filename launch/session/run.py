@@ -40,10 +40,8 @@ SPARE, PER_WORKER = 128, 4
 
 
 def allow_open_files(workers: int) -> None:
-    """Raise this process's limit of open files as far as the run needs.
-
-    libzmq ends a process that has none left, so this happens before anything else.
-    """
+    """Raise this process's limit of open files as far as the run needs: libzmq ends a process without any
+    left."""
     needed = SPARE + PER_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

@@ -104,7 +104,6 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
         return self.recorder.rundir.path
 
     @staticmethod
@@ -229,7 +228,6 @@ class Session:
             recorder.rundir.close()
 
     def _states(self) -> ClientStates:
-        """Open the folder of the clients' states."""
         return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.run_name)
 
     def _coordinate(self, wakeup: Wakeup, started: Callable[[], None]) -> Outcome:

@@ -41,7 +41,6 @@ def check_columns(recipe: Recipe, trials: Sequence[Trial], where: str) -> None:
 
 
 def _trials_of(trials: Iterable[Trial], only: Sequence[str], at: object) -> list[Trial]:
-    """The runs of a table or plot."""
     values = dict(at) if isinstance(at, dict) else {}
 
     def fits(row: Row) -> bool:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from fedsim.data.catalogue import DATASETS
-from fedsim.errors import DiskError, TaskError, UsageError
+from fedsim.errors import TaskError, UsageError
 from launch import terminal
 from launch.configuration.presets import step_remark
 from launch.engines.options import EngineOptions
@@ -32,6 +32,7 @@ from launch.sweep.runner import Progress, run_trials
 from launch.sweep.table import Results, grid, write_csv, write_tables
 from launch.sweep.task import Tasks
 from launch.terminal import counted, print_table
+from workers.storage.atomic_files import disk_errors
 
 JOBS = ".jobs"
 """The folder, beside the runs, of files submitted to Slurm and their output."""
@@ -100,8 +101,9 @@ def sweep(
             errors = run_on_ray(tasks, engine, side_by_side, watch.show)
     elif run:
         with _Watch(console) as watch:
+            cores = len(os.sched_getaffinity(0))
             seconds = math.inf if minutes is None else 60 * minutes
-            errors = run_trials(to_run, execution, pool, side_by_side or _cores(), watch.show, seconds)
+            errors = run_trials(to_run, execution, pool, side_by_side or cores, watch.show, seconds)
         if watch.stopped:
             console.print(
                 f"stopped after {minutes:g} minutes with {counted(watch.stopped, 'run')} not done; the same "
@@ -142,7 +144,7 @@ def _write(
     console: Console,
 ) -> Path:
     """Page, plots, tables and archive. kept: the archive's, which loses nothing that an earlier one had."""
-    try:
+    with disk_errors(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         plots = [draw(p, results, out) for p in results.recipe.plot]
         page = out / f"{results.recipe.section_of or file.stem}.md"
@@ -152,8 +154,6 @@ def _write(
         text = _text(results, grids, plots, _command(file, out, results))
         marker = f"<!-- section: {file.stem} -->" if results.recipe.section_of else ""
         page.write_text(_with_sections(page, marker, text), encoding="utf-8")
-    except OSError as e:
-        raise DiskError(f"cannot write to {out}: {e.strerror}") from None
     console.print(f"page: {page}", soft_wrap=True)
     return page
 
@@ -203,12 +203,10 @@ def _provenance(results: Results) -> str:
 
 
 def _each(texts: Iterable[str]) -> str:
-    """The different ones."""
     return ", ".join(sorted(set(texts)))
 
 
 def _command(file: Path, out: Path, results: Results) -> str:
-    """Return the command line for the page."""
     if not file.exists():
         return shlex.join(["fedsim", *sys.argv[1:]])
     info = (DATASETS.get(t.experiment.dataset) for t in results.trials)
@@ -217,9 +215,7 @@ def _command(file: Path, out: Path, results: Results) -> str:
 
 
 def _print(console: Console, g: Grid) -> None:
-    shown = RichTable(
-        title=g.title or None, title_justify="left", box=None, pad_edge=False, header_style="bold"
-    )
+    shown = RichTable(title=g.title or None, header_style="bold")
     for n, name in enumerate(g.header):
         shown.add_column(name, justify="left" if n == 0 else "right")
     for cells in g.lines:
@@ -260,14 +256,6 @@ class _Watch:
 
 def _span(seconds: float) -> str:
     minutes = seconds / 60
-    return (
-        f"{minutes / 60:.1f} h"
-        if minutes >= 90
-        else f"{minutes:.0f} min"
-        if minutes >= 2
-        else f"{seconds:.0f} s"
-    )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    if minutes >= 90:
+        return f"{minutes / 60:.1f} h"
+    return f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"

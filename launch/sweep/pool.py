@@ -27,8 +27,7 @@ class Named(Protocol):
 
 @dataclass(frozen=True)
 class Pool:
-    """POOL/<algorithm>-<digest of the experiment>/ is an ordinary run folder, with sweep.json beside its
-    files: the commit and the seconds of the run."""
+    """Run folders POOL/<algorithm>-<digest of the experiment>; sweep.json in them has commit and seconds."""
 
     path: Path
     keeps_states: bool = True

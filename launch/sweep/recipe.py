@@ -90,8 +90,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines of `y` over `x`: round, MB (so far), or a grid key, whose values are the points; y then has an
-    @ROUND."""
+    """Lines of `y` over `x`: round, MB (so far), or a grid key with points; y then has an @ROUND."""
 
     file: str
     y: str
@@ -202,7 +201,6 @@ class Recipe:
 
 
 def _tables_of(point: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tables of a point of a grid."""
     result: dict[str, dict[str, Any]] = {}
     for key, value in point.items():
         table, dot, name = key.partition(".")
@@ -213,7 +211,6 @@ def _tables_of(point: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """All combinations of the values of the axes."""
     for point in itertools.product(*axes.values()):
         yield dict(zip(axes, point, strict=True))
 

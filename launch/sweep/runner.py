@@ -190,8 +190,7 @@ def _sockets_in_scratch() -> None:
 
 
 class _Interrupt:
-    """Ctrl-C raises KeyboardInterrupt, as ever, and is remembered, because in a finaliser
-    Python only prints what is raised."""
+    """Ctrl-C raises KeyboardInterrupt and is remembered: in a finaliser Python only prints what is raised."""
 
     def __init__(self) -> None:
         self._came = False

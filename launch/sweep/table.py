@@ -30,11 +30,9 @@ class Results:
         return [self.finished[t.id].curve for t in self.trials if t.row == row and t.id in self.finished]
 
     def values(self, row: Row, expression: str, window: int = 1) -> list[float]:
-        """One per finished run."""
         return [value(expression, curve, window) for curve in self.of(row)]
 
     def rows(self, only: tuple[str, ...], at: Mapping[str, Any]) -> list[Row]:
-        """Return the rows of a table or plot."""
         rows = [r for r in self.recipe.rows() if not only or r.variant.label in only]
         return [r for r in rows if all(r.point.get(key, value) == value for key, value in at.items())]
 
@@ -117,8 +115,8 @@ def _settings(point: Mapping[str, Any]) -> str:
 
 
 def write_tables(path: Path, results: Results) -> None:
-    """The cells of all tables, one per line: mean and population deviation over `runs` finished runs, in the
-    page's units (accuracies in percent)."""
+    """All cells, one per line: mean and population deviation over `runs`, in the page's units (% for
+    accuracies)."""
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(["table", "variant", "settings", "column", "mean", "sd", "runs", "published"])

@@ -38,8 +38,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Tasks(msgspec.Struct, frozen=True):
-    """The runs of a sweep that are to be done. pool: the folder of their runs; execution: of all of them;
-    keeps_states: Pool.keeps_states."""
+    """The runs of a sweep that are to be done. pool: their folder. keeps_states: Pool.keeps_states."""
 
     pool: str
     execution: dict[str, Any]
@@ -61,13 +60,11 @@ class Tasks(msgspec.Struct, frozen=True):
         }
 
     def write(self, path: Path) -> None:
-        """Write the file."""
         write(path, msgspec.json.format(msgspec.json.encode(self)).decode())
 
 
 def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
-    """Compute one run; returns its error, '' if there is none. embedded: this process is an engine's, and
-    will run other tasks."""
+    """Compute one run; returns its error, or ''. embedded: this process is an engine's, for many tasks."""
     from launch.sweep.runner import leave_summary, start_or_resume
 
     task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)

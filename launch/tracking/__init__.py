@@ -21,8 +21,8 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Choice:
-    """A tracker that --track names, as its package and its extra are named. title: the text of completion.
-    adapter: the module and the class that write to it."""
+    """A tracker that --track names, as its package and extra. title: for completion. adapter: module and
+    class."""
 
     name: str
     title: str

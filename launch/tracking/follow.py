@@ -85,7 +85,6 @@ class Followed:
             self._keep()
 
     def end(self) -> None:
-        """Write the end of the run."""
         summary = json_or_empty(self.folder / SUMMARY)
         numbers = {key: value for key, value in summary.items() if not isinstance(value, Mapping)}
         paths = [self.folder / name for name in (REPORT, SUMMARY, MANIFEST)]
@@ -100,7 +99,6 @@ class Followed:
 
 
 def tracker_of(name: str) -> Tracker:
-    """The connection to a tracker."""
     module, kind = TRACKERS[name].adapter
     tracker: Tracker = getattr(import_module(f"launch.tracking.{module}"), kind)()
     return tracker
@@ -142,7 +140,6 @@ def locked(folder: Path) -> RunLock:
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 

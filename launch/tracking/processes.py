@@ -34,8 +34,8 @@ class TrackerProcess:
 
     @staticmethod
     def start(folder: Path, name: str) -> TrackerProcess:
-        """Start it; it ends when this process closes its standard input, or ends. OSError if it cannot be
-        started."""
+        """Start it; it ends when this process closes its standard input, or ends. OSError if it cannot
+        start."""
         log = folder / "logs" / f"track-{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -52,7 +52,6 @@ class TrackerProcess:
 
     @property
     def output(self) -> IO[bytes]:
-        """Its standard output."""
         assert self.process.stdout is not None
         return self.process.stdout
 

@@ -71,5 +71,4 @@ class TensorboardTracker:
 
 
 def _table(values: Mapping[str, Value]) -> str:
-    """A table of Markdown."""
     return "\n".join(["| key | value |", "|---|---|", *(f"| {k} | {v} |" for k, v in values.items())])
