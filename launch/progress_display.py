@@ -128,9 +128,7 @@ class ProgressLine:
 
 def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int | None) -> list[Part]:
     """An evaluated round: scores, bytes of this round and of all so far (both directions), seconds.
-
-    bytes_so_far: None if they are not known, and left out.
-    """
+    bytes_so_far: None if they are not known, and left out."""
     accuracy, nll = metrics["test_accuracy"], metrics["test_nll"]
     parts = [Part(f"accuracy {percentage(accuracy)}", 0)] if accuracy is not None else []
     down, up = metrics["bytes_down"], metrics["bytes_up"]

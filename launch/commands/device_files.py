@@ -1,4 +1,15 @@
-"""Writes files of devices and of participation, a line per client or per client and round."""
+"""The bodies of fedsim devices: files of devices and of participation, drawn, or read from FedScale's traces.
+
+FedScale keeps its traces as pickled dicts, which are not read here; a JSON export of them is. Their keys are
+clients, in the order of the file:
+
+    client_device_capacity   {"computation": milliseconds per inference, "communication": kbit per second}
+    client_behave_trace      {"active": [s, ...], "inactive": [s, ...], "finish_time": s, "duration", "model"}
+
+Source: Lai et al. 2022, FedScale, https://arxiv.org/abs/2105.11367, and its documentation of both formats in
+https://github.com/SymbioticLab/FedScale. Differs: whether a client is there depends on the time alone, not on
+the times that were asked for before.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +51,8 @@ def write_csv(out: Path, heads: Sequence[str], rows: Iterable[Sequence[object]])
         file.write(",".join(heads) + "\n")
         file.writelines(",".join(map(str, row)) + "\n" for row in rows)
 
+
+# ---- drawn from distributions
 
 WIDEST = 10
 """The largest SIGMA: two of three clients are then within a factor of 22,000."""
@@ -94,8 +107,7 @@ def _cells(column: str, text: str, spread: float, clients: int, seed: int) -> It
     return (cell(column, value) for value in (middle * np.exp(sigma * z)).tolist())
 
 
-KBIT = 1000.0
-"""Bits."""
+# ---- read from FedScale's traces
 
 
 def capacity(file: Path, out: Path, *, clients: int | None, passes: float) -> None:
@@ -109,7 +121,7 @@ def capacity(file: Path, out: Path, *, clients: int | None, passes: float) -> No
 
 def _device(file: Path, name: str, entry: Mapping[str, Any], passes: float) -> tuple[str, str, str]:
     latency, rate = (_positive(file, name, entry, key) for key in ("computation", "communication"))
-    both = cell("up", rate * KBIT)
+    both = cell("up", rate * 1000.0)
     return cell("compute", passes * latency / 1e3), both, both
 
 

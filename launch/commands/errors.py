@@ -31,8 +31,7 @@ _NO_MEMORY = ("failed to map segment", "annot allocate memory")
 
 
 class Command(click.Command):
-    """A command that takes an option of one value once, because the last of two would win, and finite
-    numbers."""
+    """A command that refuses numbers that are not finite, and an option that is given twice."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, and refuse an option that stands there twice, and what is no finite number."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -80,12 +80,10 @@ class ListedRun:
 
 def listed(folders: Sequence[Path]) -> list[ListedRun]:
     """All runs in these folders, which are run folders or folders of them, in the order of their starts."""
-    runs = dict.fromkeys(run for folder in folders for run in _runs_in(folder))
+    runs: dict[Path, None] = {}
+    for folder in folders:
+        runs |= dict.fromkeys([folder] if (folder / MANIFEST).is_file() else run_folders(folder))
     return sorted(map(_listed, runs), key=lambda r: (r.started, str(r.run)))
-
-
-def _runs_in(folder: Path) -> Iterator[Path]:
-    yield from [folder] if (folder / MANIFEST).is_file() else run_folders(folder)
 
 
 def _listed(folder: Path) -> ListedRun:

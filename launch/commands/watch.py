@@ -79,7 +79,8 @@ class WatchedRun:
         for line in self._new():
             if line["round"] > self.shown:
                 whole = self.spent is not None and line["round"] == self.shown + 1
-                self.spent = (self.spent or 0) + _bytes(line) if whole else None
+                size = sum(int(line.get(f"bytes_{side}") or 0) for side in ("down", "up"))
+                self.spent = (self.spent or 0) + size if whole else None
                 self.seconds += float(line.get("seconds") or 0)
                 self.shown, self.last = line["round"], line
                 yield line
@@ -121,8 +122,7 @@ class WatchedRun:
 
 
 def follow(folder: Path, interval: float = 1.0) -> int:
-    """Show a run, or the runs in a folder, until they end, and look every `interval` s; returns the exit
-    code."""
+    """Show a run, or the runs in a folder, every `interval` s until they end; returns the exit code."""
     if not (folder / MANIFEST).is_file() and _run_folders(folder):
         return _watch_all(folder, interval)
     experiment, watched = RunFolder.open(folder).experiment, WatchedRun(folder)
@@ -177,7 +177,3 @@ def _run_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     return [path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))]
-
-
-def _bytes(line: Mapping[str, Any]) -> int:
-    return int(line.get("bytes_down") or 0) + int(line.get("bytes_up") or 0)

@@ -95,10 +95,4 @@ class Engine(Protocol):
         """Return the job as text that the engine's own command takes."""
 
     def submit(self, job: Job) -> str:
-        """Submit the job; returns a line on what was submitted, and how to follow it.
-
-        Raises:
-            UsageError: if the job does not fit, or the engine is not here.
-            TaskError: if the engine refuses it.
-            DiskError: if a file cannot be written.
-        """
+        """Submit the job, or raise TaskError; returns a line on what was submitted and how to follow it."""

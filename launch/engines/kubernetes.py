@@ -60,6 +60,8 @@ class Kubernetes:
         return f"{follow}; its folder is {RUNS}/{job.run.name} of its claim"
 
 
+# ---- the objects, as the API of Kubernetes describes them
+
 PORT = 7711
 RUNS, DATA, KEYS = "/runs", "/data", "/keys"
 """Folders of a container: the run's, the data set's, and its keys'."""
@@ -218,6 +220,8 @@ def _template(pod: Manifest, grace: int) -> Manifest:
     """A Job's template; grace: seconds between SIGTERM and SIGKILL."""
     return {"spec": {**pod, "terminationGracePeriodSeconds": grace}}
 
+
+# ---- the options, --engine-option NAME=VALUE
 
 MEMORY = "[0-9]+([KMGT]i?)?"
 MISSING = "--on kubernetes needs --image IMAGE, which has fedsim (docs/clusters.md says how to make one)"

@@ -54,13 +54,7 @@ class Ray:
         )
 
     def submit(self, job: Job) -> str:
-        """Run to the end; the same command resumes an interrupted run.
-
-        Raises:
-            UsageError: if Ray is not installed, or has no cluster.
-            TaskError: if the coordinator fails.
-            Interrupted: after Ctrl-C.
-        """
+        """Run to the end; TaskError if the coordinator fails. The same command resumes an interrupted run."""
         ray = connected(job.options or {})
         job.write_config()
         (job.run / JOIN).unlink(missing_ok=True)  # an earlier start's: its keys open nothing any more
@@ -123,16 +117,13 @@ def connected(options: Mapping[str, str] | Sequence[str]) -> Any:
 
 
 def _answers(address: str) -> None:
-    """Ask whether anything listens at HOST:PORT or ray://HOST:PORT: ray.init itself waits for minutes.
-
-    Raises:
-        OSError: if nothing does.
-        ValueError: if the port is no number.
-    """
+    """Raise OSError if nothing listens at HOST:PORT or ray://HOST:PORT: ray.init waits for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=ANSWER).close()
 
+
+# ---- the node agents, in actors
 
 FEDSIM = (sys.executable, "-m", "launch")
 END = 20.0
@@ -143,10 +134,8 @@ class NodeActor:
     """The actor of a bundle."""
 
     def serve(self, credentials: bytes, workers: int, threads: int) -> int:
-        """Run the node agent of these keys' workers; returns its exit code.
-
-        The agent ends with this process, however that ends.
-        """
+        """Run the node agent of these keys' workers; returns its exit code. The agent ends with this process,
+        however that ends."""
         parent, keys = os.getpid(), msgspec.json.decode(credentials, type=JoinCredentials)
         with Scratch("fedsim-node-") as folder:
             path = folder / JOIN

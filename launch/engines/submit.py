@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import click
-
 from fedsim.errors import UsageError
 from launch.configuration.config import Overrides
 from launch.configuration.execution import AUTO
@@ -62,7 +60,3 @@ def _job(overrides: Overrides, engine: EngineOptions) -> Job:
         engine.gpus_per_worker,
         pairs,
     )
-
-
-def say(overrides: Overrides, engine: EngineOptions) -> None:
-    click.echo(submit(overrides, engine).rstrip("\n"))

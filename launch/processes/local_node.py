@@ -28,8 +28,7 @@ class LocalNode:
     """`fedsim node` for the last of the run's workers; it ends with this process."""
 
     def __init__(self, join: Path, *, threads: int, devices: str, data_dir: str | None) -> None:
-        """Start it. join: the join file of these workers. threads: cores for each. devices: as in fedsim
-        node."""
+        """Start it. join: the join file of its workers. threads: cores for each. devices: as in node."""
         keys = JoinCredentials.read(join)
         here = TcpAddress.to_connect(keys.url, "address")
         here = replace(here, host=ANYWHERE.get(here.host, here.host))

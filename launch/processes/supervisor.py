@@ -32,8 +32,7 @@ LAST_WORDS = 12
 
 @dataclass
 class Process:
-    """One row of processes.json. node: the machine. gpu: a UUID, or ''. engine: the one that placed it, or
-    ''."""
+    """One row of processes.json. node: its machine. gpu: a UUID or ''. engine: what has placed it, or ''."""
 
     role: str
     index: int
@@ -48,10 +47,8 @@ class Process:
 
 
 class Supervisor:
-    """Starts and ends the processes of one run; after stop() none is left.
-
-    Methods that wait raise Interrupted if a signal asked to stop, and TaskError if a process failed to start.
-    """
+    """Starts and ends the processes of one run; after stop() none is left. Methods that wait raise
+    Interrupted if a signal asked to stop, and TaskError if a process failed to start."""
 
     def __init__(self, interrupted: Wakeup) -> None:
         self.processes: list[Process] = [_process("coordinator", 0, os.getpid(), "cpu", "")]

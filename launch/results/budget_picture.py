@@ -143,10 +143,8 @@ def _ranges(groups: Sequence[Group], ranked: Sequence[Cost], slots: Mapping[int,
 
 
 def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[list[str]]:
-    """Rows of the frontier: megabytes, the group that reaches most with them, and its accuracies in %.
-
-    None if a run has ended at its target accuracy: how much more it would have reached is not known.
-    """
+    """Rows of the frontier: megabytes, the group that reaches most with them, and its accuracies in %. No
+    rows if a run has ended at its target accuracy: how much more it would have reached is not known."""
     if any(g.stopped for g in groups):
         return []
     rows = []

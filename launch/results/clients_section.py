@@ -11,8 +11,7 @@ import pandas
 from fedsim.learning.client_scores import HISTOGRAM_BINS
 from fedsim.learning.score_names import CLIENT_LISTS
 from launch.results import html
-from launch.results.bars import Bars, bar_chart
-from launch.results.figures import Line, chart
+from launch.results.figures import Bars, Line, bar_chart, chart
 from launch.results.run_curves import numbers
 from launch.results.statistics import Values, sides
 from launch.results.tables import NONE
@@ -146,9 +145,7 @@ EXPLAINED = (
 
 def client_scores(metrics: pandas.DataFrame) -> Iterator[str]:
     """Mean and worst score over rounds, and how the clients' accuracies are distributed after the last round.
-
-    Nothing for a run of an earlier fedsim, or without classes.
-    """
+    Nothing for a run of an earlier fedsim, or without classes."""
     if not np.isfinite(numbers(metrics, "client_accuracy_mean")).any():
         return
     yield html.key(dict(enumerate(NAMES)))

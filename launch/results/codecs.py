@@ -78,14 +78,11 @@ def codecs(
     folder: Path, data_dir: Path | None, fractions: Sequence[float], file: Path | None, as_json: bool = False
 ) -> None:
     """Print the table of a run."""
-    for p in fractions:
-        codec(f"topk:{p!r}")  # names a fraction that is none before anything is computed
+    for fraction in fractions:
+        codec(f"topk:{fraction!r}")  # names a fraction that is none before anything is computed
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"--csv {file}: there is no folder {file.parent}")
-    _show(RestoredRun.open(folder, data_dir), fractions, file, as_json)
-
-
-def _show(run: RestoredRun, fractions: Sequence[float], file: Path | None, as_json: bool) -> None:
+    run = RestoredRun.open(folder, data_dir)
     client = run.largest_participant()
     sent = list(run.next_messages(client))
     result = [m for message in sent for m in measured(message, run.problem, fractions)]
@@ -291,7 +288,7 @@ FOOTER = (
 
 
 def table(result: Sequence[Measured]) -> Table:
-    """Fits 110 columns; the first one tells field, kind and shape of each group, one below the other."""
+    """Fits 110 columns; the first one has field, kind and shape of each group, one below the other."""
     out = Table(*(Column(name, no_wrap=True) for name in ("field", "codec")), header_style="bold")
     speeds, errors = ("encode\nMB/s", "decode\nMB/s"), ("largest\nerror", "L2\nerror")
     for name in ("bytes", "ratio", "bits", *speeds, *errors, "indices\n/ floor", "values\n/ floor"):

@@ -64,7 +64,8 @@ class Comparison:
         asked = sorted({parsed(text, "--to") for text in to})
         groups = gather(paths, where)
         maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
-        return Comparison(groups, maxima, asked or _targets(groups) or levels(maxima, _start(groups)))
+        targets = sorted({float(until) for g in groups if (until := g.settings.get("until"))})
+        return Comparison(groups, maxima, asked or targets or levels(maxima, _start(groups)))
 
     def write(self, page: Path | None, markdown: Path | None, csv: Path | None) -> list[tuple[str, Path]]:
         """Write the files that are named; returns what each is, and its path."""
@@ -118,8 +119,7 @@ def compare(
     csv: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Write the files and print the table. out: the page; by default a new file in FOLDER. to, where: as of
-    Comparison.of."""
+    """Write the files and print the table. out: by default a new file in FOLDER."""
     comparison = Comparison.of(paths, to, where)
     written = comparison.write(out or _new_file(), markdown, csv)
     if as_json:
@@ -144,10 +144,6 @@ def _new_file() -> Path:
             f"cannot make the folder {FOLDER}: {e.strerror}; --out FILE is another place"
         ) from None
     return path
-
-
-def _targets(groups: Sequence[Group]) -> list[float]:
-    return sorted({float(u) for g in groups if (u := g.settings.get("until"))})
 
 
 def _start(groups: Sequence[Group]) -> float:

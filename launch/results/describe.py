@@ -1,4 +1,4 @@
-"""fedsim describe: read off the code, nothing written down twice."""
+"""fedsim describe: an algorithm or a model, read off the code, so that nothing is written down twice."""
 
 from __future__ import annotations
 
@@ -119,8 +119,9 @@ def message_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str, 
     """Every field that crosses the wire: message, field, kind, shape and type; of a group, each member."""
     for label, message, fields_ in _messages(algorithm):
         for field in fields_:
+            shape = f"({', '.join(field.kind.dims)})" if field.kind.dims else "scalar"
             if not field.members:
-                yield label, field.name, field.kind.name, _shape(field), " | ".join(field.dtypes)
+                yield label, field.name, field.kind.name, shape, " | ".join(field.dtypes)
             for member in field.members:  # a group of diagnostics, which crosses the wire as one field
                 yield label, f"{field.name}.{member.name}", "info", "scalar", " | ".join(field.dtypes)
         if not fields_:
@@ -131,7 +132,8 @@ def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str
     """Every hyperparameter: name, default, the values that it may have, and its meaning."""
     hints = _hints(type(algorithm))
     for key, value in resolved_hyperparameters(algorithm).items():
-        yield key.rpartition(".")[2], _toml(value), _words(hints[key]), description(hints[key])
+        default = str(value).lower() if isinstance(value, bool) else f"{value}"
+        yield key.rpartition(".")[2], default, _words(hints[key]), description(hints[key])
 
 
 def description(hint: Any) -> str:
@@ -154,14 +156,6 @@ def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field,
                 part = optional_group(message)
                 if part is not None:
                     yield f"{label}, once", part.message, schema(part.message)
-
-
-def _shape(field: Field) -> str:
-    return f"({', '.join(field.kind.dims)})" if field.kind.dims else "scalar"
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _hints(kind: Any, prefix: str = "") -> dict[str, Any]:

@@ -94,8 +94,7 @@ def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[WinningRange]:
 
 
 def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[float]:
-    """Two or three round accuracies above `start`: what most groups reach with every seed,
-    half of them, and the best."""
+    """Two or three round accuracies above `start`, which most groups, half of them, and the best reach."""
     best = sorted(points[-1].low for points in maxima if points and points[-1].low > start)
     if not best:
         return []

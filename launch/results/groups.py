@@ -166,10 +166,8 @@ class Group:
 
 
 def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...]:
-    """Read run folders, and folders of them, as groups; their algorithms in that order.
-
-    where: KEY=VALUE conditions, all of which a run's experiment must meet.
-    """
+    """Read run folders, and folders of them, as groups; their algorithms in that order. where: KEY=VALUE
+    conditions, all of which a run's experiment must meet."""
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
     runs = [RunFolder.open(folder).checked() for folder in folders]
     result: dict[str, list[ComparedRun]] = {}

@@ -1,4 +1,4 @@
-"""fedsim ledger: what people ask of a ledger, as tables and as a plain export."""
+"""fedsim ledger: the tables that people ask for, a plain export, and the rows with their types as Parquet."""
 
 from __future__ import annotations
 
@@ -88,10 +88,8 @@ TABLES: Mapping[str, tuple[str, list[str]]] = {
 def _tables(
     rows: pandas.DataFrame, own: pandas.DataFrame, by: str, everything: bool, cumulative: bool
 ) -> Iterator[tuple[str, pandas.DataFrame]]:
-    """The table that --by names, or all that the run has.
-
-    By hop are bytes between each edge server and the root: broadcasts and sums, or by kind all that crossed.
-    """
+    """The table that --by names, or all that the run has. By hop are bytes between each edge server and the
+    root: broadcasts and sums, or by kind all that crossed."""
     has_hops = "hop" in rows.columns
     if by == "hop" and not has_hops:
         raise UsageError("--by hop: this run has no edge servers (launch --tree)")
@@ -237,6 +235,8 @@ def _print(
     console.print()
     print_table(console, shown)
 
+
+# ---- typed rows, for DuckDB, polars and others
 
 NAME = "ledger.parquet"
 TEXTS = ("kind", "direction", "message", "field", "layer", "codec", "hop")

@@ -103,7 +103,10 @@ def plan(
     edges = _EdgePlan(problem, problem.tree, run) if problem.tree else None
     exchanges = range(1, len(problem.algorithm.exchanges) + 1)
     sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
-    devices = _devices(problem, examples, sizes, edges)
+    devices = None
+    if problem.clock is not None:
+        totals = {e: (of["down"].total, of["up"].total) for e, of in sizes.items()}
+        devices = DevicePlan(problem.clock, examples or problem.sizes, totals, edges.hops if edges else None)
     for e in range(1, len(problem.algorithm.setup) + 1):
         messages = _sizes(problem, 0, e, run)
         for direction, size in messages.items():
@@ -140,19 +143,6 @@ def plan(
     if devices:
         created.devices = devices.totals(problem.experiment.rounds)
     return created
-
-
-def _devices(
-    problem: Problem,
-    examples: tuple[int, ...],
-    sizes: dict[int, dict[str, EnvelopeSize]],
-    edges: _EdgePlan | None,
-) -> DevicePlan | None:
-    """The plan of the clients' devices, if there is a virtual clock."""
-    if problem.clock is None:
-        return None
-    totals = {e: (of["down"].total, of["up"].total) for e, of in sizes.items()}
-    return DevicePlan(problem.clock, examples or problem.sizes, totals, edges.hops if edges else None)
 
 
 @dataclass

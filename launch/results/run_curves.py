@@ -65,10 +65,8 @@ def _key(metrics: pandas.DataFrame) -> str:
 
 
 def calibration(metrics: pandas.DataFrame) -> Iterator[str]:
-    """ECE and Brier score over rounds, and the reliability diagram of the last evaluated round.
-
-    Nothing for a run of an earlier fedsim, or without classes.
-    """
+    """ECE and Brier score over rounds, and the reliability diagram of the last evaluated round. Nothing for a
+    run of an earlier fedsim, or without classes."""
     x, last = numbers(metrics, "round"), [dict(metrics.iloc[-1])]
     tables = [
         Reliability(text, slot, table)

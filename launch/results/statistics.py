@@ -17,6 +17,16 @@ A column is an expression of a run's metrics.jsonl:
     J to ...                joules of all clients until then
 
 METRIC is a key of metrics.jsonl.
+
+A curve may also be over the megabytes that a run's messages could have cost, so far, at the limits that its
+rounds have measured (Source: docs/compression.md#the-limit-as-a-column):
+
+    MB entropy   both directions at the zeroth-order entropy of their integers
+    MB KL        uploads at KL(q_k || q_g), which is what a sample of the client's posterior would cost
+
+A round measures one upload and its broadcast (fedsim.wire.limits); all messages of that direction count in
+the same proportion, headers included. A direction without coded fields counts whole, as its first broadcast
+may be; of a message with coded and other fields the others count in the proportion of the coded ones.
 """
 
 from __future__ import annotations
@@ -49,10 +59,8 @@ _TO = re.compile(r"(rounds|MB|simulated|J) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*
 
 @dataclass(frozen=True)
 class Column:
-    """A parsed column: a reduction ("", max, best, rounds, MB, ...), a metric and a round.
-
-    A round of None is the last one, or the first one that reaches the level, itself or in the running mean.
-    """
+    """A parsed column: a reduction ("", max, best, rounds, MB, ...), a metric and a round. A round of None is
+    the last one, or the first one that reaches the level, itself or in the running mean."""
 
     how: str
     metric: str
@@ -97,10 +105,8 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
 
 
 def reached(curve: Curve, level: float, metric: str = "test_accuracy", window: int = 1) -> int | None:
-    """The place of the first evaluated round, after the start, that is as good as `level`.
-
-    A round counts with the mean of the `window` evaluated rounds up to it, of which there must be as many.
-    """
+    """The place of the first evaluated round, after the start, that is as good as `level`. A round counts
+    with the mean of the `window` evaluated rounds up to it, of which there must be as many."""
     values, rounds = curve.metric(metric), curve.rounds()
     trained = [at for at in range(len(values)) if rounds[at] > 0]
     for last in range(window, len(trained) + 1):
@@ -217,10 +223,8 @@ def _entropy(line: Mapping[str, Any]) -> float:
 
 
 def _divergence(line: Mapping[str, Any]) -> float:
-    """Bytes of the uploads at the divergence of one.
-
-    A parameter has one value in every field, so that the sum of bits per value are bits per parameter.
-    """
+    """Bytes of the uploads at the divergence of one. A parameter has one value in every field, so that the
+    sum of bits per value are bits per parameter."""
     limits = line.get("limits", {})
     sent = sum(field["bits"] for field in limits.get("up", {}).values())
     return float(limits["kl"] / sent * line["bytes_up"]) if sent and "kl" in limits else math.nan

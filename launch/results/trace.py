@@ -30,8 +30,7 @@ _LAST = float("inf")
 
 @dataclass(frozen=True)
 class Committed:
-    """A round that the journal has as committed. start: the start of the run that has committed it, counted
-    from 1. dropped: the participants whose uploads were not folded."""
+    """A committed round. start: the start of the run that committed it, from 1. dropped: without a fold."""
 
     start: int
     dropped: frozenset[int]

@@ -60,13 +60,8 @@ class KnownFiles:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run folder; fedsim.Run adds methods for notebooks.
-
-    A file is read once, when it is first needed. Open the folder again to see what a running run has added.
-
-    Attributes:
-        path: The folder.
-    """
+    """The run folder `path`; fedsim.Run adds methods for notebooks. A file is read once, when it is first
+    needed. Open the folder again to see what a running run has added."""
 
     path: Path
 
@@ -193,11 +188,7 @@ class RunFolder:
     # ---- what this fedsim can read
 
     def check_wire(self) -> None:
-        """Check that this fedsim reads the run's messages, checkpoints and states.
-
-        Raises:
-            MismatchError: if it was begun with another wire format, naming both.
-        """
+        """Check that this fedsim reads the run's messages, checkpoints and states; MismatchError if not."""
         begun = self.manifest.get("wire", 1)
         if begun != WIRE:
             raise MismatchError(
@@ -206,12 +197,7 @@ class RunFolder:
             )
 
     def check_states(self) -> None:
-        """Check that the run kept its states and checkpoints, and that this fedsim reads them.
-
-        Raises:
-            MismatchError: as check_wire.
-            UsageError: if it kept none.
-        """
+        """Check that the run kept states and checkpoints that this fedsim reads; UsageError if not kept."""
         self.check_wire()
         if any(start["execution"].get("durability") == "none" for start in self.starts):
             raise UsageError(
@@ -235,10 +221,8 @@ class RunFolder:
 
     @property
     def last_round(self) -> int | None:
-        """The last round whose rows in ledger.csv and timeline.csv count; None if all do.
-
-        They do in a run that has ended: it writes no rows of a round that was under way.
-        """
+        """The last round whose rows in ledger.csv and timeline.csv count; None if all do. They do in a run
+        that has ended: it writes no rows of a round that was under way."""
         if self.has(SUMMARY) or not self.has(JOURNAL):
             return None
         return max(self.commits, default=-1)
@@ -250,11 +234,7 @@ class RunFolder:
         return (self.path / name).is_file()
 
     def file(self, name: str) -> Path:
-        """The path of a file of the run.
-
-        Raises:
-            UsageError: if it is not there.
-        """
+        """The path of a file of the run; UsageError if it is not there."""
         path = self.path / name
         if not path.is_file():
             raise UsageError(
@@ -278,11 +258,7 @@ class RunFolder:
         return KnownFiles("", False, {})
 
     def checked(self) -> Self:
-        """Return the run after comparing all its files with their record.
-
-        Raises:
-            DataError: if one was changed, naming it.
-        """
+        """The run, after comparing all its files with their record; DataError names one that was changed."""
         self.check_experiment()
         for name in self.known.files:
             if (self.path / name).exists():
@@ -290,11 +266,7 @@ class RunFolder:
         return self
 
     def check_experiment(self) -> None:
-        """Compare the manifest's experiment with its record.
-
-        Raises:
-            DataError: if it is another one.
-        """
+        """Compare the manifest's experiment with its record; DataError if it is another one."""
         known, path = self.known, self.path / MANIFEST
         here = digest(self.experiment) if known.ended else lasting_digest(self.experiment)
         if known.experiment not in ("", here):
@@ -306,12 +278,7 @@ class RunFolder:
             )
 
     def checked_bytes(self, name: str) -> bytes:
-        """Return the content of a growing file.
-
-        Raises:
-            UsageError: if there is no such file.
-            DataError: if it was changed, naming it.
-        """
+        """The content of a growing file; UsageError if it is not there, DataError if it was changed."""
         path = self.file(name)
         try:
             data = path.read_bytes()
@@ -325,13 +292,7 @@ class RunFolder:
         return data
 
     def check_files(self, *names: str) -> None:
-        """Compare growing files with their record, in blocks because they may be large.
-
-        Raises:
-            UsageError: if one is not there.
-            DataError: if one, or the manifest, was changed, naming it.
-            DiskError: if one cannot be read.
-        """
+        """Compare growing files with their record, in blocks because they may be large; as checked_bytes."""
         self.check_experiment()
         for name in names:
             path, was = self.path / name, self.known.files.get(name)
@@ -443,12 +404,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Read one of a run's files; {} if it holds something else than an object.
-
-    Raises:
-        UsageError: if it cannot be read.
-        DataError: if it is no JSON.
-    """
+    """A JSON file of the run, {} if it has no object; UsageError if unreadable, DataError if damaged."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:

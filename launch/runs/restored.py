@@ -33,8 +33,7 @@ from workers.task_execution import execute
 
 @dataclass(frozen=True)
 class Message:
-    """A message before any codec, tensors in their dtype on the wire. context: the data that both ends
-    have."""
+    """A message before any codec, tensors in their dtype on the wire. context: known to both ends."""
 
     side: str
     exchange: int
@@ -95,9 +94,7 @@ class RestoredRun:
         if not path.exists():
             return None
         try:
-            read: Checkpoint[Any] = read_checkpoint(
-                path, self.problem.algorithm.server_type, self.problem.broadcast_type
-            )
+            read = _read(path, self.problem)
         except (DiskError, WireError) as e:
             raise DataError(str(e)) from None
         if (read.round, read.run or self.name) != (round, self.name):
@@ -201,14 +198,16 @@ def trained_model(run: RunFolder) -> nn.Module:
     return module.eval()
 
 
+def _read(path: Path, problem: Problem) -> Checkpoint[Any]:
+    return read_checkpoint(path, problem.algorithm.server_type, problem.broadcast_type)
+
+
 def _newest(folder: Path, problem: Problem, run: str) -> Checkpoint[Any]:
     """The last checkpoint that can be read: a damaged one falls back to the one before."""
     damage, clients = "", len(problem.clients)
     for path in sorted((folder / "checkpoints").glob("*.checkpoint"), reverse=True):
         try:
-            read: Checkpoint[Any] = read_checkpoint(
-                path, problem.algorithm.server_type, problem.broadcast_type
-            )
+            read = _read(path, problem)
         except (WireError, DiskError) as e:
             damage = damage or f" that can be read: {e}"
             continue

@@ -49,8 +49,7 @@ class Resumption:
         return self.run.manifest
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-        """The configuration of the first start, overridden by these options; MismatchError names what must
-        not change."""
+        """The first start's configuration with these options; MismatchError names what must not change."""
         supplied, before = Overrides.of(options), self.experiment
         merged = {
             "hyperparameters": {**before.hyperparameters, **supplied.hyperparameters},
@@ -104,10 +103,8 @@ class Resumption:
     def nothing_left(self, target: Experiment) -> str:
         """Why the run is complete and stays as it is; '' if there is something to do.
 
-        A run that was killed after its last round has its summary left to write.
-
-        Raises:
-            UsageError: if it is not complete, and has passed an accuracy at which it is to end now.
+        A run that was killed after its last round has its summary left to write. UsageError if it is not
+        complete, and has passed an accuracy at which it is to end now.
         """
         lines = [line for line, _ in metrics_lines(self.folder / METRICS)]
         reached = TargetAccuracy(target.until).after(lines).reached
@@ -145,8 +142,7 @@ class Resumption:
         return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:
-        """Compare versions, machine and data with those at the start, and refuse changes; now: the present
-        manifest."""
+        """Compare versions, machine and data with those at the start; MismatchError names a change."""
         was, today = self.manifest["experiment"], now["experiment"]
         for key, value in dotted({"hyperparameters": today["hyperparameters"]}):
             name = key.partition(".")[2]

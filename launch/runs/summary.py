@@ -65,12 +65,7 @@ def write_model(path: Path, problem: Problem, model: Model) -> None:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
-    """Write tensors with the algorithm's name.
-
-    Raises:
-        OSError: If this process has no descriptor left, which safetensors only says in its text.
-        SafetensorError: If they cannot be written for another reason.
-    """
+    """Write tensors with the algorithm's name; OSError if this process has no descriptor left."""
     try:
         save_file(tensors, path, {"algorithm": algo})
     except SafetensorError as e:

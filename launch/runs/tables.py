@@ -107,8 +107,7 @@ class Curve:
         return timed and every_round(self.rounds())
 
     def metric(self, name: str) -> list[float]:
-        """One value per evaluated round, sums so far; null is NaN. UsageError if no line has such a
-        number."""
+        """One value per evaluated round, sums so far; null is NaN. UsageError if no line has a number."""
         if name in SUMS:
             scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
             for line in self.lines:

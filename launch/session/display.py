@@ -9,7 +9,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim import plugins
-from fedsim.experiment import Experiment
 from fedsim.learning.score_names import EXTRA
 from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy, percent
@@ -134,6 +133,8 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         where = here + counted(execution.remote_workers, "remote worker")
         where += " behind remote edge servers" if execution.edge_processes else ""
     until = f" or until {percent(e.until)}" if e.until else ""
+    schedule = f"participation {e.participation}"
+    schedule += f", asynchronous {e.asynchronous}" if e.asynchronous else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
     # commas, because rich takes a word between two colons for an emoji
     algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
@@ -143,7 +144,7 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         f"training examples, {len(data.test_targets):,} test",
         f"model {model}, P = {problem.net.layout.size:,}; {population(problem)} ({e.partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
-        f"{counted(e.rounds, 'round')}{until}, {_schedule(e)}, seed {e.seed}; {where} ({devices})",
+        f"{counted(e.rounds, 'round')}{until}, {schedule}, seed {e.seed}; {where} ({devices})",
     ]
     if sum(sizes) < len(data.train_targets):
         unused = counted(len(data.train_targets) - sum(sizes), "training example")
@@ -152,10 +153,6 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         useful = f"{counted(workers, 'worker')} for {counted(clients, 'client')}"
         lines.append(f"{useful}: {workers - clients} can only evaluate")
     return lines
-
-
-def _schedule(e: Experiment) -> str:
-    return f"participation {e.participation}" + (f", asynchronous {e.asynchronous}" if e.asynchronous else "")
 
 
 def population(problem: Problem) -> str:

@@ -98,10 +98,8 @@ class Recorder:
             yield entry
 
     def close_ledger(self, whole: bool = True) -> None:
-        """Write the rows that belong to no round, such as those of the connections' ends.
-
-        whole: the run has ended by itself; else a round may be under way, whose rows a resume writes again.
-        """
+        """Write the rows that belong to no round, such as those of the connections' ends. whole: the run has
+        ended by itself; else a round may be under way, whose rows a resume writes again."""
         if not whole:
             self.ledger.forget(self.last_round)
         self.rundir.append_ledger(self.ledger.close(self.problem.experiment.rounds))
@@ -191,8 +189,7 @@ class Recorder:
         return so_far
 
     def verify_bytes(self, outcome: Outcome) -> None:
-        """Compare the kernel's count of the streams with the ledger; NotCompared if the kernel has no
-        count."""
+        """Compare the kernel's count of the streams with the ledger; NotCompared if there is no count."""
         residuals = {"": outcome.kernel_residual, **outcome.edge_residuals}
         for name, left in residuals.items():
             at = f" at {name}" if name else ""

@@ -40,8 +40,7 @@ SPARE, PER_WORKER = 128, 4
 
 
 def allow_open_files(workers: int) -> None:
-    """Raise this process's limit of open files as far as the run needs: libzmq ends a process without any
-    left."""
+    """Raise this process's limit of open files as needed: libzmq ends a process that has none left."""
     needed = SPARE + PER_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

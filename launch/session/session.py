@@ -329,9 +329,7 @@ class Session:
 
     def _facts(self) -> dict[str, str]:
         """Return facts that all workers must share: those of this process, and of workers registered before.
-
-        A coordinator of workers on GPUs computes on its CPU, and knows only what holds for both.
-        """
+        A coordinator of workers on GPUs computes on its CPU, and knows only what holds for both."""
         device, mine = self.problem.experiment.device, self.problem.net.device.type
         recorded = manifest.facts_of(json_of(self.folder / manifest.MANIFEST), device)
         facts = facts_of_process(mine, self.probe) if mine == device else facts_of_machine()

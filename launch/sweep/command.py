@@ -24,12 +24,11 @@ from launch.engines.options import EngineOptions
 from launch.engines.sweeps import run_on_ray, submit_array
 from launch.results.tables import Grid
 from launch.sweep.columns import check_columns
-from launch.sweep.figures import draw
 from launch.sweep.finished import FinishedRun, read_archive, write_archive
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe, Trial
 from launch.sweep.runner import Progress, run_trials
-from launch.sweep.table import Results, grid, write_csv, write_tables
+from launch.sweep.table import Results, draw, grid, write_csv, write_tables
 from launch.sweep.task import Tasks
 from launch.terminal import counted, print_table
 from workers.storage.atomic_files import disk_errors

@@ -118,10 +118,8 @@ class Pool:
 
 
 def _locked(path: Path, create: int = 0) -> int | None:
-    """A descriptor of a locked file, or None: another process has it, or it is not there.
-
-    A lock's file is removed before its release. A file that was removed meanwhile locks nothing.
-    """
+    """A descriptor of a locked file, or None: another process has it, or it is not there. A lock's file is
+    removed before its release. A file that was removed meanwhile locks nothing."""
     while True:
         try:
             held = os.open(path, create | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -237,6 +237,11 @@ class Row:
         at = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in self.point.items())
         return f"{self.variant.label} ({at})" if at else self.variant.label
 
+    def fits(self, only: Collection[str], at: Mapping[str, Any]) -> bool:
+        """True if a table or plot of these labels and these values of grid keys has the row."""
+        known = not only or self.variant.label in only
+        return known and all(self.point.get(key, value) == value for key, value in at.items())
+
 
 @dataclass(frozen=True)
 class Trial:

@@ -180,10 +180,8 @@ def _stop(running: Sequence[Running], pool: Pool) -> None:
 
 @cache
 def _sockets_in_scratch() -> None:
-    """Let multiprocessing have its sockets in a folder that is removed even if this process is killed.
-
-    Its fork server lives, with its socket, as long as this process.
-    """
+    """Let multiprocessing have its sockets in a folder that is removed even if this process is killed. Its
+    fork server lives, with its socket, as long as this process."""
     scratch = Scratch("fedsim-sweep-", parent_of_sockets())
     multiprocessing.current_process()._config.setdefault("tempdir", str(scratch.path))  # type: ignore[attr-defined]
     atexit.register(scratch.remove)

@@ -24,9 +24,8 @@ from typing import Any
 from fedsim.errors import UsageError
 from launch.runs.folder import SUMMARY, json_of, json_or_empty
 from launch.runs.manifest import MANIFEST
-from launch.tracking import FOLDER, TRACKERS
+from launch.tracking import FOLDER, TRACKERS, Ending, TrackedRun, Tracker
 from launch.tracking.run_rows import RunRows, config, finite
-from launch.tracking.tracker import Ending, TrackedRun, Tracker
 from workers.storage.atomic_files import RunLock, write_atomically
 
 REPORT = "report.html"

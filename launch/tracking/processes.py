@@ -34,8 +34,7 @@ class TrackerProcess:
 
     @staticmethod
     def start(folder: Path, name: str) -> TrackerProcess:
-        """Start it; it ends when this process closes its standard input, or ends. OSError if it cannot
-        start."""
+        """Start it, or raise OSError; it ends when this process closes its standard input, or ends."""
         log = folder / "logs" / f"track-{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(

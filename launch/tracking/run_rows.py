@@ -12,7 +12,7 @@ from typing import Any
 
 from fedsim.experiment import dotted
 from launch.runs.growing import GrowingLines
-from launch.tracking.tracker import Row, Value
+from launch.tracking import Row, Value
 from workers.storage.growing_file import LEDGER, METRICS
 
 LONGEST = 500
@@ -100,9 +100,7 @@ def finite(values: Mapping[str, Any]) -> dict[str, float]:
 
 def config(manifest: Mapping[str, Any]) -> dict[str, Value]:
     """Return the run's parameters by dotted name: hyperparameters, algorithm, data, versions and the digest.
-
-    What is empty is left out, and what is longer than LONGEST: the manifest, which is kept, too, has it.
-    """
+    What is empty is left out, and what is longer than LONGEST: the manifest, which is kept, too, has it."""
     known = {
         **manifest.get("experiment", {}),
         **{key: manifest.get(key) for key in ("experiment_sha256", "run", "commit", "versions")},
