@@ -267,7 +267,7 @@ def percentage(share: float) -> str:
 
 
 def megabytes(n: float) -> str:
-    """Bytes for people: 640 B, 21.4 kB, 1.21 MB, 2.50 GB."""
+    """The text of a number of bytes: 640 B, 21.4 kB, 1.21 MB, 2.50 GB."""
     for unit, size, digits in (("GB", 1e9, 2), ("MB", 1e6, 2), ("kB", 1e3, 1)):
         if n >= size / 10 and n >= 1000:
             return f"{n / size:,.{digits}f} {unit}"
@@ -275,7 +275,7 @@ def megabytes(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds: 0:12, 1:02:03."""
+    """The text of a time in hours, minutes and seconds: 0:12, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

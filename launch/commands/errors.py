@@ -184,7 +184,7 @@ _TYPED = "fedsim.typed"
 
 
 def _worded(e: click.UsageError) -> str:
-    """One of click's errors in our words."""
+    """The text of one of click's errors."""
     if isinstance(e, click.NoSuchOption):
         return _no_such_option(e)
     if isinstance(e, click.MissingParameter) and e.param is not None:
@@ -210,7 +210,7 @@ def _no_such_option(e: click.NoSuchOption) -> str:
 
 
 def _bad_value(e: click.BadParameter, parameter: click.Parameter) -> str:
-    """--rounds 'x': must be a whole number."""
+    """The text for a wrong value, such as --rounds 'x': must be a whole number."""
     name, kind = _typed(parameter, e.ctx), parameter.type
     value, known, _ = e.message.partition(" is not ")
     expected = _expected(kind)

@@ -43,7 +43,7 @@ def print_list(kind: str, as_json: bool = False) -> None:
 
 
 def to_json(kind: str) -> list[dict[str, Any]]:
-    """The same for --json: one object per name."""
+    """The list for --json, with one object per name."""
     if kind == "presets":
         presets_ = map(presets.Preset.read, presets.names())
         return [

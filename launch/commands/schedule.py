@@ -86,7 +86,7 @@ def cell(participation: Participation, k: int) -> str:
 
 
 def _projection(columns: int) -> str:
-    """1, 10, 20, ... above their columns."""
+    """The line with the numbers of rounds 1, 10, 20, ... above their columns."""
     out = [" "] * (columns + 4)
     for r in (1, *range(10, columns + 1, 10)):
         out[r - 1 : r - 1 + len(str(r))] = str(r)

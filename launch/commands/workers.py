@@ -62,7 +62,7 @@ def _joining(file: str, *others: Decorator) -> Decorator:
 
 
 def _seated(seat: str) -> Decorator:
-    """The options of workers; seat: what --seat says."""
+    """The options of workers; seat: the help of --seat."""
     return _joining(
         "The run's join.json.",
         click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),

@@ -89,7 +89,7 @@ def asked(command: Sequence[str], text: str = "") -> str:
 
 
 class Engine(Protocol):
-    """Something that has machines."""
+    """A system that has machines."""
 
     def plan(self, job: Job) -> str:
         """Return the job as text that the engine's own command takes."""

@@ -246,7 +246,6 @@ class Options:
 
     @staticmethod
     def of(job: Job) -> Options:
-        """Read them."""
         try:
             result = Options(**dict(job.options or {}))
         except TypeError:

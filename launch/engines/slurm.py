@@ -116,7 +116,7 @@ class Slurm:
 
 
 def one_line(option: str) -> str:
-    """A user's option of sbatch."""
+    """A user's option of sbatch, refused if it would end the line."""
     if "\n" in option:
         raise UsageError(f"--engine-option {option.partition('=')[0]}: an option of sbatch is one line")
     return option

@@ -1,4 +1,4 @@
-"""From the options of `fedsim launch --on ENGINE` to a submitted job."""
+"""Makes a job of the options of `fedsim launch --on ENGINE`, and submits it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def submit(overrides: Overrides, engine: EngineOptions) -> str:
 
 
 def _job(overrides: Overrides, engine: EngineOptions) -> Job:
-    """The job that the options describe."""
     tcp = replace(overrides, execution={**overrides.execution, "transport": "tcp"})
     experiment, execution = tcp.resolve()
     if clashing := [name for name in ("remote_workers", "bind", "keys") if name in overrides.execution]:

@@ -113,7 +113,7 @@ def _outcome(ray: Any, future: Any) -> str:
 
 
 def _threads(tasks: Tasks) -> int:
-    """Cores of a run: the most of all."""
+    """The cores that every run gets: as many as the run with the most threads needs."""
     if not tasks.tasks:
         raise UsageError("no runs are to be done")
     return max(int(task.experiment["threads"]) for task in tasks.tasks)

@@ -195,7 +195,6 @@ class Supervisor:
         self.changed(self.processes)
 
     def note_place(self, index: int, place: Place) -> None:
-        """Record where a worker computes."""
         row = self._workers.get(index)
         if row is not None and row.ended is None:
             row.node, row.device, row.gpu, row.engine = place.node, place.device, place.gpu, place.engine

@@ -102,14 +102,14 @@ class _Scale:
 
     @staticmethod
     def of(counts: Sequence[float]) -> _Scale:
-        """From 0 to the largest, or from the least of bytes that span decades."""
+        """The axis from 0 to the largest count; of counts that span decades, from the least one."""
         if not counts:
             return _Scale(0.0, 1.0, False)
         logarithmic = wide([np.array(counts, dtype=np.float64)])
         return _Scale(float(min(counts)) if logarithmic else 0.0, float(max(counts)), logarithmic)
 
     def __call__(self, n: float) -> float:
-        """Percent of the axis."""
+        """The place of n bytes in percent of the axis."""
         low, high, at = (
             map(np.log, (self.low, self.high, n)) if self.logarithmic else (self.low, self.high, n)
         )
@@ -157,5 +157,5 @@ def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[lis
 
 
 def table_of(grid: Grid) -> str:
-    """'' for a grid without lines."""
+    """A table of HTML; '' for a grid without lines."""
     return html.table(grid.header, grid.lines) if grid.lines else ""

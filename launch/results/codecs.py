@@ -77,7 +77,6 @@ class Measured:
 def codecs(
     folder: Path, data_dir: Path | None, fractions: Sequence[float], file: Path | None, as_json: bool = False
 ) -> None:
-    """Print the table of a run."""
     for fraction in fractions:
         codec(f"topk:{fraction!r}")  # names a fraction that is none before anything is computed
     if file is not None and not file.parent.is_dir():
@@ -246,7 +245,7 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def indices_floor(selected: Codec, spec: Spec) -> float:
-    """The floor of the values' bytes, as the module says."""
+    """The floor of the indices' bytes, as the module says."""
     assert selected.kept is not None
     bits = 0.0
     for s in spec.layout.slices:
@@ -257,7 +256,7 @@ def indices_floor(selected: Codec, spec: Spec) -> float:
 
 
 def values_floor(selected: Codec, spec: Spec, part: memoryview) -> float:
-    """Bytes; see the module."""
+    """The floor of the values' bytes, as the module says."""
     if selected.entropy is not None:
         return selected.entropy(part, spec) / 8
     side = selected.side * len(spec.layout.slices)

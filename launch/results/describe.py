@@ -33,7 +33,7 @@ def cost_in_p(message: type) -> str:
 
 
 def wire_cost(algorithm: AnyAlgorithm) -> str:
-    """Both directions, all exchanges of a round."""
+    """The cost of a round in both directions, over all exchanges."""
     return f"{all_exchanges(algorithm, 'down')} down, {all_exchanges(algorithm, 'up')} up"
 
 

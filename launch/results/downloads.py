@@ -14,7 +14,7 @@ from fedsim.printable import printable
 EMBEDDED = 400_000
 """Bytes of a CSV file up to which a page has it."""
 CHART = 100_000
-"""The same for one picture, of which a page has many."""
+"""The limit for one picture, of which a page has many."""
 
 
 def link(name: str, content: bytes, text: str = "") -> str:

@@ -14,7 +14,7 @@ from launch.results.statistics import Band, reached
 STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 """Distances between round accuracies that levels are chosen from."""
 FINE = 0.01
-"""From here on two levels are enough."""
+"""The distance from which two levels are enough."""
 ROUNDING = 1e-12
 """Rounding error of a mean over seeds: a smaller difference does not make a group better."""
 
@@ -82,7 +82,7 @@ def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 
 def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[WinningRange]:
-    """Neighbouring points of one group as one."""
+    """The ranges of budgets, in which neighbouring points of one group are one range."""
     result: list[WinningRange] = []
     for n, point in enumerate(frontier):
         until = frontier[n + 1].MB if n + 1 < len(frontier) else math.inf
@@ -133,7 +133,6 @@ class Cost:
 
     @property
     def whole(self) -> bool:
-        """True if every seed reaches it."""
         return bool(self.spent) and len(self.spent) == self.seeds
 
 

@@ -46,7 +46,6 @@ class ComparedRun:
 
     @property
     def rounds(self) -> int:
-        """The last evaluated round."""
         return max(self.curve.rounds(), default=0)
 
     @property
@@ -157,7 +156,7 @@ class Group:
         return [value(expression, c) for c in self.curves] if not metric or self.has(metric) else []
 
     def bytes_by_field(self) -> dict[str, float]:
-        """Both directions, mean over the members."""
+        """Bytes of both directions by field, as the mean over the members."""
         total: Counter[str] = Counter()
         for member in self.members:
             for named in member.traffic.values():

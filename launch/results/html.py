@@ -32,7 +32,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """'' if it would be empty."""
+    """A part with its title; '' if it would be empty."""
     body = "\n".join(filter(None, parts))
     return f"<h2>{escape(title)}</h2>\n{body}" if body else ""
 

@@ -49,7 +49,7 @@ class Plan:
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rounds: dict[int, dict[str, int]] = field(default_factory=dict)
     edges: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """The same as `bytes`, between edge servers and the root."""
+    """Bytes between edge servers and the root, by the keys of `bytes`."""
     costs: ClientCosts = field(default_factory=ClientCosts)
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     devices: dict[str, Any] | None = None
@@ -225,7 +225,7 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
 
 
 def to_json(problem: Problem, created: Plan) -> dict[str, Any]:
-    """The same for --json. `bytes` is nested as in summary.json; the rest are the numbers of the tables."""
+    """The plan for --json. `bytes` is nested as in summary.json; the rest are the numbers of the tables."""
     e, times = problem.experiment, created.took_part
     per_round = [sides["down"] + sides["up"] for r, sides in created.rounds.items() if r]
     return {
@@ -241,7 +241,6 @@ def to_json(problem: Problem, created: Plan) -> dict[str, Any]:
 
 
 def print_bill(experiment: Experiment, execution: Execution, as_json: bool = False) -> None:
-    """Print the bill of a run without running it."""
     problem, created = planned(experiment, execution)
     if as_json:
         return print_json(to_json(problem, created))

@@ -25,7 +25,7 @@ LEADING = 9.0
 
 
 def number(value: float) -> str:
-    """Whole numbers in full, others with four digits."""
+    """The text of a number: whole numbers in full, others with four digits."""
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 

@@ -41,7 +41,6 @@ def report(folder: Path, out: Path | None = None) -> Path:
 
 
 def render(run: RunFolder) -> str:
-    """Render the page of a run."""
     summary = run.summary
     experiment, metrics, rows = run.experiment, _metrics(run), _own(run)
     title = f"{run.label} on {experiment['dataset']}"
@@ -211,7 +210,6 @@ def _download(name: str, content: bytes, what: str) -> str:
 
 
 def _provenance(run: RunFolder) -> str:
-    """The run's command, start, source and name."""
     manifest = run.manifest
     command = [str(word) for word in manifest.get("command") or ()]
     if command:
@@ -245,7 +243,7 @@ def _settings(run: RunFolder) -> str:
 
 
 def bytes_by_field(rows: pandas.DataFrame) -> Iterator[str]:
-    """A bar per direction. rows: those of kind algorithm."""
+    """A bar per direction, from the algorithm's rows of the ledger."""
     by = sides(rows, ["field", "layer"])
     for side, title in (("down", "Down"), ("up", "Up")):
         yield stack(title, {" ".join(filter(None, key)): int(n) for key, n in by[side].items() if n})
@@ -414,7 +412,7 @@ def _range(first: int, last: int, of: int) -> str:
 
 
 def _mark(participation: Participation, client: int) -> str:
-    """A class of report.css."""
+    """The class of report.css for a client in a round."""
     if client not in participation.participants:
         return "away"
     return "lost" if client in participation.lost_uploads | participation.dropouts else "took"

@@ -117,5 +117,5 @@ def _others(metrics: pandas.DataFrame) -> list[str]:
 
 
 def title(name: str) -> str:
-    """primal_residual as primal residual."""
+    """A name of metrics.jsonl for people, such as primal residual."""
     return name.removeprefix("test_").replace("_", " ")

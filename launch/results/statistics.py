@@ -170,7 +170,7 @@ class Band:
 
     @staticmethod
     def of(x: Values, ys: Values) -> Band:
-        """ys: one row per seed, as long as x."""
+        """The band of ys, one row per seed, each as long as x."""
         return Band(x, ys.min(0), ys.mean(0), ys.max(0))
 
 

@@ -32,7 +32,7 @@ MORE_MEASURES = {
         *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
     )
 }
-"""The same, of the table of calibration and clients."""
+"""The columns of the table of calibration and clients, and their metrics."""
 IN_CSV = ("test_accuracy@end", "best test_accuracy@end", "test_nll@end")
 """Columns of MEASURES that the CSV has; it has all of MORE_MEASURES."""
 SMALL = 0.0005
@@ -75,7 +75,7 @@ def name(group: Group) -> str:
 
 
 def seeds(numbers: Sequence[int]) -> str:
-    """62–64, 70 for 62, 63, 64, 70."""
+    """The text of seed numbers, such as 62–64, 70 for 62, 63, 64, 70."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and n == runs[-1][-1] + 1:

@@ -151,7 +151,7 @@ def _working(rows: pandas.DataFrame, lanes: dict[int, int]) -> Iterator[Bar]:
 
 
 def _folding(rows: pandas.DataFrame, begin: float, end: float) -> Iterator[Bar]:
-    """From the last answer of an exchange to the first task of the next."""
+    """Yield the times from the last answer of an exchange to the first task of the next."""
     tasks = rows[rows.what != "evaluate"]
     steps = tasks.groupby(["round", "exchange"]).agg(given=("given", "min"), arrived=("arrived", "max"))
     ordered = [(*key, row.given, row.arrived) for key, row in steps.sort_values("given").iterrows()]

@@ -128,7 +128,7 @@ class _Traffic:
 
 
 class _Trace:
-    """Turns one batch after the other into events."""
+    """The state of a trace, which turns one batch after the other into events."""
 
     def __init__(self, run: TracedRun, traffic: _Traffic) -> None:
         self.run, self.traffic = run, traffic
@@ -137,9 +137,9 @@ class _Trace:
         self._end = 0
         """The latest instant so far."""
         self._free: dict[int, int] = {}
-        """From when on a worker's lane is free."""
+        """The instant from which a worker's lane is free."""
         self._folding = self._broadcasting = 0
-        """From when on the lanes of the coordinator are free."""
+        """The instants from which the lanes of the coordinator are free."""
         self._folded: tuple[int, int] | None = None
         """Round and exchange of the last fold, if the next broadcast is of the same start."""
         self._flows = 0
@@ -262,7 +262,7 @@ class _Trace:
             yield _event("f", COORDINATOR, FOLDS, at, "task", **flow, bp="e")
 
     def _between(self, end: int, after: int) -> Event:
-        """From the last upload of an exchange to the next broadcast: the coordinator's own work."""
+        """The coordinator's own work, from the last upload of an exchange to the next broadcast."""
         assert self._folded is not None
         before, exchange = self._folded
         name = f"between rounds {before} and {after}"
@@ -296,7 +296,7 @@ class _Trace:
 
 
 def _key(span: Span) -> tuple[int, int, int, int]:
-    """The same as of the task's envelopes in the ledger."""
+    """The key of the task's envelopes in the ledger."""
     return span.round, span.exchange, span.client, span.worker
 
 

@@ -42,7 +42,7 @@ class ClientCosts:
     once: Counter[str] = field(default_factory=Counter)
 
     def counted(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """Add ledger rows while they pass."""
+        """Yield the rows, and add their bytes while they pass."""
         for e in entries:
             if e.kind == "algorithm":
                 alone = not e.round or (e.exchange, e.direction, e.field) in self.optional

@@ -75,7 +75,6 @@ class RestoredRun:
 
     @property
     def round(self) -> int:
-        """The last committed round."""
         return self.checkpoint.round
 
     @property
@@ -184,7 +183,7 @@ class RestoredRun:
                 server = algorithm.server_update(server, down, iter([(client, result.decoded)]), ctx)
 
     def _plain(self, message: Any) -> Any:
-        """The message as the other side would get it dense."""
+        """The message as the receiver would get it without codecs."""
         return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
 
 

@@ -35,7 +35,6 @@ class Resumption:
 
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Resumption:
-        """Open the folder of a run that is to be resumed."""
         run = RunFolder.open(folder)
         run.check_states()
         return Resumption(run, drift)

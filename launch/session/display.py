@@ -208,5 +208,5 @@ def _share(x: float | None) -> str:
 
 
 def _number(x: float | None) -> str:
-    """null in JSON is NaN to people."""
+    """The text of a number; null in JSON is nan."""
     return "nan" if x is None else f"{x:.4f}"

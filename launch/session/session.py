@@ -82,7 +82,7 @@ def check_edges(problem: Problem, execution: Execution) -> None:
 
 @dataclass
 class Session:
-    """A run from its manifest to its summary."""
+    """The parts of a run, from its manifest to its summary."""
 
     problem: Problem
     execution: Execution

@@ -54,7 +54,7 @@ class StopSignals:
             signal.signal(number, previous)
 
     def started(self) -> None:
-        """The coordinator looks at the wakeup from now on."""
+        """Note that the coordinator looks at the wakeup from now on."""
         self.starting = False
 
     def _handle(self, number: int, frame: Any) -> None:

@@ -43,7 +43,6 @@ class FinishedRun(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(trial: Trial, pool: Pool) -> FinishedRun:
-        """Read a run folder."""
         signed, manifest = pool.signed(trial), pool.run(trial).manifest
         platform, versions = manifest.get("platform", {}), manifest.get("versions", {})
         return FinishedRun(

@@ -53,7 +53,7 @@ class Pool:
         return _locked(self._lock(trial), os.O_CREAT)
 
     def release(self, trial: Named, claim: int) -> None:
-        """Let other sweeps have a run."""
+        """Let other sweeps claim the run."""
         self._lock(trial).unlink(missing_ok=True)
         os.close(claim)
 

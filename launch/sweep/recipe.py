@@ -156,7 +156,7 @@ class Recipe:
                 yield Row(v, point)
 
     def trials(self) -> Iterator[Trial]:
-        """All runs: rows x seeds x repetitions."""
+        """Yield all runs: rows x seeds x repetitions."""
         for row in self.rows():
             for seed in self.seeds:
                 for point in _points(self.repeat):

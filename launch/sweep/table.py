@@ -29,7 +29,6 @@ class Results:
     """The runs of finished trials, by id."""
 
     def of(self, row: Row) -> list[Curve]:
-        """The curves of a row's finished runs, by seed."""
         return [self.finished[t.id].curve for t in self.trials if t.row == row and t.id in self.finished]
 
     def values(self, row: Row, expression: str, window: int = 1) -> list[float]:
@@ -134,7 +133,6 @@ def write_tables(path: Path, results: Results) -> None:
 
 
 def draw(plot: Plot, results: Results, folder: Path) -> Path:
-    """Write the picture; returns its path."""
     over_grid = "." in plot.x
     lines: dict[str, list[Row]] = {}
     for row in results.rows(plot.only, plot.at):
@@ -167,7 +165,7 @@ def _name(row: Row, without: Collection[str]) -> str:
 
 
 def _curves(plot: Plot, results: Results, rows: list[Row]) -> Band:
-    """Over rounds or megabytes; what all seeds have."""
+    """The band over rounds or megabytes, as far as all seeds have values."""
     (row,) = rows
     result = band(results.of(row), plot.x, plot.y, plot.window)
     first = 1 if plot.logx else 0

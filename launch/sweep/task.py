@@ -88,7 +88,7 @@ def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
 
 
 def main(file: str, number: str) -> int:
-    """Returns the exit code."""
+    """Compute one run of a file of tasks; returns the exit code."""
     tasks = msgspec.json.decode(Path(file).read_bytes(), type=Tasks)
     os.environ.update(tasks.environment())
     error = run_task(tasks, int(number))
