@@ -69,10 +69,8 @@ class Pool:
         return self.path / f".{trial.id}.lock"
 
     def begun(self, trial: Named) -> bool:
-        """Return whether a run can be resumed from what an earlier attempt has left; else remove that.
-
-        A run that was carried here from another machine is unpacked first.
-        """
+        """Return whether a run can be resumed from what an earlier attempt has left; else remove that. A run
+        that was carried here from another machine is unpacked first."""
         folder, packed = self.folder(trial), self._packed(trial)
         if packed.is_file() and not folder.exists():
             try:

@@ -238,11 +238,7 @@ def _one(worker_config: str) -> None:
 def start_or_resume(
     experiment: Experiment, execution: Execution, begun: bool, embedded: bool = False
 ) -> None:
-    """Start a run, or resume it in its folder, in this execution.
-
-    Raises:
-        FedsimError: As launch.
-    """
+    """Start a run, or resume it in its folder, in this execution."""
     from launch.session.run import launch, resume
 
     if begun:
@@ -262,10 +258,8 @@ def _end_with(sweep: int) -> None:
 
 
 def leave_summary(folder: Path, error: str) -> None:
-    """Write a summary with the error if the run could not write one; none if the disk is full.
-
-    A run that could not be resumed keeps its summary, and may be resumed later; its error is in sweep.json.
-    """
+    """Write a summary with the error if the run could not write one; none if the disk is full. A run that
+    could not be resumed keeps its summary, and may be resumed later; its error is in sweep.json."""
     path = folder / "summary.json"
     with contextlib.suppress(OSError):  # else a full disk would end the run's process with a traceback
         folder.mkdir(parents=True, exist_ok=True)
