@@ -8,4 +8,4 @@ that says more.
 import time
 
 PROGRAM_START = time.time()
-"""When the command line began, before its imports."""
+"""The start of the command line, before its imports, in seconds since the epoch."""

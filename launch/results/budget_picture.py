@@ -1,4 +1,4 @@
-"""Which group reaches an accuracy with the fewest bytes: pictures, tables, and the leader at each budget."""
+"""Pictures and tables of the bytes to an accuracy, and of the group that leads at each budget."""
 
 from __future__ import annotations
 
