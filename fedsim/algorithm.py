@@ -55,7 +55,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Context:
-    """What server methods know.
+    """The values that server methods receive.
 
     start: the shared random initialisation (P,) float32; sizes: N_k of all K clients; round counts
     the rounds of the schedule from 1, also empty ones, and is 0 in the set-up; exchange counts from 1
@@ -77,14 +77,14 @@ class Context:
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
     """Inputs that the server and all clients have, without labels (public_inputs): (M, I) as stored."""
     weight: float = 1.0
-    """Of the upload that is folded alone in an asynchronous run (Arrival)."""
+    """The weight of the upload that is folded alone in an asynchronous run (Arrival)."""
 
     @property
     def K(self) -> int:
         return len(self.sizes)
 
     def at(self, k: int = 0) -> At:
-        """Where client k's formulas are evaluated in this round: what task.at is on the client."""
+        """The point of evaluation of client k's formulas in this round; the client has it as task.at."""
         return At(self.sizes, k, self.round, self.asked, self.weight)
 
     @property
@@ -97,7 +97,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Task:
-    """What client methods know: as Context, and which client this is. Round 0 is the set-up."""
+    """The values that client methods receive: those of Context, and the client. Round 0 is the set-up."""
 
     start: Tensor
     sizes: tuple[int, ...]
@@ -109,7 +109,7 @@ class Task:
     asked: int = 0
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
     weight: float = 1.0
-    """What its upload counts in an asynchronous run (Arrival)."""
+    """The weight of its upload in an asynchronous run (Arrival)."""
 
     @property
     def K(self) -> int:
@@ -117,12 +117,12 @@ class Task:
 
     @property
     def at(self) -> At:
-        """Where this client's formulas are evaluated in this round."""
+        """The point at which this client's formulas are evaluated in this round."""
         return At(self.sizes, self.client, self.round, self.asked, self.weight)
 
     @property
     def started(self) -> bool:
-        """Whether an upload has been folded in any round before: the broadcast is more than the start."""
+        """True if an upload was folded in an earlier round, so that the broadcast is more than the start."""
         return self.folds > 0
 
 
@@ -143,7 +143,7 @@ class Arrival:
 
 @cache
 def _type_of_sums(algorithm: type) -> Any:
-    """What `add` returns: a message, or the Tensor or Gaussian that `duals` names on the server."""
+    """The type that `add` returns: a message, or Tensor or Gaussian as `duals` names it on the server."""
     return get_type_hints(algorithm.add).get("return")  # type: ignore[attr-defined]
 
 
@@ -170,7 +170,7 @@ def _plus(own: Any, sent: Any) -> Any:
 
 
 def _is_state(argument: Any) -> bool:
-    """Whether a type argument is a class: not Any and not a variable."""
+    """True if a type argument is a class: not Any and not a variable."""
     return isinstance(argument, type) and argument is not Any
 
 
@@ -192,10 +192,10 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """Posterior samples that an evaluation averages over, beside the mean; for members whose model is a
     distribution."""
     centralised: ClassVar[bool] = False
-    """Whether it is a reference that is not federated: one client has the rows of all, takes part in every
+    """True for a reference that is not federated: one client has the rows of all, takes part in every
     round, and its traffic is booked as simulation, so that the algorithm's bill is 0."""
     folds_stale: ClassVar[bool] = False
-    """Whether uploads that answer older broadcasts can be folded (--async)."""
+    """True if uploads that answer older broadcasts can be folded (--async)."""
     default_codecs: ClassVar[Mapping[str, str]] = {}
     """Codecs by field, as --codec names them, of fields for which the user names none."""
     stale_damping: ClassVar[float] = 0.0
@@ -205,8 +205,9 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     once they are added up."""
 
     duals: ClassVar[Mapping[str, str | None]] = {}
-    """What every client keeps in float64 and the server keeps the sum of over ALL clients (of Gaussians the
-    product): the dotted name in Client -> that in Server. A fold begins with it. None: it is no dual."""
+    """Tensors and Gaussians that every client keeps in float64, and the server keeps the sum of them (of
+    Gaussians the product) over ALL clients: the dotted name in Client -> that in Server. A fold begins with
+    it. None: it is no dual."""
 
     _exchange: ClassVar[Exchange | None] = None
 
@@ -255,7 +256,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
     @property
     def public_inputs(self) -> int:
-        """How many inputs the server and all clients have, without labels: `ctx.public` and `task.public`.
+        """The number of unlabelled inputs that the server and all clients have: `ctx.public`, `task.public`.
 
         They are random training rows that no client then has, and never cross the wire.
         """
@@ -284,7 +285,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
     @abstractmethod
     def broadcast(self, server: Server, ctx: Context) -> Down:
-        """What every participant of this exchange receives; encoded once."""
+        """The message that every participant of this exchange receives; it is encoded once."""
 
     def broadcast_to(self, server: Server, k: int, ctx: Context) -> object | None:
         """The optional part of Down for client k: what it has not been sent yet. None: nothing.

@@ -407,5 +407,5 @@ def _same(spec: str, round: int, first: Participation, second: Participation) ->
 
 
 def _as_participation(ids: Iterable[int] | Participation) -> Participation:
-    """What a schedule draws, of the built-in bases and of users' alike."""
+    """The participation that a built-in schedule or a user's has drawn."""
     return ids if isinstance(ids, Participation) else Participation(tuple(ids))

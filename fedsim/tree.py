@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """names: of the edge servers, in the order in which their sums are added. owners: (K,), by client the
-    number of its edge server."""
+    """names: the edge servers, in the order in which their sums are added. owners: (K,), the number of each
+    client's edge server."""
 
     names: tuple[str, ...]
     owners: npt.NDArray[np.int32]
 
     @property
     def merges(self) -> bool:
-        """Whether edge servers send sums; one alone passes the uploads on."""
+        """True if edge servers send sums; one alone passes the uploads on."""
         return len(self.names) > 1
 
     def edge_of(self, client: int) -> int:
@@ -66,12 +66,12 @@ class Tree:
 
 
 def fold_order(tree: Tree | None) -> Callable[[Iterable[int]], list[int]]:
-    """Puts clients in the order in which their uploads are folded: without a tree, that of their ids."""
+    """The function that puts clients in the order of the fold: without a tree, that of their ids."""
     return sorted if tree is None else tree.ordered
 
 
 def is_file(text: str) -> bool:
-    """Whether --tree names a file."""
+    """True if --tree names a file."""
     return text.endswith(".toml")
 
 

@@ -1,6 +1,11 @@
-"""The command line, run folders, their reports, sweeps, and the processes of a run."""
+"""The command line, run folders, their reports, sweeps, and the processes of a run.
+
+A function of this package may raise the errors of fedsim.errors: UsageError for what a user asks for,
+DataError for a file that is missing or damaged, DiskError for the disk. Its docstring names an error where
+that says more.
+"""
 
 import time
 
 PROGRAM_START = time.time()
-"""When the command line began, before its imports."""
+"""The start of the command line, before its imports, in seconds since the epoch."""

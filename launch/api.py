@@ -395,7 +395,7 @@ def _process_restored() -> Iterator[None]:
     """Put back what a run changes in the process that it runs in."""
     environment = dict(os.environ)
     threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
-    flushes = _flushes_denormals()
+    flushes = sys.float_info.min / 2.0 == 0.0  # this thread flushes denormal numbers to zero
     try:
         yield
     finally:
@@ -407,12 +407,6 @@ def _process_restored() -> Iterator[None]:
             torch.set_flush_denormal(flushes)
             if threads is not None:
                 torch.set_num_threads(threads)
-
-
-def _flushes_denormals() -> bool:
-    """Return whether this thread flushes denormal numbers to zero."""
-    smallest_normal = sys.float_info.min
-    return smallest_normal / 2.0 == 0.0
 
 
 @contextmanager

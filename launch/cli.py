@@ -8,10 +8,7 @@ from fedsim.version import __version__
 from launch.commands.errors import Commands
 from launch.configuration import completion  # noqa: F401 (it registers itself)
 
-IN_FILES = {
-    **dict.fromkeys(("worker", "node", "edge", "revoke"), "workers"),
-    "list": "lists",
-}
+IN_FILES = {**dict.fromkeys(("worker", "node", "edge", "revoke"), "workers"), "list": "lists"}
 """The files of the verbs that are not called so."""
 VERBS = {
     "launch": "Run an experiment with real worker processes.",

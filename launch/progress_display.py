@@ -60,12 +60,10 @@ class ProgressDisplay:
             print("  ".join([label, *(part.text for part in parts)]), flush=True)  # rich takes some 0.1 ms
 
     def note(self, text: str) -> None:
-        """Print a line."""
         self.status("")
         self.console.print(text, soft_wrap=True)
 
     def stop(self) -> None:
-        """Remove the progress line."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -91,12 +89,7 @@ class Part:
 
 @dataclass
 class ProgressLine:
-    """The renderable for rich: round, scores and bytes of the last evaluated round, time left, bar.
-
-    Attributes:
-        rounds: How many there are.
-        parts: Of the last evaluated round.
-    """
+    """The renderable for rich: round, the parts of the last evaluated round, time left, bar."""
 
     rounds: int
     parts: Sequence[Part] = ()
@@ -135,9 +128,7 @@ class ProgressLine:
 
 def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int | None) -> list[Part]:
     """An evaluated round: scores, bytes of this round and of all so far (both directions), seconds.
-
-    bytes_so_far: None if they are not known, and left out.
-    """
+    bytes_so_far: None if they are not known, and left out."""
     accuracy, nll = metrics["test_accuracy"], metrics["test_nll"]
     parts = [Part(f"accuracy {percentage(accuracy)}", 0)] if accuracy is not None else []
     down, up = metrics["bytes_down"], metrics["bytes_up"]

@@ -54,17 +54,14 @@ codecs.register_error(REPLACED, _replaced)
 
 
 class OutputThatMayClose:
-    """Standard output that ignores errors of writing: closed, a broken pipe, a full disk.
-
-    A run is worth more than its progress lines: `fedsim launch | head -1` runs to its end.
-    """
+    """Standard output that ignores errors of writing: closed, a broken pipe, a full disk. A run is worth more
+    than its progress lines: `fedsim launch | head -1` runs to its end."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or do nothing; returns the number of characters. What its encoding lacks is
-        replaced."""
+        """Write, or do nothing; returns the number of characters. Replaces those that the encoding lacks."""
         try:
             if self._stream is not None:
                 self._stream.write(text)
@@ -75,7 +72,6 @@ class OutputThatMayClose:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or do nothing."""
         try:
             if self._stream is not None:
                 self._stream.flush()
@@ -104,10 +100,8 @@ def output_that_may_close() -> Iterator[None]:
 
 
 def finish_output() -> OSError | None:
-    """Flush standard output before the program ends, and return the error if that is not possible.
-
-    Unwritten text is dropped: Python would try again at exit, and print its own error.
-    """
+    """Flush standard output before the program ends, and return the error if that is not possible. Unwritten
+    text is dropped: Python would try again at exit, and print its own error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -121,10 +115,8 @@ def finish_output() -> OSError | None:
 
 
 def open_standard_files() -> None:
-    """Open /dev/null for closed standard files; else the next opened file would take their number.
-
-    Characters that its encoding lacks are replaced, because rich would raise an error.
-    """
+    """Open /dev/null for closed standard files; else the next opened file would take their number. Characters
+    that its encoding lacks are replaced, because rich would raise an error."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -135,10 +127,8 @@ def open_standard_files() -> None:
 
 
 def say(text: object, err: bool = False) -> None:
-    """Print a line on standard output or standard error, without control characters.
-
-    Lines behind the first are indented, so that none of them can pass for another message.
-    """
+    """Print a line on standard output or standard error, without control characters. Lines behind the first
+    are indented, so that none of them can pass for another message."""
     first, *rest = printable(str(text)).split("\n")
     click.echo("\n".join([first, *(f"  {line}" if line else "" for line in rest)]), err=err)
 
@@ -161,10 +151,8 @@ def _is_terminal() -> bool:
 
 
 def console(**options: Any) -> Console:
-    """A console of rich; where NO_COLOR is set, it has no styles at all.
-
-    Text that it prints has no control characters but those of rich's own styles.
-    """
+    """A console of rich; where NO_COLOR is set, it has no styles at all. Text that it prints has no control
+    characters but those of rich's own styles."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -279,7 +267,7 @@ def percentage(share: float) -> str:
 
 
 def megabytes(n: float) -> str:
-    """Bytes for people: 640 B, 21.4 kB, 1.21 MB, 2.50 GB."""
+    """The text of a number of bytes: 640 B, 21.4 kB, 1.21 MB, 2.50 GB."""
     for unit, size, digits in (("GB", 1e9, 2), ("MB", 1e6, 2), ("kB", 1e3, 1)):
         if n >= size / 10 and n >= 1000:
             return f"{n / size:,.{digits}f} {unit}"
@@ -287,7 +275,7 @@ def megabytes(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds: 0:12, 1:02:03."""
+    """The text of a time in hours, minutes and seconds: 0:12, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -316,14 +304,8 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file under another name, and rename it when the block has ended without an error.
-
-    A pipe, a device or a link is kept, and written through.
-
-    Raises:
-        UsageError: if the path is a folder.
-        DiskError: if it cannot be written.
-    """
+    """Open a file under another name, and rename it when the block has ended without an error. A pipe, a
+    device or a link is kept, and written through."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file")
     with disk_errors(f"cannot write {path}"):

@@ -86,7 +86,7 @@ def find(name: str) -> type[AnyAlgorithm]:
 
 
 def _users(spec: str) -> type[AnyAlgorithm]:
-    """What an import alone does not show is checked here, so that a mistake is found before a run."""
+    """Load a user's algorithm and check its definition, so that a mistake is found before a run."""
     result, owner = plugins.load(spec, "--algo"), f"--algo {plugins.short(spec)}"
     if not inspect.isclass(result) or not issubclass(result, Algorithm):
         raise UsageError(f"{owner}: this is no subclass of fedsim.algorithm.Algorithm")

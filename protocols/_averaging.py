@@ -1,5 +1,5 @@
-"""What algorithms that average over their clients share: weighted means, the messages of FedAvg and FedProx,
-and a template for clients that upload a delta which the server takes as a gradient.
+"""Algorithms that average over their clients share this file: weighted means, the messages of FedAvg and
+FedProx, and a template for clients that upload a delta which the server takes as a gradient.
 
     client:  Delta_k <- CLIENTUPDATE(w_g)
     server:  Delta   <- sum_k N_k Delta_k / sum_k N_k        over the participants
@@ -63,7 +63,7 @@ class OptimiserServer:
 
 @dataclass(frozen=True)
 class Client:
-    """What the local optimiser carries over, if anything."""
+    """The moments that the local optimiser carries over, if it has any."""
 
     moments: Moments | None = None
 

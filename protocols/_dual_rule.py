@@ -186,7 +186,7 @@ class DualRule:
 
 @dataclass(frozen=True)
 class ClippedCavity:
-    """What a client's loss is balanced against, with its dual held in bounds.
+    """The factor against which a client's loss is balanced, with its dual held in bounds.
 
     correction: the factor taken out of the dual, factor = cavity * correction; slack: the least value (or
     eigenvalue) of rho S_g - V_k; capped: how many of them are negative.
@@ -223,7 +223,7 @@ def clipped_cavity(
 
 
 def _excess(q: Gaussian, site: Gaussian, rho: float, keep: float) -> Tensor:
-    """What a full V_k has too much, (P, P) and positive semi-definite."""
+    """The excess of a full V_k over its bound, (P, P) and positive semi-definite."""
     whole, V = rho * torch.as_tensor(q.precision), torch.as_tensor(site.precision)
     if Gaussian(q.shift, (1 - keep / 5) * whole - V).is_proper:
         return torch.zeros_like(V)

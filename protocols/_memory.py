@@ -104,7 +104,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class Registry:
-    """What the server knows of all memory.
+    """The server's record of all memory.
 
     points: all inputs received, in the order of their owners; logits (M, C): their last labels. arrived,
     synced (K,): the round in which a client's inputs came (0: not yet), and in which it last took part.
@@ -122,7 +122,7 @@ class Registry:
 
     @property
     def started(self) -> bool:
-        """Whether any client has been heard."""
+        """True if any client has been heard."""
         return bool(self.synced.any())
 
     def news_for(self, k: int) -> NewMemory | None:
@@ -160,8 +160,8 @@ class Registry:
 
 @dataclass(frozen=True)
 class OthersMemory:
-    """What a client keeps. held: other clients' memory; logits (M_k, C): its own last labels, once the
-    server has its inputs."""
+    """The memory that a client keeps. held: other clients' memory; logits (M_k, C): its own last labels,
+    once the server has its inputs."""
 
     held: Held
     logits: Tensor | None = None
@@ -198,7 +198,7 @@ def function_term(
 def label(
     shard: AnyShard, weights: Tensor, known: OthersMemory, own: Memory
 ) -> tuple[Tensor, OwnMemory | None]:
-    """What an upload says of memory: the logits of w_k on the client's own, and the memory itself if the
-    server lacks it."""
+    """The memory part of an upload: the logits of w_k on the client's own memory, and the memory itself if
+    the server lacks it."""
     sent = OwnMemory(own.inputs, own.weights) if known.logits is None else None
     return shard.logits(weights, own.inputs), sent

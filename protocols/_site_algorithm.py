@@ -1,5 +1,5 @@
-"""What every member of the family of protocols._dual_rule does; a member adds its formulas, its family and
-its local solver.
+"""The methods that all members of the family of protocols._dual_rule share; a member adds its formulas, its
+family and its local solver.
 
     cavity       what the client's loss is balanced against      q_g^rho / t_k
     dual_step    the change of the client's site t_k             (q_k / q_g)^gamma
@@ -88,11 +88,11 @@ class Client:
 
 @dataclass(frozen=True)
 class SiteSums:
-    """What a server adds up in an exchange, by natural parameters in float64.
+    """The sums of a server over an exchange, as natural parameters in float64.
 
-    q: the broadcast as decoded. shift, precision: of Consensus.total, or of an edge server of what its
-    clients change in it. product_shift, product_precision: of prod q_k of the uploads, of which there are
-    `count`; None where they are not averaged.
+    q: the broadcast as decoded. shift, precision: those of Consensus.total; on an edge server, the change of
+    them by its clients. product_shift, product_precision: those of prod q_k over the `count` uploads; None
+    where they are not averaged.
     """
 
     q: Gaussian
@@ -111,7 +111,7 @@ class SiteSums:
 
 @dataclass(frozen=True)
 class LocalProblem:
-    """What a client solves: its state, q_g as received, where training starts, and its data."""
+    """The problem that a client solves: its state, q_g as received, the start of training, and its data."""
 
     client: Client
     q: Gaussian
@@ -156,7 +156,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     silent: Silent = "participants"
 
     averages: ClassVar[bool] = True
-    """Whether server_step uses the mean of the q_k."""
+    """True if server_step uses the mean of the q_k."""
     duals: ClassVar[dict[str, str | None]] = {"dual.site": "total", "precision": None}
 
     # ---- what a member states
@@ -176,7 +176,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     @abstractmethod
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian | tuple[Penalty, ...]:
-        """What the client's loss is balanced against, on the scale of the loss: one factor, or several."""
+        """The factor or factors against which the client's loss is balanced, on the scale of the loss."""
 
     @abstractmethod
     def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:

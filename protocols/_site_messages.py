@@ -166,7 +166,7 @@ class ExponentialFamily:
     up: type[Any]
     increment: type[Any]
     sums: tuple[type[Any], type[Any]]
-    """What an edge server sends: the change of prod t_k or prod z_k, and with prod q_k."""
+    """The messages of an edge server: the change of prod t_k or prod z_k; the second has prod q_k, too."""
 
     def exchange(self, silent: Silent = "participants", *, averages: bool) -> Exchange:
         """averages: whether the server uses the mean of the q_k."""

@@ -85,7 +85,7 @@ class Up:
 
 @dataclass(frozen=True)
 class Sums:
-    """Of the masks, and their number."""
+    """The sum of the masks, and their number."""
 
     masks: Sum
     count: Count

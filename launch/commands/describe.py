@@ -37,7 +37,7 @@ def describe(
         experiment = Experiment(**selected)
         names.check(experiment)
         prepare_torch()
-        from launch.results.model_parameters import describe_model
+        from launch.results.describe import describe_model
 
         return describe_model(experiment, data_dir, as_json)
     names.check_name("algorithms", algo)

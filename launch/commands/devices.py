@@ -35,7 +35,6 @@ DRAWN = {
 
 
 def _drawn(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of the columns."""
     for name, text in reversed(DRAWN.items()):
         option = click.option(f"--{name.replace('_', '-')}", name, metavar="MEDIAN[,SIGMA]", help=text)
         command = option(command)
@@ -68,7 +67,7 @@ def generate(out: Path, **options: Any) -> None:
     A column is log-normal: MEDIAN exp(SIGMA z), z from N(0, 1), the same for a client whatever N is. Columns
     that are not named are left out. No energy and no spread is preset: published figures differ too much.
     """
-    from launch.commands.generated_devices import generate
+    from launch.commands.device_files import generate
 
     generate(out, **options)
 
@@ -90,7 +89,7 @@ def capacity(file: Path, out: Path, **options: Any) -> None:
 
     An entry is {"computation": milliseconds of an inference, "communication": kbit/s}, for both directions.
     """
-    from launch.commands.fedscale_traces import capacity
+    from launch.commands.device_files import capacity
 
     capacity(file, out, **options)
 
@@ -114,6 +113,6 @@ def availability(file: Path, out: Path, **options: Any) -> None:
     For --participation trace:FILE. A client is there from active[i] to inactive[i] (seconds), and begins
     again after finish_time.
     """
-    from launch.commands.fedscale_traces import availability
+    from launch.commands.device_files import availability
 
     availability(file, out, **options)

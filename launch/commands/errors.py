@@ -31,8 +31,7 @@ _NO_MEMORY = ("failed to map segment", "annot allocate memory")
 
 
 class Command(click.Command):
-    """A command that takes an option of one value once, for the last of two would win in silence, and finite
-    numbers."""
+    """A command that refuses numbers that are not finite, and an option that is given twice."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, and refuse an option that stands there twice, and what is no finite number."""
@@ -185,7 +184,7 @@ _TYPED = "fedsim.typed"
 
 
 def _worded(e: click.UsageError) -> str:
-    """One of click's errors in our words."""
+    """The text of one of click's errors."""
     if isinstance(e, click.NoSuchOption):
         return _no_such_option(e)
     if isinstance(e, click.MissingParameter) and e.param is not None:
@@ -211,7 +210,7 @@ def _no_such_option(e: click.NoSuchOption) -> str:
 
 
 def _bad_value(e: click.BadParameter, parameter: click.Parameter) -> str:
-    """--rounds 'x': must be a whole number."""
+    """The text for a wrong value, such as --rounds 'x': must be a whole number."""
     name, kind = _typed(parameter, e.ctx), parameter.type
     value, known, _ = e.message.partition(" is not ")
     expected = _expected(kind)
@@ -247,7 +246,6 @@ def _typed(parameter: click.Parameter, ctx: click.Context | None) -> str:
 
 
 def _path(ctx: click.Context | None) -> str:
-    """The command: fedsim devices generate."""
     names: list[str] = []
     while ctx is not None and ctx.parent is not None:
         names.insert(0, str(ctx.info_name))

@@ -31,9 +31,9 @@ def launch(quiet: bool, **options: Any) -> None:
     engine = engine_options.EngineOptions.taken(options)
     overrides = Overrides.of(options)
     if engine is not None:
-        from launch.engines.submit import say
+        from launch.engines.submit import submit
 
-        return say(overrides, engine)
+        return click.echo(submit(overrides, engine).rstrip("\n"))
     experiment, execution = overrides.resolve()
     from launch.session import run
 

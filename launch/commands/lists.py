@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 
 from launch.commands.errors import Command
 from launch.commands.shared import json_option
@@ -31,20 +31,19 @@ def print_list(kind: str, as_json: bool = False) -> None:
     if kind == "presets":
         return _show_presets()
     heads = names.heads(kind)
-    table = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="bold")
+    table = Table(show_header=bool(heads), header_style="bold")
     known = names.names(kind).values()
     columns = len(next(iter(known)).cells)
     for column in range(columns + 1):
-        label = heads[column] if heads else ""
-        bold, narrow = column == 0, column < columns
-        table.add_column(label, style="bold" if bold else "", no_wrap=narrow)
+        style, label = "" if column else "bold", heads[column] if heads else ""
+        table.add_column(label, style=style, no_wrap=column < columns)
     for name in known:
         table.add_row(name.usage, *name.cells)
     print_table(console(), table)
 
 
 def to_json(kind: str) -> list[dict[str, Any]]:
-    """The same for --json: one object per name."""
+    """The list for --json, with one object per name."""
     if kind == "presets":
         presets_ = map(presets.Preset.read, presets.names())
         return [
@@ -60,9 +59,7 @@ def to_json(kind: str) -> list[dict[str, Any]]:
 
 def _show_presets() -> None:
     """Print the presets, with the algorithms that each has hyperparameters for."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table = Table(Column(style="bold", no_wrap=True), Column(), show_header=False)
     for name in presets.names():
         preset = presets.Preset.read(name)
         table.add_row(name, "\n".join((preset.title, ", ".join(preset.algorithm), preset.results)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -36,23 +36,32 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     A run is running, done, interrupted (by a signal), failed (with an error), or killed: its coordinator is
     gone and has left no summary. `fedsim resume` continues the last three.
     """
-    print_runs(folders, as_json)
+    runs = listed(folders or ([DEFAULT] if DEFAULT.is_dir() else []))
+    if as_json:
+        return print_json(runs)
+    if not runs:
+        return say(f"no runs in {', '.join(map(str, folders or [DEFAULT]))}")
+    out = console()
+    table = Table(header_style="bold")
+    for name in ("run", "algorithm", "data", "seed", "state", "rounds", "accuracy", "bytes", "started"):
+        numeric = name in ("seed", "rounds", "accuracy", "bytes")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+    for run in runs:
+        if run.state != DAMAGED:
+            table.add_row(*map(escape, _cells(run)))
+    if table.rows:
+        print_table(out, table)
+    for run in runs:
+        if run.error is not None:
+            out.print(escape(f"{run.state}: {_one_line(run)}"), soft_wrap=True)
+    return None
 
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One line.
-
-    Attributes:
-        run: The run folder.
-        state: RunFolder.status.
-        rounds_done: The last committed round.
-        rounds: How many it is to have, at most if there is `until`.
-        test_accuracy: Of the last evaluated round.
-        bytes_down: Of the algorithm, in all committed rounds.
-        started: When it was begun, as ISO 8601 has it.
-        error: What is damaged, or why it failed.
-    """
+    """One line. state: RunFolder.status. rounds_done: the last committed round. rounds: the most rounds if
+    there is `until`. bytes_down, bytes_up: those of the algorithm in all committed rounds. started: in ISO
+    8601. error: the damage, or the reason of a failure."""
 
     run: Path
     state: str
@@ -70,17 +79,11 @@ class ListedRun:
 
 
 def listed(folders: Sequence[Path]) -> list[ListedRun]:
-    """All runs in these folders (a run folder, or a folder of them), in the order in which they were begun.
-
-    Raises:
-        UsageError: if there is no such folder.
-    """
-    runs = dict.fromkeys(run for folder in folders for run in _runs_in(folder))
+    """All runs in these folders, which are run folders or folders of them, in the order of their starts."""
+    runs: dict[Path, None] = {}
+    for folder in folders:
+        runs |= dict.fromkeys([folder] if (folder / MANIFEST).is_file() else run_folders(folder))
     return sorted(map(_listed, runs), key=lambda r: (r.started, str(r.run)))
-
-
-def _runs_in(folder: Path) -> Iterator[Path]:
-    yield from [folder] if (folder / MANIFEST).is_file() else run_folders(folder)
 
 
 def _listed(folder: Path) -> ListedRun:
@@ -117,34 +120,6 @@ def _described(run: RunFolder) -> ListedRun:
         bytes_up=up,
         error=summary.get("error") if status == FAILED else None,
     )
-
-
-def print_runs(folders: Sequence[Path], as_json: bool) -> None:
-    """Print the runs in these folders; by default those in runs/.
-
-    Raises:
-        UsageError: if there is no such folder.
-    """
-    runs = listed(folders or ([DEFAULT] if DEFAULT.is_dir() else []))
-    if as_json:
-        return print_json(runs)
-    if not runs:
-        say(f"no runs in {', '.join(map(str, folders or [DEFAULT]))}")
-        return None
-    out = console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "algorithm", "data", "seed", "state", "rounds", "accuracy", "bytes", "started"):
-        numeric = name in ("seed", "rounds", "accuracy", "bytes")
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
-    for run in runs:
-        if run.state != DAMAGED:
-            table.add_row(*map(escape, _cells(run)))
-    if table.rows:
-        print_table(out, table)
-    for run in runs:
-        if run.error is not None:
-            out.print(escape(f"{run.state}: {_one_line(run)}"), soft_wrap=True)
-    return None
 
 
 def _cells(run: ListedRun) -> tuple[str, ...]:

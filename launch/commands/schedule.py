@@ -26,29 +26,17 @@ MOST_LINES = 40
 @click.option("--rounds", type=click.IntRange(min=1), metavar="R", default=20, show_default=True)
 @click.option("--seed", type=int, metavar="S", default=0, show_default=True)
 @json_option
-def schedule(spec: str, clients: int, **options: Any) -> None:
+def schedule(spec: str, clients: int, rounds: int, seed: int, as_json: bool) -> None:
     """Print which client takes part when, as --participation SCHEDULE with these clients and this seed.
 
     size:N is drawn here as if client k had k + 1 examples.
     """
     names.check_schedule(spec)
-    print_schedule(spec, clients=clients, sizes=tuple(range(1, clients + 1)), **options)
-
-
-def print_schedule(
-    spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, ...], as_json: bool = False
-) -> None:
-    """Print it.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: of the schedule.
-    """
     from rich.text import Text
 
     from fedsim.participation import schedule
 
-    created = schedule(spec, clients=clients, seed=seed, sizes=sizes)
+    created = schedule(spec, clients=clients, seed=seed, sizes=tuple(range(1, clients + 1)))
     if as_json:
         return terminal.print_json(
             {"schedule": spec, "clients": clients, "seed": seed, "rounds": to_json(created, rounds)}
@@ -98,7 +86,7 @@ def cell(participation: Participation, k: int) -> str:
 
 
 def _projection(columns: int) -> str:
-    """1, 10, 20, ... above their columns."""
+    """The line with the numbers of rounds 1, 10, 20, ... above their columns."""
     out = [" "] * (columns + 4)
     for r in (1, *range(10, columns + 1, 10)):
         out[r - 1 : r - 1 + len(str(r))] = str(r)

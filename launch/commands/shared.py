@@ -40,11 +40,7 @@ def print_path(path: Path | None, quiet: bool) -> None:
 
 
 def numerics_of(run: Path | None) -> str:
-    """Return --numerics of a run's manifest; native without a run.
-
-    Raises:
-        UsageError, DataError, MismatchError: as RunFolder.check_states, before torch is imported.
-    """
+    """Return --numerics of a run's manifest; native without a run."""
     from launch.runs.folder import RunFolder
 
     if run is None:

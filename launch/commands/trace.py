@@ -41,13 +41,7 @@ def trace(run: Path, out: Path | None) -> None:
 
 
 def trace_lines(run: RunFolder) -> Iterator[str]:
-    """The trace of a run, which may be running, an event a line.
-
-    Raises:
-        UsageError: if no round of it is committed.
-        DataError: if a file of the run is damaged or was changed.
-        DiskError: if the disk cannot be read.
-    """
+    """The trace of a run, which may be running, an event a line."""
     run.check_files(TIMELINE, LEDGER, JOURNAL)
     traced = TracedRun(
         run.path.resolve().name,
@@ -64,11 +58,7 @@ def trace_lines(run: RunFolder) -> Iterator[str]:
 
 
 def write_trace(run: RunFolder, path: Path) -> Path:
-    """Write the trace of a run to a file; returns its path.
-
-    Raises:
-        UsageError, DataError, DiskError: as trace_lines; DiskError if the file cannot be written, too.
-    """
+    """Write the trace of a run to a file; returns its path."""
     lines = trace_lines(run)
     with output_file(path) as file:
         file.writelines(line.encode() for line in lines)
@@ -76,12 +66,7 @@ def write_trace(run: RunFolder, path: Path) -> Path:
 
 
 def _committed(journal: Path) -> Mapping[int, Committed]:
-    """The rounds that a journal has as committed; of one that was committed again, the last time counts.
-
-    Raises:
-        DataError: if a record is not what it is called.
-        DiskError: if the journal cannot be read.
-    """
+    """The rounds that a journal has as committed; of one that was committed again, the last time counts."""
     rounds: dict[int, Committed] = {}
     start = 0
     try:
@@ -108,7 +93,6 @@ def _workers(run: RunFolder) -> Mapping[int, str]:
 
 
 def _lines(run: TracedRun, written: Iterator[Mapping[str, object]]) -> Iterator[str]:
-    """The file, an event a line."""
     other = {"run": run.name, "algorithm": run.algorithm, "dataset": run.dataset}
     other["written_by"] = f"fedsim {__version__}"
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n'

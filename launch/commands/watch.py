@@ -55,14 +55,9 @@ def watch(run: Path, interval: float) -> None:
 class WatchedRun:
     """The part of a run that has been read.
 
-    Attributes:
-        path: The run folder.
-        shown: The last round that look() has returned, -1 for none.
-        spent: The algorithm's bytes of the rounds so far; None where a round was not evaluated, whose bytes
-            are not in metrics.jsonl.
-        seconds: Those of the rounds so far.
-        last: The last line.
-        status: RunFolder.status once the run has ended, '' before.
+    shown: the last round that look() has returned, -1 for none. spent: the algorithm's bytes of the rounds so
+    far; None after a round that was not evaluated, whose bytes are not in metrics.jsonl. seconds: those of
+    the rounds so far. status: RunFolder.status once the run has ended, '' before.
     """
 
     path: Path
@@ -78,20 +73,14 @@ class WatchedRun:
         self._lines = GrowingLines(self.path / METRICS)
 
     def look(self, now: float) -> Iterator[dict[str, Any]]:
-        """Read what is new: lines of rounds, with `spent` and `seconds` up to each, and then the status.
-
-        Args:
-            now: Seconds of a clock that never goes back.
-
-        Raises:
-            DataError: if metrics.jsonl is damaged.
-            DiskError: if it cannot be read.
-        """
+        """Read what is new: lines of rounds, with `spent` and `seconds` up to each, and then the status. now:
+        seconds of a clock that never goes back."""
         status = RunFolder(self.path).status  # before the lines: all are there once it has ended
         for line in self._new():
             if line["round"] > self.shown:
                 whole = self.spent is not None and line["round"] == self.shown + 1
-                self.spent = (self.spent or 0) + _bytes(line) if whole else None
+                size = sum(int(line.get(f"bytes_{side}") or 0) for side in ("down", "up"))
+                self.spent = (self.spent or 0) + size if whole else None
                 self.seconds += float(line.get("seconds") or 0)
                 self.shown, self.last = line["round"], line
                 yield line
@@ -104,12 +93,7 @@ class WatchedRun:
         self.error = str(json_or_empty(self.path / SUMMARY).get("error") or "") if self.status else ""
 
     def update(self, now: float) -> str:
-        """Call look() and return the status, without the lines.
-
-        Raises:
-            DataError: if metrics.jsonl is damaged.
-            DiskError: if it cannot be read.
-        """
+        """Call look() and return the status, without the lines."""
         for _ in self.look(now):
             pass
         return self.status
@@ -138,17 +122,7 @@ class WatchedRun:
 
 
 def follow(folder: Path, interval: float = 1.0) -> int:
-    """Show a run, or the runs in a folder, until they end; returns the exit code.
-
-    Args:
-        folder: A run folder, or a folder of them.
-        interval: Seconds between two looks.
-
-    Raises:
-        UsageError: if there is no run.
-        DataError: if a file is damaged.
-        DiskError: if a file cannot be read.
-    """
+    """Show a run, or the runs in a folder, every `interval` s until they end; returns the exit code."""
     if not (folder / MANIFEST).is_file() and _run_folders(folder):
         return _watch_all(folder, interval)
     experiment, watched = RunFolder.open(folder).experiment, WatchedRun(folder)
@@ -195,7 +169,6 @@ def _watch_all(folder: Path, interval: float) -> int:
 
 
 def _progress(running: Sequence[WatchedRun], runs: int) -> str:
-    """Return the progress of a sweep as one line of a terminal."""
     rounds = ", ".join(f"{w.path.name} round {max(0, w.shown)}" for w in running)
     return f"{runs - len(running)} of {counted(runs, 'run')} ended" + (f"; {rounds}" if rounds else "")
 
@@ -204,7 +177,3 @@ def _run_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     return [path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))]
-
-
-def _bytes(line: Mapping[str, Any]) -> int:
-    return int(line.get("bytes_down") or 0) + int(line.get("bytes_up") or 0)

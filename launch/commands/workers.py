@@ -19,12 +19,7 @@ K = TypeVar("K")
 
 
 def joined(read: Callable[[Path], K], file: Path) -> K:
-    """Return the credentials that --join names.
-
-    Raises:
-        UsageError: if it is not there, or open to others.
-        DataError: if it is damaged.
-    """
+    """Return the credentials that --join names."""
     try:
         return read(file)
     except (UsageError, DataError) as e:
@@ -67,7 +62,7 @@ def _joining(file: str, *others: Decorator) -> Decorator:
 
 
 def _seated(seat: str) -> Decorator:
-    """The options of workers; seat: what --seat says."""
+    """The options of workers; seat: the help of --seat."""
     return _joining(
         "The run's join.json.",
         click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),
@@ -116,9 +111,7 @@ def node(file: Path, **options: Any) -> None:
     "Its join file: RUN/edges/join-000.json of the first one.",
     click.option("--bind", metavar="URL", required=True, help="Address for its workers: tcp://ADDRESS:PORT."),
     click.option(
-        "--workers-file",
-        **FILE,
-        help="Where to write their join file.  [workers-000.json beside its own]",
+        "--workers-file", **FILE, help="Where to write their join file.  [workers-000.json beside its own]"
     ),
 )
 def edge(file: Path, **options: Any) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.errors import DiskError, TaskError, UsageError
+from fedsim.errors import TaskError, UsageError
+from workers.storage.atomic_files import disk_errors
 
 SUBMIT_DEADLINE = 60.0
 """Seconds for an engine's own command."""
@@ -37,11 +38,7 @@ class Job:
 
     @property
     def per_node(self) -> int:
-        """Workers of one machine.
-
-        Raises:
-            UsageError: if the machines would not have equally many.
-        """
+        """Workers of one machine."""
         if self.workers % self.nodes:
             raise UsageError(f"--workers {self.workers} on --nodes {self.nodes}: give every node as many")
         return self.workers // self.nodes
@@ -70,37 +67,18 @@ class Job:
         return "\n".join(parts)
 
     def write_config(self) -> None:
-        """Write the config file.
-
-        Raises:
-            DiskError: if that is not possible.
-        """
         write(self.config, self.toml())
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that an engine reads, and the folder around it.
-
-    Raises:
-        DiskError: if that is not possible.
-    """
-    try:
+    """Write a file that an engine reads, and the folder around it."""
+    with disk_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise DiskError(f"cannot write {path}: {e.strerror}") from None
 
 
 def asked(command: Sequence[str], text: str = "") -> str:
-    """Return the output of an engine's own command.
-
-    Args:
-        command: Its words.
-        text: What it reads.
-
-    Raises:
-        TaskError: if it fails, or has not answered in time.
-    """
+    """The output of an engine's own command, which reads `text`; TaskError if it fails or is too slow."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SUBMIT_DEADLINE)
     except subprocess.TimeoutExpired:
@@ -111,20 +89,10 @@ def asked(command: Sequence[str], text: str = "") -> str:
 
 
 class Engine(Protocol):
-    """Something that has machines."""
+    """A system that has machines."""
 
     def plan(self, job: Job) -> str:
-        """Return the job as text that the engine's own command takes.
-
-        Raises:
-            UsageError: if the job does not fit the engine.
-        """
+        """Return the job as text that the engine's own command takes."""
 
     def submit(self, job: Job) -> str:
-        """Submit the job; returns a line on what was submitted, and how to follow it.
-
-        Raises:
-            UsageError: if the job does not fit, or the engine is not here.
-            TaskError: if the engine refuses it.
-            DiskError: if a file cannot be written.
-        """
+        """Submit the job, or raise TaskError; returns a line on what was submitted and how to follow it."""

@@ -12,14 +12,17 @@ References:
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
-from fedsim.errors import UsageError
-from launch.engines.job import Job, asked
-from launch.engines.kubernetes_objects import RUNS, manifests, name_of
+import msgspec
+
+from fedsim.errors import Interrupted, UsageError
+from launch.engines.job import JOIN_WITHIN, Job, asked
 from workers.transport.run_keys import RunKeys
 
 
@@ -39,7 +42,6 @@ class Kubernetes:
         dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # the library's own stays as it is
 
         def text(representer: Any, value: str) -> Any:
-            """A text of several lines as such."""
             style = "|" if "\n" in value else None
             return representer.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
@@ -56,3 +58,201 @@ class Kubernetes:
         asked(["kubectl", "apply", "--filename", "-"], text)
         follow = f"kubectl logs --follow job/{name} shows the run"
         return f"{follow}; its folder is {RUNS}/{job.run.name} of its claim"
+
+
+# ---- the objects, as the API of Kubernetes describes them
+
+PORT = 7711
+RUNS, DATA, KEYS = "/runs", "/data", "/keys"
+"""Folders of a container: the run's, the data set's, and its keys'."""
+FINAL = (2, 3, 4, 5)
+"""Exit codes that a restart would repeat."""
+USER = 1000
+"""The user and group of the image (Dockerfile)."""
+LONGEST_NAME = 52
+"""A pod's name appends an index and five characters, and has 63 at most."""
+JOB = "batch.kubernetes.io/job-name"
+"""The label that a Job gives its pods."""
+Manifest = dict[str, Any]
+
+
+def name_of(job: Job) -> str:
+    """The name of a run's objects: that of its folder, in letters, digits and hyphens."""
+    plain = re.sub("[^a-z0-9]+", "-", job.run.name.lower()).strip("-")
+    return f"fedsim-{plain}"[:LONGEST_NAME].rstrip("-")
+
+
+def manifests(job: Job, new_keys: Callable[[int, str], RunKeys]) -> list[Manifest]:
+    """Return the objects to create, in this order."""
+    options, name = Options.of(job), name_of(job)
+    keys, k = new_keys(job.workers, f"tcp://{name}:{PORT}"), job.per_node
+    numerics = str(job.tables.get("experiment", {}).get("numerics", "native"))
+    join = keys.join(job.run.name, numerics)
+    parts = {f"join-{i}.json": _json(join.part(range(i * k, i * k + k))) for i in range(job.nodes)}
+    service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB: name}}
+    storage = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": options.storage}}}
+
+    def described(kind: str, suffix: str = "", **content: Any) -> Manifest:
+        metadata = {"name": f"{name}{suffix}", "labels": {"app": "fedsim", "fedsim-run": name}}
+        metadata |= {"namespace": options.namespace} if options.namespace else {}
+        version = "batch/v1" if kind == "Job" else "v1"
+        return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
+
+    return [
+        described("Secret", "-keys", stringData={"keys.json": _json(keys)}),
+        described("Secret", "-join", stringData=parts),
+        described("ConfigMap", data={"job.toml": job.toml()}),
+        described("Service", spec={**service, "ports": [{"name": "fedsim", "port": PORT}]}),
+        *([] if options.claim else [described("PersistentVolumeClaim", spec=storage)]),
+        described("Job", spec=_coordinator(job, name, options)),
+        described("Job", "-node", spec=_nodes(job, name, options)),
+    ]
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _coordinator(job: Job, name: str, options: Options) -> Manifest:
+    run = f"{RUNS}/{job.run.name}"
+    how = f"--remote-workers {job.workers} --bind tcp://0.0.0.0:{PORT} --keys {KEYS}/keys.json"
+    launch, resume = f"launch --config {KEYS}/job.toml --out {shlex.quote(run)}", f"resume {shlex.quote(run)}"
+    again = f"if [ -e {shlex.quote(run)}/manifest.json ]; then set -- {resume}; else set -- {launch}; fi"
+    script = f'{again}\nexec fedsim "$@" {how} --join-within {JOIN_WITHIN}'
+    sources = [
+        {"secret": {"name": f"{name}-keys"}},
+        {"configMap": {"name": name, "items": [{"key": "job.toml", "path": "job.toml"}]}},
+    ]
+    volumes: dict[str, Manifest] = {
+        "keys": {"projected": {"defaultMode": 0o400, "sources": sources}},
+        "runs": {"persistentVolumeClaim": {"claimName": options.claim or name}},
+    }
+    mounts: dict[str, Manifest] = {"keys": {"mountPath": KEYS, "readOnly": True}, "runs": {"mountPath": RUNS}}
+    pod = _pod("coordinator", ["/bin/sh", "-c", script], options, volumes, mounts, {"cpu": "1"})
+    return {
+        "backoffLimit": 6,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": _policy("coordinator", "FailJob"),
+        "template": _template(pod, 90),
+    }
+
+
+def _nodes(job: Job, name: str, options: Options) -> Manifest:
+    command = (
+        f"fedsim node --join {KEYS}/join.json --seat auto --workers {job.per_node} --threads {job.threads} "
+        f"--patience {JOIN_WITHIN}"
+    )
+    limits = {"cpu": str(job.per_node * job.threads)}
+    limits |= {options.gpu: str(job.gpus_per_node)} if job.gpus_per_node else {}
+    own = {
+        "mountPath": f"{KEYS}/join.json",
+        "subPathExpr": "join-$(JOB_COMPLETION_INDEX).json",
+        "readOnly": True,
+    }
+    volumes = {"keys": {"secret": {"secretName": f"{name}-join", "defaultMode": 0o400}}}
+    pod = _pod("node", shlex.split(command), options, volumes, {"keys": own}, limits, job.per_node)
+    spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    pod["topologySpreadConstraints"] = [{**spread, "labelSelector": {"matchLabels": {JOB: f"{name}-node"}}}]
+    return {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        "backoffLimitPerIndex": 3,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": _policy("node", "FailIndex"),
+        "template": _template(pod, 10),
+    }
+
+
+def _policy(container: str, final: str) -> Manifest:
+    """Return a failure policy: no restart after FINAL, a free one after an interruption or a pod's move."""
+
+    def codes(*values: int) -> Manifest:
+        return {"containerName": container, "operator": "In", "values": [*values]}
+
+    moved = [{"type": "DisruptionTarget", "status": "True"}]
+    return {
+        "rules": [
+            {"action": final, "onExitCodes": codes(*FINAL)},
+            {"action": "Ignore", "onExitCodes": codes(Interrupted.exit_code)},
+            {"action": "Ignore", "onPodConditions": moved},
+        ]
+    }
+
+
+def _pod(
+    container: str,
+    command: list[str],
+    options: Options,
+    volumes: Mapping[str, Manifest],
+    mounts: Mapping[str, Manifest],
+    limits: Mapping[str, str],
+    workers: int = 0,
+) -> Manifest:
+    """A pod of one container, which talks to no API server and gains no rights; workers: of a node agent."""
+    data = {"data": {"persistentVolumeClaim": {"claimName": options.data, "readOnly": True}}}
+    reads = {"data": {"mountPath": DATA, "readOnly": True}}
+    volumes, mounts = ({**volumes, **data}, {**mounts, **reads}) if options.data else (volumes, mounts)
+    if options.memory:
+        number = "".join(c for c in options.memory if c.isdecimal())
+        total = int(number) * max(1, workers)
+        limits = {**limits, "memory": f"{total}{options.memory.removeprefix(number)}"}
+    described = {
+        "name": container,
+        "image": options.image,
+        "command": command,
+        "env": [{"name": "FEDSIM_DATA", "value": DATA}] if options.data else [],
+        "resources": {"limits": dict(limits), "requests": dict(limits)},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": name, **mount} for name, mount in mounts.items()],
+    }
+    user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
+    return {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": user,
+        "containers": [described],
+        "volumes": [{"name": name, **volume} for name, volume in volumes.items()],
+    }
+
+
+def _template(pod: Manifest, grace: int) -> Manifest:
+    """A Job's template; grace: seconds between SIGTERM and SIGKILL."""
+    return {"spec": {**pod, "terminationGracePeriodSeconds": grace}}
+
+
+# ---- the options, --engine-option NAME=VALUE
+
+MEMORY = "[0-9]+([KMGT]i?)?"
+MISSING = "--on kubernetes needs --image IMAGE, which has fedsim (docs/clusters.md says how to make one)"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a run on Kubernetes.
+
+    image: a container image that has fedsim. namespace: '' for kubectl's own. claim: a PersistentVolumeClaim
+    for run folders, '' for a new one of size `storage`. data: a claim with data files. memory: a limit for
+    each worker, and for the coordinator. gpu: the name of the resource.
+    """
+
+    image: str = ""
+    namespace: str = ""
+    claim: str = ""
+    storage: str = "10Gi"
+    data: str = ""
+    memory: str = ""
+    gpu: str = "nvidia.com/gpu"
+
+    @staticmethod
+    def of(job: Job) -> Options:
+        try:
+            result = Options(**dict(job.options or {}))
+        except TypeError:
+            known = ", ".join(f.name for f in fields(Options))
+            raise UsageError(f"--engine-option: on kubernetes there are {known}") from None
+        if not result.image:
+            raise UsageError(MISSING)
+        if result.memory and not re.fullmatch(MEMORY, result.memory):
+            raise UsageError(f"--engine-option memory={result.memory}: give a whole number, such as 900Mi")
+        return result

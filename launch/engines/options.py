@@ -26,11 +26,7 @@ class EngineOptions:
 
     @staticmethod
     def taken(options: dict[str, Any]) -> EngineOptions | None:
-        """Remove the engine's options from a command's options; None without an engine.
-
-        Raises:
-            click.UsageError: for an option without an engine, or with one that has no use for it.
-        """
+        """Remove the engine's options from a command's options; None without an engine."""
         on, image = options.pop("on"), options.pop("image", None)
         names = ("nodes", "gpus_per_worker", "engine_options", "dry_run")
         nodes, gpus, own, dry = (options.pop(name, None) for name in names)
@@ -46,10 +42,7 @@ class EngineOptions:
 
 _OF_BOTH = (
     click.option(
-        "--gpus-per-worker",
-        type=click.FloatRange(min=0),
-        metavar="X",
-        help="GPUs, or a share of one.  [0]",
+        "--gpus-per-worker", type=click.FloatRange(min=0), metavar="X", help="GPUs, or a share of one.  [0]"
     ),
     click.option("--engine-option", "engine_options", multiple=True, metavar="K=V", help="Repeatable."),
 )

@@ -20,16 +20,20 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from fedsim.errors import Interrupted, TaskError, UsageError
 from launch.configuration.listen_address import own_address
 from launch.engines.job import JOIN_WITHIN, Job
-from launch.engines.ray_agents import FEDSIM, RayAgents
 from launch.processes.fork_server import die_with_parent
-from workers.transport.join_credentials import JOIN
+from workers.place import ENGINE
+from workers.scratch import Scratch
+from workers.transport.join_credentials import JOIN, JoinCredentials
 
 LOOK = 0.2
 """Seconds between two looks at coordinator and actors."""
@@ -50,13 +54,7 @@ class Ray:
         )
 
     def submit(self, job: Job) -> str:
-        """Run to the end; the same command resumes an interrupted run.
-
-        Raises:
-            UsageError: if Ray is not installed, or has no cluster.
-            TaskError: if the coordinator fails.
-            Interrupted: after Ctrl-C.
-        """
+        """Run to the end; TaskError if the coordinator fails. The same command resumes an interrupted run."""
         ray = connected(job.options or {})
         job.write_config()
         (job.run / JOIN).unlink(missing_ok=True)  # an earlier start's: its keys open nothing any more
@@ -101,11 +99,7 @@ class Ray:
 
 
 def connected(options: Mapping[str, str] | Sequence[str]) -> Any:
-    """The module ray, connected to the cluster that the option address names.
-
-    Raises:
-        UsageError: if Ray is not installed, has no cluster, or for another option.
-    """
+    """The module ray, connected to the cluster that the option address names."""
     pairs = dict(options if isinstance(options, Mapping) else (o.partition("=")[::2] for o in options))
     address = pairs.pop("address", "auto")
     if pairs:
@@ -123,12 +117,82 @@ def connected(options: Mapping[str, str] | Sequence[str]) -> Any:
 
 
 def _answers(address: str) -> None:
-    """Ask whether anything listens at HOST:PORT or ray://HOST:PORT: ray.init itself waits for minutes.
-
-    Raises:
-        OSError: if nothing does.
-        ValueError: if the port is no number.
-    """
+    """Raise OSError if nothing listens at HOST:PORT or ray://HOST:PORT: ray.init waits for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=ANSWER).close()
+
+
+# ---- the node agents, in actors
+
+FEDSIM = (sys.executable, "-m", "launch")
+END = 20.0
+"""Seconds for the agents to end with the run, before they are killed."""
+
+
+class NodeActor:
+    """The actor of a bundle."""
+
+    def serve(self, credentials: bytes, workers: int, threads: int) -> int:
+        """Run the node agent of these keys' workers; returns its exit code. The agent ends with this process,
+        however that ends."""
+        parent, keys = os.getpid(), msgspec.json.decode(credentials, type=JoinCredentials)
+        with Scratch("fedsim-node-") as folder:
+            path = folder / JOIN
+            keys.write(path)
+            what = ("node", "--join", str(path), "--workers", str(workers), "--seat", str(keys.first))
+            return subprocess.Popen(
+                [*FEDSIM, *what, "--threads", str(threads)],
+                env={**os.environ, ENGINE: "ray"},
+                preexec_fn=lambda: die_with_parent(parent),
+            ).wait()
+
+
+class RayAgents:
+    """The actors of a run. Ray restarts none; one whose node is gone is asked for again."""
+
+    def __init__(self, ray: Any, group: Any, job: Job) -> None:
+        """ray: the module, connected. group: the placement group, with a bundle for each node of the job."""
+        self._ray, self._group, self._job, self._per_node = ray, group, job, job.per_node
+        self._futures: dict[Any, int] = {}
+        self._actors: dict[int, Any] = {}
+
+    def look_after(self) -> None:
+        """Start the agents once the join file is there; restart agents whose actor has died."""
+        if not self._actors:
+            for bundle in range(self._job.nodes):
+                self._start(bundle)
+        futures = [*self._futures]
+        for future in self._ray.wait(futures, num_returns=len(futures), timeout=0)[0] if futures else []:
+            bundle = self._futures.pop(future)
+            try:
+                self._ray.get(future)  # it ended by itself: with the run, or refused, as the coordinator says
+            except self._ray.exceptions.RayError:
+                self._start(bundle)
+
+    def _start(self, bundle: int) -> None:
+        """Ask for an actor with this bundle's keys; do nothing where the run has no join file (any more)."""
+        job, first = self._job, bundle * self._per_node
+        try:
+            keys = JoinCredentials.read(job.run / JOIN).part(range(first, first + self._per_node))
+        except UsageError:
+            return
+        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=bundle
+        )
+        bundle_spec = self._group.bundle_specs[bundle]
+        actor = self._ray.remote(NodeActor).options(
+            num_cpus=bundle_spec["CPU"],
+            num_gpus=bundle_spec.get("GPU", 0),
+            max_restarts=0,
+            scheduling_strategy=strategy,
+        )
+        self._actors[bundle] = started = actor.remote()
+        self._futures[started.serve.remote(msgspec.json.encode(keys), self._per_node, job.threads)] = bundle
+
+    def end(self) -> None:
+        if self._futures:
+            self._ray.wait([*self._futures], num_returns=len(self._futures), timeout=END)
+        for actor in self._actors.values():
+            self._ray.kill(actor)
+        self._ray.util.remove_placement_group(self._group)

@@ -74,7 +74,6 @@ class Slurm:
     """launch.engines.job.Engine. Its options are those of sbatch: partition=gpu, time=2:00:00."""
 
     def plan(self, job: Job) -> str:
-        """The batch script."""
         cores = job.per_node * job.threads
         gpus = job.gpus_per_node
         return SCRIPT.format(
@@ -93,11 +92,7 @@ class Slurm:
         )
 
     def _directives(self, job: Job, cores: int) -> Iterator[str]:
-        """Options of sbatch; the user's come last, and the last one counts.
-
-        Raises:
-            UsageError: if one of the user's would end the line.
-        """
+        """Options of sbatch; the user's come last, and the last one counts."""
         yield f"job-name=fedsim-{job.run.name}"
         yield f"nodes={job.nodes}"
         yield "ntasks-per-node=1"
@@ -113,7 +108,6 @@ class Slurm:
             yield one_line(f"{name}={value}" if value else name)
 
     def submit(self, job: Job) -> str:
-        """Write script and config beside the run folder, and give the script to sbatch."""
         script = self.plan(job)
         check_slurm()
         job.write_config()
@@ -122,32 +116,19 @@ class Slurm:
 
 
 def one_line(option: str) -> str:
-    """A user's option of sbatch.
-
-    Raises:
-        UsageError: if it would end the line of its directive.
-    """
+    """A user's option of sbatch, refused if it would end the line."""
     if "\n" in option:
         raise UsageError(f"--engine-option {option.partition('=')[0]}: an option of sbatch is one line")
     return option
 
 
 def check_slurm() -> None:
-    """Check that there is a sbatch, before anything is written.
-
-    Raises:
-        UsageError: if not.
-    """
+    """Check that there is a sbatch, before anything is written."""
     if shutil.which("sbatch") is None:
         raise UsageError("--on slurm: there is no sbatch on this machine; --dry-run prints the script")
 
 
 def submit_script(script: str, path: Path) -> str:
-    """Write a batch script and give it to sbatch; returns the job's number.
-
-    Raises:
-        TaskError: if Slurm refuses it.
-        DiskError: if it cannot be written.
-    """
+    """Write a batch script and give it to sbatch; returns the job's number."""
     write(path, script)
     return asked(["sbatch", "--parsable", str(path)]).strip().partition(";")[0]

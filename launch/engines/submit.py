@@ -1,12 +1,10 @@
-"""From the options of `fedsim launch --on ENGINE` to a submitted job."""
+"""Makes a job of the options of `fedsim launch --on ENGINE`, and submits it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-
-import click
 
 from fedsim.errors import UsageError
 from launch.configuration.config import Overrides
@@ -24,21 +22,12 @@ OWN = ("workers", "out", "remote_workers", "bind", "keys", "transport", "join_wi
 
 
 def submit(overrides: Overrides, engine: EngineOptions) -> str:
-    """Submit a run; returns what to print: what was submitted, or with dry_run what would be.
-
-    Raises:
-        FedsimError: as Engine.submit.
-    """
+    """Submit a run; returns what to print: what was submitted, or with dry_run what would be."""
     job, carried = _job(overrides, engine), ENGINES[engine.on]()
     return carried.plan(job) if engine.dry_run else carried.submit(job)
 
 
 def _job(overrides: Overrides, engine: EngineOptions) -> Job:
-    """The job that the options describe.
-
-    Raises:
-        UsageError: if they do not fit together.
-    """
     tcp = replace(overrides, execution={**overrides.execution, "transport": "tcp"})
     experiment, execution = tcp.resolve()
     if clashing := [name for name in ("remote_workers", "bind", "keys") if name in overrides.execution]:
@@ -70,8 +59,3 @@ def _job(overrides: Overrides, engine: EngineOptions) -> Job:
         engine.gpus_per_worker,
         pairs,
     )
-
-
-def say(overrides: Overrides, engine: EngineOptions) -> None:
-    """Submit, and print what came of it."""
-    click.echo(submit(overrides, engine).rstrip("\n"))

@@ -36,11 +36,7 @@ exec {python} -m launch.sweep.task {file} "$SLURM_ARRAY_TASK_ID"
 
 
 def array_script(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | None) -> str:
-    """The batch script of an array with an element for each run, at most `jobs` of them at a time.
-
-    Raises:
-        UsageError: for an option that is no option of sbatch.
-    """
+    """The batch script of an array with an element for each run, at most `jobs` of them at a time."""
     at_once = f"%{jobs}" if jobs else ""
     own = [
         f"job-name=fedsim-{file.stem}",
@@ -59,13 +55,7 @@ def array_script(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | No
 
 
 def submit_array(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | None) -> str:
-    """Submit the array; returns a line on it. The tables come from the same command with --no-run.
-
-    Raises:
-        UsageError: if there is no Slurm here, or an option is wrong.
-        TaskError: if Slurm refuses it.
-        DiskError: if a file cannot be written.
-    """
+    """Submit the array; returns a line on it. The tables come from the same command with --no-run."""
     script = array_script(tasks, engine, file, jobs)
     check_slurm()
     tasks.write(file)
@@ -79,15 +69,9 @@ def run_on_ray(
 ) -> dict[str, str]:
     """Compute the runs as tasks; returns errors by trial id.
 
-    Args:
-        tasks: The runs.
-        engine: The option address, and gpus_per_worker for each run.
-        jobs: At most this many at a time; None: as many as the cluster has room for.
-        watch: Called with their progress.
-
-    Raises:
-        UsageError: if Ray is not installed, or has no cluster.
-        Interrupted: after Ctrl-C; runs that were under way count as not run.
+    engine: has the option address, and gpus_per_worker for each run. jobs: the most runs at a time; None: as
+    many as the cluster has room for. watch: called with their progress. Interrupted is raised after Ctrl-C;
+    runs that were under way count as not run.
     """
     ray = connected(engine.options)
     count = len(tasks.tasks)
@@ -122,7 +106,6 @@ def run_on_ray(
 
 
 def _outcome(ray: Any, future: Any) -> str:
-    """Return a task's error, '' if there is none."""
     try:
         return str(ray.get(future))
     except ray.exceptions.RayError as e:
@@ -130,7 +113,7 @@ def _outcome(ray: Any, future: Any) -> str:
 
 
 def _threads(tasks: Tasks) -> int:
-    """Cores of a run: the most of all."""
+    """The cores that every run gets: as many as the run with the most threads needs."""
     if not tasks.tasks:
         raise UsageError("no runs are to be done")
     return max(int(task.experiment["threads"]) for task in tasks.tasks)

@@ -13,8 +13,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fedsim.errors import DiskError
 from launch.processes.fork_server import die_with_parent
+from workers.storage.atomic_files import disk_errors
 from workers.transport.join_credentials import JoinCredentials
 from workers.transport.tcp_address import TcpAddress
 
@@ -28,17 +28,7 @@ class LocalNode:
     """`fedsim node` for the last of the run's workers; it ends with this process."""
 
     def __init__(self, join: Path, *, threads: int, devices: str, data_dir: str | None) -> None:
-        """Start it.
-
-        Args:
-            join: The join file of these workers.
-            threads: Cores for each.
-            devices: As in `fedsim node`.
-            data_dir: The folder of the data files.
-
-        Raises:
-            DiskError: if its log cannot be written.
-        """
+        """Start it. join: the join file of its workers. threads: cores for each. devices: as in node."""
         keys = JoinCredentials.read(join)
         here = TcpAddress.to_connect(keys.url, "address")
         here = replace(here, host=ANYWHERE.get(here.host, here.host))
@@ -50,7 +40,7 @@ class LocalNode:
             *(("--data-dir", data_dir) if data_dir else ()),
         ]
         parent = os.getpid()
-        try:
+        with disk_errors("cannot start the workers of this machine"):
             logs.mkdir(exist_ok=True)
             with open(logs / "node.log", "ab") as log:
                 self._process = subprocess.Popen(
@@ -61,8 +51,6 @@ class LocalNode:
                     preexec_fn=lambda: die_with_parent(parent),
                     start_new_session=True,  # Ctrl-C is for the coordinator, which commits first
                 )
-        except OSError as e:
-            raise DiskError(f"cannot start the workers of this machine: {e.strerror}") from None
 
     def end(self, gently: bool) -> None:
         """Wait until it has ended with the run, or end it; none of its processes is left."""

@@ -34,19 +34,10 @@ def join(
 ) -> None:
     """Run as a worker until the run is over.
 
-    Args:
-        file: The run's join.json.
-        url: The coordinator's address as seen from here, if it is not the file's.
-        data_dir: The folder of the data files on this machine.
-        seat: The worker's number, or auto: the rank that the engine has given this process; by default, the
-            first that is missing.
-        devices: auto, cpu or cuda:0,cuda:1: worker i on device i mod n of this machine.
-        patience: Seconds after which a coordinator that does not answer is given up.
-        codecs: Files of codecs on this machine.
-        **choices: Files of the algorithm, model, data set and partition on this machine.
-
-    Raises:
-        FedsimError: any FedsimError.
+    url: the coordinator's address as seen from here, if it is not the file's. seat: the worker's number, or
+    auto: the rank that the engine has given this process; by default, the first that is missing. devices:
+    auto, cpu or cuda:0,cuda:1: worker i on device i mod n of this machine. patience: seconds after which a
+    coordinator that does not answer is given up. codecs, choices: the user's files on this machine.
     """
     worker = _worker(seat)
     [*_, placed] = assign_devices(devices, max(1, (worker or 0) - JoinCredentials.read(file).first + 1), 1)
@@ -76,18 +67,10 @@ def join_edge(
 ) -> None:
     """Run as an edge server until the run is over.
 
-    Args:
-        file: Its join file, RUN/edges/join-000.json of the root.
-        bind: The address for its workers.
-        url: The root's address as seen from here, if it is not the file's.
-        workers_file: Where to write the join file of its workers; by default beside its own.
-        data_dir: The folder of the data files on this machine.
-        patience: Seconds after which a root that does not answer is given up.
-        codecs: Files of codecs on this machine.
-        **choices: Files of the algorithm, model, data set, partition and tree on this machine.
-
-    Raises:
-        FedsimError: any FedsimError.
+    file: its join file, RUN/edges/join-000.json of the root. bind: the address for its workers. url: the
+    root's address as seen from here, if it is not the file's. workers_file: the join file that it writes for
+    its workers; by default beside its own. patience: seconds after which a root that does not answer is given
+    up. codecs, choices: the user's files on this machine.
     """
     check_bind(bind)
     credentials = EdgeCredentials.read(file)
@@ -110,11 +93,7 @@ def join_edge(
 
 
 def _worker(seat: str | None) -> int | None:
-    """Return a seat's worker number; None: the first that is missing.
-
-    Raises:
-        UsageError: if it is neither a number nor auto, or there is no rank.
-    """
+    """Return a seat's worker number; None: the first that is missing."""
     if seat == "auto":
         return rank(os.environ)
     if seat is not None and not seat.isdecimal():
@@ -123,13 +102,7 @@ def _worker(seat: str | None) -> int | None:
 
 
 def revoke(run: Path, workers: Sequence[int]) -> None:
-    """Revoke the keys of remote workers of a running run.
-
-    Raises:
-        UsageError: if there is nothing to revoke.
-        DataError: if data is missing or damaged.
-        DiskError: if the disk cannot be read or written.
-    """
+    """Revoke the keys of remote workers of a running run."""
     keys = _keys(run)
     for worker in workers:
         if worker not in range(keys):
@@ -140,12 +113,7 @@ def revoke(run: Path, workers: Sequence[int]) -> None:
 
 
 def _keys(run: Path) -> int:
-    """Count the workers that have a key.
-
-    Raises:
-        UsageError: if the run has no remote workers or is not being run.
-        DataError: if data is missing or damaged.
-    """
+    """Count the workers that have a key."""
     opened = RunFolder.open(run)
     opened.check_wire()
     execution = opened.starts[-1]["execution"]

@@ -32,8 +32,7 @@ LAST_WORDS = 12
 
 @dataclass
 class Process:
-    """One row of processes.json. node: the machine. gpu: a GPU's UUID, '' for none. engine: what has placed
-    the process, '' if that is not known."""
+    """One row of processes.json. node: its machine. gpu: a UUID or ''. engine: what has placed it, or ''."""
 
     role: str
     index: int
@@ -48,7 +47,8 @@ class Process:
 
 
 class Supervisor:
-    """Starts and ends the processes of one run; after stop() none is left."""
+    """Starts and ends the processes of one run; after stop() none is left. Methods that wait raise
+    Interrupted if a signal asked to stop, and TaskError if a process failed to start."""
 
     def __init__(self, interrupted: Wakeup) -> None:
         self.processes: list[Process] = [_process("coordinator", 0, os.getpid(), "cpu", "")]
@@ -64,18 +64,12 @@ class Supervisor:
     # ---- starting
 
     def start_server(self, fresh: bool = False, packages: Sequence[str] = ()) -> None:
-        """Start the fork server. Call from the main thread, before anything has imported torch; or as a fresh
-        interpreter, from the thread of the run."""
+        """Start the fork server: before anything has imported torch, or as a fresh interpreter."""
         self._server = ForkServer(fresh, packages)
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
     def start_workers(self, specs: list[dict[str, Any]], placements: tuple[Placement, ...]) -> None:
-        """Start all workers and wait until each has a pid.
-
-        Raises:
-            TaskError: if a task or a worker fails.
-            Interrupted: if a signal asked to stop.
-        """
+        """Start all workers and wait until each has a pid."""
         self._specs, self._placements = specs, placements
         deadline = time.monotonic() + START_DEADLINE
         self._expect("ready", deadline)
@@ -86,12 +80,7 @@ class Supervisor:
         self.changed(self.processes)
 
     def replace(self, worker: int, address: str) -> None:
-        """Start another process in the place of one that has ended.
-
-        Raises:
-            TaskError: if a task or a worker fails.
-            Interrupted: if a signal asked to stop.
-        """
+        """Start another process in the place of one that has ended."""
         self._statuses.pop(worker, None)
         self._send({"start": self._specs[worker] | {"address": address}})
         self._started(self._expect("started", time.monotonic() + START_DEADLINE))
@@ -154,11 +143,7 @@ class Supervisor:
         return [self._interrupted.fd, *self._pidfds]
 
     def check(self, ready: list[int]) -> ProcessExit | None:
-        """A worker's death among the ready descriptors, if any.
-
-        Raises:
-            Interrupted: if a signal asked to stop.
-        """
+        """A worker's death among the ready descriptors, if any."""
         if self._interrupted.fd in ready:
             raise Interrupted("interrupted")
         for fd in ready:
@@ -202,22 +187,14 @@ class Supervisor:
     # ---- remote workers, of whom we only hear
 
     def note_remote(self, index: int, role: str, number: int, pid: int, host: str) -> None:
-        """Record a worker or an edge server that has joined from a machine.
-
-        Args:
-            index: Its number among all that have registered.
-            role: What it is.
-            number: Its number among those.
-            pid: Its process there.
-            host: The machine.
-        """
+        """Record a worker or an edge server that has joined from the machine `host`. index: its number among
+        all that have registered; number: its number among those of its role; pid: its process there."""
         self._workers[index] = _process(role, number, pid, "", "")
         self._workers[index].node = host
         self.processes.append(self._workers[index])
         self.changed(self.processes)
 
     def note_place(self, index: int, place: Place) -> None:
-        """Record where a worker computes."""
         row = self._workers.get(index)
         if row is not None and row.ended is None:
             row.node, row.device, row.gpu, row.engine = place.node, place.device, place.gpu, place.engine

@@ -1,4 +1,4 @@
-"""Which group reaches an accuracy with the fewest bytes: pictures, tables, and the leader at each budget."""
+"""Pictures and tables of the bytes to an accuracy, and of the group that leads at each budget."""
 
 from __future__ import annotations
 
@@ -14,16 +14,7 @@ from launch.results.figures import COLOURS, DASHES, Line, chart, wide
 from launch.results.frontier import Cost, FrontierPoint, by_budget, ranking, winning_ranges
 from launch.results.groups import Group
 from launch.results.statistics import Band
-from launch.results.tables import (
-    STOPPED,
-    UNFINISHED,
-    Grid,
-    between,
-    costs,
-    megabytes,
-    name,
-    unreached,
-)
+from launch.results.tables import STOPPED, UNFINISHED, Grid, between, costs, megabytes, name, unreached
 
 
 def slots_of(groups: Sequence[Group]) -> list[int]:
@@ -111,14 +102,14 @@ class _Scale:
 
     @staticmethod
     def of(counts: Sequence[float]) -> _Scale:
-        """From 0 to the largest, or from the least of bytes that span decades."""
+        """The axis from 0 to the largest count; of counts that span decades, from the least one."""
         if not counts:
             return _Scale(0.0, 1.0, False)
         logarithmic = wide([np.array(counts, dtype=np.float64)])
         return _Scale(float(min(counts)) if logarithmic else 0.0, float(max(counts)), logarithmic)
 
     def __call__(self, n: float) -> float:
-        """Percent of the axis."""
+        """The place of n bytes in percent of the axis."""
         low, high, at = (
             map(np.log, (self.low, self.high, n)) if self.logarithmic else (self.low, self.high, n)
         )
@@ -152,10 +143,8 @@ def _ranges(groups: Sequence[Group], ranked: Sequence[Cost], slots: Mapping[int,
 
 
 def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[list[str]]:
-    """Rows of the frontier: megabytes, the group that reaches most with them, and its accuracies in %.
-
-    None if a run has ended at its target accuracy: how much more it would have reached is not known.
-    """
+    """Rows of the frontier: megabytes, the group that reaches most with them, and its accuracies in %. No
+    rows if a run has ended at its target accuracy: how much more it would have reached is not known."""
     if any(g.stopped for g in groups):
         return []
     rows = []
@@ -168,5 +157,5 @@ def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[lis
 
 
 def table_of(grid: Grid) -> str:
-    """'' for a grid without lines."""
+    """A table of HTML; '' for a grid without lines."""
     return html.table(grid.header, grid.lines) if grid.lines else ""

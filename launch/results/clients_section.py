@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pandas
 
+from fedsim.learning.client_scores import HISTOGRAM_BINS
 from fedsim.learning.score_names import CLIENT_LISTS
 from launch.results import html
-from launch.results.bars import Bars, bar_chart
+from launch.results.figures import Bars, Line, bar_chart, chart
+from launch.results.run_curves import numbers
 from launch.results.statistics import Values, sides
 from launch.results.tables import NONE
 from launch.session.display import on_the_clock
@@ -31,10 +33,7 @@ DIRECTIONS = ("down", "up")
 
 
 def clients(
-    rows: pandas.DataFrame,
-    experiment: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    last: Mapping[str, Any],
+    rows: pandas.DataFrame, experiment: Mapping[str, Any], summary: Mapping[str, Any], last: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield a row per client: its examples, the rounds in which it took part and in which its upload was
     folded, its bytes, its scores, and what it spends on the virtual clock, if there is one. An unfinished
@@ -117,7 +116,7 @@ def _by_client(what: str, bars: Sequence[Bars], share: bool = False) -> str:
 
 
 def _waits(devices: Mapping[str, Any]) -> str:
-    """Who waited for whom: how long clients that had answered waited, and for whom the most."""
+    """The seconds for which clients waited, and the client that the others waited for the most."""
     holds = devices.get("client_holds") or []
     if not holds and devices.get("client_waits_total"):
         return f" Uploads lay in the buffer for {devices['client_waits_total']:,.4g} s in all."
@@ -133,3 +132,56 @@ def _waits(devices: Mapping[str, Any]) -> str:
 
 def _at(values: Sequence[int], k: int) -> str:
     return f"{values[k]:,}" if k < len(values) else NONE
+
+
+HISTOGRAM = "client_accuracy_histogram"
+NAMES = ("mean of the clients", "worst client")
+EXPLAINED = (
+    "A client's score is that of the test set with the classes weighted as in the client's training rows. "
+    "It measures label skew, no feature skew; no client computes or sends anything for it. The band is one "
+    "standard deviation over the clients to either side of their mean."
+)
+
+
+def client_scores(metrics: pandas.DataFrame) -> Iterator[str]:
+    """Mean and worst score over rounds, and how the clients' accuracies are distributed after the last round.
+    Nothing for a run of an earlier fedsim, or without classes."""
+    if not np.isfinite(numbers(metrics, "client_accuracy_mean")).any():
+        return
+    yield html.key(dict(enumerate(NAMES)))
+    x, labels = numbers(metrics, "round"), {"accuracy": "accuracy", "nll": "NLL (nats)"}
+    drawn = [
+        chart(_lines(metrics, x, key), "round", label, share=key == "accuracy")
+        for key, label in labels.items()
+    ]
+    last = metrics[HISTOGRAM].iloc[-1] if HISTOGRAM in metrics else None
+    if isinstance(last, list):
+        drawn.append(histogram(np.array(last, dtype=np.float64), int(x[-1])))
+    yield html.charts(*drawn, across=3)
+    yield html.soft(EXPLAINED)
+
+
+def _lines(metrics: pandas.DataFrame, x: Values, key: str) -> list[Line]:
+    mean, worst, spread = (numbers(metrics, f"client_{key}_{what}") for what in ("mean", "worst", "spread"))
+    low, high = mean - spread, mean + spread
+    if key == "accuracy":
+        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+    return [Line(NAMES[0], x, mean, low, high, slot=0), Line(NAMES[1], x, worst, slot=1)]
+
+
+def histogram(counts: Values, round: int) -> str:
+    """Return a histogram of the clients' accuracies; '' if no client has a score."""
+    there = np.flatnonzero(counts)
+    if not len(there):
+        return ""
+    edges = np.arange(HISTOGRAM_BINS + 1) * 100 / HISTOGRAM_BINS
+    width = 100 / HISTOGRAM_BINS
+    return bar_chart(
+        "clients by accuracy",
+        (f"accuracy after round {round} (%)", "clients"),
+        edges[:-1] + 0.04 * width,
+        edges[1:] - 0.04 * width,
+        [Bars("clients", counts)],
+        said=lambda n: f"accuracy {edges[n]:g} to {edges[n + 1]:g} %",
+        limits=(max(0.0, width * (there[0] - 1)), min(100.0, width * (there[-1] + 2))),
+    )

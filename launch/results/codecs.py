@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from fedsim import plugins
-from fedsim.errors import DiskError, UsageError
+from fedsim.errors import UsageError
 from fedsim.learning.gaussian import kl_divergence
 from fedsim.problem import Problem
 from fedsim.wire.codecs import CODECS, Codec, CodecFamily, Spec, codec, sz
@@ -37,6 +37,7 @@ from fedsim.wire.schema import DTYPES, Field, values_of
 from launch import terminal
 from launch.runs.restored import Message, RestoredRun
 from launch.terminal import print_json, print_table
+from workers.storage.atomic_files import disk_errors
 
 WIDTH = 110
 """Columns where there is no terminal."""
@@ -74,25 +75,13 @@ class Measured:
 
 
 def codecs(
-    folder: Path,
-    data_dir: Path | None,
-    fractions: Sequence[float],
-    file: Path | None,
-    as_json: bool = False,
+    folder: Path, data_dir: Path | None, fractions: Sequence[float], file: Path | None, as_json: bool = False
 ) -> None:
-    """Print the table of a run.
-
-    Raises:
-        FedsimError: any FedsimError.
-    """
-    for p in fractions:
-        codec(f"topk:{p!r}")  # names a fraction that is none before anything is computed
+    for fraction in fractions:
+        codec(f"topk:{fraction!r}")  # names a fraction that is none before anything is computed
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"--csv {file}: there is no folder {file.parent}")
-    _show(RestoredRun.open(folder, data_dir), fractions, file, as_json)
-
-
-def _show(run: RestoredRun, fractions: Sequence[float], file: Path | None, as_json: bool) -> None:
+    run = RestoredRun.open(folder, data_dir)
     client = run.largest_participant()
     sent = list(run.next_messages(client))
     result = [m for message in sent for m in measured(message, run.problem, fractions)]
@@ -256,7 +245,7 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def indices_floor(selected: Codec, spec: Spec) -> float:
-    """The floor of the values' bytes, as the module says."""
+    """The floor of the indices' bytes, as the module says."""
     assert selected.kept is not None
     bits = 0.0
     for s in spec.layout.slices:
@@ -267,7 +256,7 @@ def indices_floor(selected: Codec, spec: Spec) -> float:
 
 
 def values_floor(selected: Codec, spec: Spec, part: memoryview) -> float:
-    """Bytes; see the module."""
+    """The floor of the values' bytes, as the module says."""
     if selected.entropy is not None:
         return selected.entropy(part, spec) / 8
     side = selected.side * len(spec.layout.slices)
@@ -298,10 +287,8 @@ FOOTER = (
 
 
 def table(result: Sequence[Measured]) -> Table:
-    """Fits 110 columns; the first one tells field, kind and shape of each group, one below the other."""
-    out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    out.add_column("field", no_wrap=True)
-    out.add_column("codec", no_wrap=True)
+    """Fits 110 columns; the first one has field, kind and shape of each group, one below the other."""
+    out = Table(*(Column(name, no_wrap=True) for name in ("field", "codec")), header_style="bold")
     speeds, errors = ("encode\nMB/s", "decode\nMB/s"), ("largest\nerror", "L2\nerror")
     for name in ("bytes", "ratio", "bits", *speeds, *errors, "indices\n/ floor", "values\n/ floor"):
         out.add_column(name, justify="right")
@@ -317,24 +304,13 @@ def table(result: Sequence[Measured]) -> Table:
                 f"{m.bytes:,}",
                 f"{m.ratio:.2f}" if m.ratio < 100 else f"{m.ratio:.0f}",
                 f"{m.bits:.2f}",
-                _rate(m.encode_mb_s),
-                _rate(m.decode_mb_s),
-                _error(m.max_relative_error),
-                _error(m.relative_l2_error),
+                *("-" if rate is None else f"{rate:,.0f}" for rate in (m.encode_mb_s, m.decode_mb_s)),
+                *("-" if e is None else f"{e:.1e}" for e in (m.max_relative_error, m.relative_l2_error)),
                 _over(m.indices_bytes, m.indices_floor),
                 _over(m.values_bytes, m.values_floor),
             )
-        out.add_section()
         out.add_row()
     return out
-
-
-def _rate(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:,.0f}"
-
-
-def _error(error: float | None) -> str:
-    return "-" if error is None else f"{error:.1e}"
 
 
 def _over(size: int, floor: float | None) -> str:
@@ -342,15 +318,8 @@ def _over(size: int, floor: float | None) -> str:
 
 
 def write(file: Path, result: Sequence[Measured]) -> None:
-    """One row per codec and field; empty where there is nothing to say.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
-    try:
-        with file.open("w", newline="", encoding="utf-8") as out:
-            rows = csv.DictWriter(out, [f.name for f in fields(Measured)], lineterminator="\n")
-            rows.writeheader()
-            rows.writerows(asdict(m) for m in result)
-    except OSError as e:
-        raise DiskError(f"--csv {file}: {e.strerror}") from None
+    """One row per codec and field; empty where there is nothing to say."""
+    with disk_errors(f"--csv {file}"), file.open("w", newline="", encoding="utf-8") as out:
+        rows = csv.DictWriter(out, [f.name for f in fields(Measured)], lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(asdict(m) for m in result)

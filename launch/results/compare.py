@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsim.errors import DiskError
 from launch import terminal
@@ -47,13 +47,8 @@ FOLDER = Path("comparisons")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs side by side.
-
-    Attributes:
-        groups: The runs of one experiment each.
-        maxima: The best accuracy so far of each group, over its bytes.
-        accuracies: Those up to which bytes are counted.
-    """
+    """Groups of runs side by side. maxima: the best accuracy so far of each group, over its bytes.
+    accuracies: those up to which bytes are counted."""
 
     groups: Sequence[Group]
     maxima: Sequence[Sequence[FrontierPoint]]
@@ -61,29 +56,19 @@ class Comparison:
 
     @staticmethod
     def of(paths: Sequence[Path], to: Sequence[str] = (), where: Sequence[str] = ()) -> Comparison:
-        """Read the runs.
+        """Read the runs of run folders, or of folders of them.
 
-        Args:
-            paths: Run folders, or folders of them.
-            to: Accuracies, as 0.75 or 75%; by default the target accuracies of the runs, or some that tell
-                the groups apart.
-            where: KEY=VALUE of the experiment, of which a run must have all.
-
-        Raises:
-            UsageError: if an argument is wrong.
-            DataError: if data is missing or damaged.
+        to: accuracies, as 0.75 or 75%; by default the target accuracies of the runs, or some that tell the
+        groups apart. where: KEY=VALUE of the experiment, of which a run must have all.
         """
         asked = sorted({parsed(text, "--to") for text in to})
         groups = gather(paths, where)
         maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
-        return Comparison(groups, maxima, asked or _targets(groups) or levels(maxima, _start(groups)))
+        targets = sorted({float(until) for g in groups if (until := g.settings.get("until"))})
+        return Comparison(groups, maxima, asked or targets or levels(maxima, _start(groups)))
 
     def write(self, page: Path | None, markdown: Path | None, csv: Path | None) -> list[tuple[str, Path]]:
-        """Write the files that are named; returns what each is, and its path.
-
-        Raises:
-            DiskError: if one cannot be written.
-        """
+        """Write the files that are named; returns what each is, and its path."""
         written = []
         if page is not None:
             html.save(page, render(self.groups, self.maxima, self.accuracies))
@@ -112,12 +97,8 @@ class Comparison:
         }
 
     def print_tables(self, console: Console, shown_levels: int = 0) -> None:
-        """Print the table, and which runs no other dominates.
-
-        Args:
-            console: Where.
-            shown_levels: How many accuracies are shown; 0: as many as its width has room for.
-        """
+        """Print the table, and which runs no other dominates. shown_levels: the number of accuracies that are
+        shown; 0: as many as the width has room for."""
         for note in (*warnings(self.groups), *remarks(self.groups)):
             console.print(f"note: {escape(note)}")
         more = [c for c in MORE if console.width >= WIDE and any(g.has(MORE[c]) for g in self.groups)]
@@ -138,22 +119,7 @@ def compare(
     csv: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Write the files and print the table.
-
-    Args:
-        paths: Run folders, or folders of them.
-        out: The page; by default a new file in FOLDER.
-        to: As of Comparison.of.
-        where: As of Comparison.of.
-        markdown: Where the tables go as Markdown, if anywhere.
-        csv: Where they go as CSV, if anywhere.
-        as_json: Print one JSON document instead.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-        DiskError: if the disk cannot be read or written.
-    """
+    """Write the files and print the table. out: by default a new file in FOLDER."""
     comparison = Comparison.of(paths, to, where)
     written = comparison.write(out or _new_file(), markdown, csv)
     if as_json:
@@ -166,11 +132,7 @@ def compare(
 
 
 def _new_file() -> Path:
-    """FOLDER/<time>.html, with a number behind it if that exists; an earlier page is never replaced.
-
-    Raises:
-        DiskError: if the folder cannot be made.
-    """
+    """FOLDER/<time>.html, with a number behind it if that exists; an earlier page is never replaced."""
     stem = f"{datetime.now():%Y%m%d-%H%M%S}"
     path, n = FOLDER / f"{stem}.html", 1
     while path.exists():
@@ -184,11 +146,6 @@ def _new_file() -> Path:
     return path
 
 
-def _targets(groups: Sequence[Group]) -> list[float]:
-    """The target accuracies of the runs (--until)."""
-    return sorted({float(u) for g in groups if (u := g.settings.get("until"))})
-
-
 def _start(groups: Sequence[Group]) -> float:
     """The accuracy that comes for nothing: the highest of the start models."""
     starts = [c.metric("test_accuracy")[0] for g in groups for c in g.curves if c.has("test_accuracy")]
@@ -196,12 +153,9 @@ def _start(groups: Sequence[Group]) -> float:
 
 
 def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", overflow="fold")
     added = [MORE_HEADS[MORE[c]] for c in more]
     heads = ["seeds", "acc. %", "NLL", *added, "MB", *(f"MB to\n{percent(level)}" for level in target)]
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+    table = Table("", *map(_number, heads), header_style="bold")
     for g in groups:
         ends = {"test_accuracy@end": "test_accuracy", "test_nll@end": "test_nll"}
         ends |= {c: MORE[c] for c in more}
@@ -214,6 +168,10 @@ def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]
     return table
 
 
+def _number(head: str) -> Column:
+    return Column(head, justify="right", no_wrap=True)
+
+
 def _megabytes(counts: Sequence[float]) -> str:
     return megabytes(counts, least=0, spread=False)
 
@@ -224,10 +182,7 @@ def _print_frontier(
     rows = winners(groups, pareto([p for points in maxima for p in points]))
     if len(groups) < 2 or not 0 < len(rows) <= MOST_RANGES:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("budget, MB", justify="right", no_wrap=True)
-    table.add_column("most accurate", overflow="fold")
-    table.add_column("accuracy %", justify="right", no_wrap=True)
+    table = Table(_number("budget, MB"), "most accurate", _number("accuracy %"), header_style="bold")
     for row in rows:
         table.add_row(*map(escape, row))
     console.print()

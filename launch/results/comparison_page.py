@@ -11,7 +11,6 @@ import numpy as np
 from fedsim import plugins
 from launch.results import html
 from launch.results.budget_picture import against_bytes, slots_of, table_of, winners
-from launch.results.compared_clients import compared_clients
 from launch.results.field_bars import bars
 from launch.results.figures import Line, chart, wide
 from launch.results.frontier import FrontierPoint, pareto
@@ -41,10 +40,7 @@ AXES = {
 }
 MOST_LINES = 12
 """Groups that are drawn; the others are in the tables."""
-ROWS = {
-    "dataset": "are of different data sets",
-    "evaluate_on": "are evaluated on different rows",
-}
+ROWS = {"dataset": "are of different data sets", "evaluate_on": "are evaluated on different rows"}
 TASK = ("fraction", "partition", "clients", "model")
 """Settings of the task, besides those of ROWS."""
 BEGINNING = 0.06
@@ -202,7 +198,6 @@ def _description(groups: Sequence[Group]) -> str:
 
 
 def _count(groups: Sequence[Group]) -> str:
-    """Return the number of seeds of a group, with its unit."""
     counts = sorted({len(g.seeds) for g in groups})
     most = counts[-1]
     return f"{most} seed{'s' * (most > 1)}" if len(counts) == 1 else f"{counts[0]} to {most} seeds"
@@ -262,8 +257,7 @@ def pooled(group: Group, key: str) -> Values | None:
 
 
 def _ends(bands: Sequence[Band]) -> tuple[float, float]:
-    """The range of what happens after the first part of the rounds, with a margin: a chart that begins
-    with guessing leaves no room for differences."""
+    """The range of values after the first part of the rounds, with a margin; guessing needs no room."""
     after = [
         np.concatenate([b.low[n:], b.high[n:]]) for b in bands for n in [math.ceil(BEGINNING * len(b.x))]
     ]
@@ -276,7 +270,6 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
 
 
 def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[str]:
-    """Describe which group leads at each budget."""
     ahead = pareto([p for points in maxima for p in points])
     rows = winners(groups, ahead)
     if len(groups) < 2 or not rows:
@@ -309,3 +302,37 @@ def _runs(groups: Sequence[Group]) -> str:
         ),
         5,
     )
+
+
+EXPLAINED = (
+    "Each run's clients are sorted, the smallest first; lines are means over the seeds, bands their range. "
+    "Accuracies are those after the last evaluated round, on the test set with the label shares of a client; "
+    "runs of more than 100 clients have none."
+)
+
+
+def compared_clients(groups: Mapping[int, Group], key: str) -> Iterator[str]:
+    """Two pictures; nothing for runs of one client. groups: by their slots."""
+    spent = {slot: [m.client_bytes / 1e6 for m in g.members] for slot, g in groups.items()}
+    scores = {slot: [m.client_accuracies for m in g.members] for slot, g in groups.items()}
+    drawn = [
+        chart(_lines(groups, values), "client, sorted", label, marks=True, share=values is scores)
+        for values, label in ((spent, "megabytes of a client"), (scores, "accuracy of a client"))
+    ]
+    if any(drawn):
+        yield key
+        yield html.charts(*drawn, across=2)
+        yield html.soft(EXPLAINED)
+
+
+def _lines(groups: Mapping[int, Group], values: Mapping[int, Sequence[Values]]) -> list[Line]:
+    """Return lines for the groups whose runs all have the same number of values."""
+    lines = []
+    for slot, members in values.items():
+        count = len(members[0])
+        if count < 2 or any(len(m) != count for m in members):
+            continue
+        rows = np.sort(np.array(members), axis=1)
+        x: Values = np.arange(1, count + 1, dtype=np.float64)
+        lines.append(Line(name(groups[slot]), x, rows.mean(0), rows.min(0), rows.max(0), slot))
+    return lines

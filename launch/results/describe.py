@@ -1,19 +1,25 @@
-"""fedsim describe: read off the code, nothing written down twice."""
+"""fedsim describe: an algorithm or a model, read off the code, so that nothing is written down twice."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from fedsim.experiment import resolved_hyperparameters
+from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
+from fedsim.learning.frozen import frozen_tensors
+from fedsim.problem import Problem
 from fedsim.wire.schema import Field, optional_group, schema
 from launch.terminal import console, print_json, print_table
 from protocols import AnyAlgorithm, find
+
+MESSAGES = ("message", "field", "kind", "shape", "type")
+"""The columns of the table of messages."""
 
 
 def cost_in_p(message: type) -> str:
@@ -27,7 +33,7 @@ def cost_in_p(message: type) -> str:
 
 
 def wire_cost(algorithm: AnyAlgorithm) -> str:
-    """Both directions, all exchanges of a round."""
+    """The cost of a round in both directions, over all exchanges."""
     return f"{all_exchanges(algorithm, 'down')} down, {all_exchanges(algorithm, 'up')} up"
 
 
@@ -39,8 +45,7 @@ def all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
 
 
 def cost_once(algorithm: AnyAlgorithm) -> str:
-    """Return a client's one-time cost: the set-up, and the optional parts of its first messages; '' if
-    nothing."""
+    """A client's one-time cost: the set-up, and the optional parts of its first messages; '' if none."""
 
     def total(side: str) -> str:
         kinds = [getattr(e, side) for e in algorithm.setup]
@@ -62,13 +67,12 @@ def to_json(name: str) -> dict[str, Any]:
     kind = find(name)
     algorithm = kind()
     module = inspect.getmodule(kind)
-    columns = ("message", "field", "kind", "shape", "type")
     rows = zip(hyperparameter_rows(algorithm), resolved_hyperparameters(algorithm).items(), strict=True)
     return {
         "name": kind.name,
         "text": (module.__doc__ or "").strip(),
         "url": kind.url,
-        "messages": [dict(zip(columns, row, strict=True)) for row in message_rows(algorithm)],
+        "messages": [dict(zip(MESSAGES, row, strict=True)) for row in message_rows(algorithm)],
         "down": all_exchanges(algorithm, "down"),
         "up": all_exchanges(algorithm, "up"),
         "once": cost_once(algorithm),
@@ -92,9 +96,7 @@ def describe(name: str, as_json: bool = False) -> None:
     out.print((module.__doc__ or "").strip(), markup=False, soft_wrap=True)
     out.print(kind.url, markup=False, soft_wrap=True)
     out.print()
-    messages = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("message", "field", "kind", "shape", "type"):
-        messages.add_column(column)
+    messages = Table(*MESSAGES, header_style="bold")
     for row in message_rows(algorithm):
         messages.add_row(*map(escape, row))
     print_table(out, messages)
@@ -105,9 +107,8 @@ def describe(name: str, as_json: bool = False) -> None:
     if codecs := own_codecs(kind):
         out.print(f"codec, unless --codec names another: {codecs}")
     out.print()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("hyperparameter", "default", "values", "meaning"):
-        table.add_column(column, no_wrap=column in ("hyperparameter", "default"))
+    narrow = (Column(name, no_wrap=True) for name in ("hyperparameter", "default"))
+    table = Table(*narrow, "values", "meaning", header_style="bold")
     for hyperparameter in hyperparameter_rows(algorithm):
         table.add_row(*map(escape, hyperparameter))  # [a, 1 - a] is no markup
     print_table(out, table)
@@ -118,8 +119,9 @@ def message_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str, 
     """Every field that crosses the wire: message, field, kind, shape and type; of a group, each member."""
     for label, message, fields_ in _messages(algorithm):
         for field in fields_:
+            shape = f"({', '.join(field.kind.dims)})" if field.kind.dims else "scalar"
             if not field.members:
-                yield label, field.name, field.kind.name, _shape(field), " | ".join(field.dtypes)
+                yield label, field.name, field.kind.name, shape, " | ".join(field.dtypes)
             for member in field.members:  # a group of diagnostics, which crosses the wire as one field
                 yield label, f"{field.name}.{member.name}", "info", "scalar", " | ".join(field.dtypes)
         if not fields_:
@@ -130,7 +132,8 @@ def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str
     """Every hyperparameter: name, default, the values that it may have, and its meaning."""
     hints = _hints(type(algorithm))
     for key, value in resolved_hyperparameters(algorithm).items():
-        yield key.rpartition(".")[2], _toml(value), _words(hints[key]), description(hints[key])
+        default = str(value).lower() if isinstance(value, bool) else f"{value}"
+        yield key.rpartition(".")[2], default, _words(hints[key]), description(hints[key])
 
 
 def description(hint: Any) -> str:
@@ -155,14 +158,6 @@ def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field,
                     yield f"{label}, once", part.message, schema(part.message)
 
 
-def _shape(field: Field) -> str:
-    return f"({', '.join(field.kind.dims)})" if field.kind.dims else "scalar"
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"
-
-
 def _hints(kind: Any, prefix: str = "") -> dict[str, Any]:
     """The annotation of each hyperparameter, by dotted name."""
     hints = get_type_hints(kind, include_extras=True)
@@ -184,12 +179,7 @@ def _words(hint: Any) -> str:
         limits = [
             f"{sign} {limit:g}"
             for meta in metas
-            for sign, limit in (
-                (">", meta.gt),
-                (">=", meta.ge),
-                ("<", meta.lt),
-                ("<=", meta.le),
-            )
+            for sign, limit in ((">", meta.gt), (">=", meta.ge), ("<", meta.lt), ("<=", meta.le))
             if limit is not None
         ]
         return " ".join([_words(base), *limits])
@@ -200,3 +190,44 @@ def _words(hint: Any) -> str:
     return {float: "number", int: "whole number", bool: "true | false"}.get(
         hint, getattr(hint, "__name__", str(hint))
     )
+
+
+def parameters_of(experiment: Experiment, data_dir: Path | None) -> dict[str, Any]:
+    """Every parameter and frozen buffer of the model: name, shape, count, and whether it is trained."""
+    problem = Problem.outline(experiment, build_algorithm(find(experiment.algo), {}), data_dir)
+    module = problem.net.module
+    rows = [
+        {"name": name, "shape": list(p.shape), "count": p.numel(), "trained": p.requires_grad}
+        for name, p in module.named_parameters()
+    ]
+    known = {row["name"] for row in rows}
+    rows += [
+        {"name": name, "shape": list(t.shape), "count": t.numel(), "trained": False}
+        for name, t in frozen_tensors(module)
+        if name not in known
+    ]
+    return {
+        "model": problem.experiment.model,
+        "dataset": experiment.dataset,
+        "params": problem.net.layout.size,
+        "frozen": sum(row["count"] for row in rows if not row["trained"]),
+        "frozen_sha256": problem.frozen_digest,
+        "parameters": rows,
+    }
+
+
+def describe_model(experiment: Experiment, data_dir: Path | None, as_json: bool) -> None:
+    document = parameters_of(experiment, data_dir)
+    if as_json:
+        return print_json(document)
+    table = Table("parameter", "shape", Column("count", justify="right"), "", header_style="bold")
+    for row in document["parameters"]:
+        shape = " x ".join(map(str, row["shape"])) or "scalar"
+        table.add_row(row["name"], shape, f"{row['count']:,}", "trained" if row["trained"] else "frozen")
+    out = console()
+    print_table(out, table)
+    params, frozen = document["params"], document["frozen"]
+    out.print(f"\nP = {params:,}: a vector of P has {4 * params:,} bytes as float32")
+    if frozen:
+        out.print(f"frozen: {frozen:,}, which never cross the wire; sha256 {document['frozen_sha256'][:16]}")
+    return None

@@ -14,7 +14,7 @@ from fedsim.printable import printable
 EMBEDDED = 400_000
 """Bytes of a CSV file up to which a page has it."""
 CHART = 100_000
-"""The same for one picture, of which a page has many."""
+"""The limit for one picture, of which a page has many."""
 
 
 def link(name: str, content: bytes, text: str = "") -> str:
@@ -30,13 +30,8 @@ def caption(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) 
 
 
 def saved(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An <a> element with what a picture draws; '' if that would be longer than CHART.
-
-    Args:
-        title: What the picture shows; the file is named after it.
-        heads: The names of the columns.
-        rows: The lines; None and NaN are empty cells.
-    """
+    """An <a> element with what a picture draws, in a file named after its title; '' if that would be longer
+    than CHART. heads: the names of the columns; None and NaN are empty cells."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(heads)
@@ -49,7 +44,6 @@ def saved(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) ->
 
 
 def _cell(value: object) -> object:
-    """A whole number without a point; an empty cell for what is no number."""
     if value is None or value != value:
         return ""
     return int(value) if isinstance(value, float) and value.is_integer() else value

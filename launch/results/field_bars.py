@@ -39,8 +39,7 @@ def stack(title: str, parts: Mapping[str, int]) -> str:
 
 
 def bars(rows: Mapping[str, Mapping[str, float]], totals: Mapping[str, str]) -> str:
-    """A bar per row, all on one scale and of the same parts, with one key; totals: the text behind a row's
-    name."""
+    """A bar per row, all on one scale, with one key. totals: the text behind a row's name."""
     most = max((sum(parts.values()) for parts in rows.values()), default=0)
     if not most:
         return ""
@@ -74,7 +73,6 @@ def _styles(names: Iterable[str]) -> dict[str, str]:
 
 
 def _bar(parts: Mapping[str, float], whole: float, styles: Mapping[str, str]) -> str:
-    """Return a bar whose full length is `whole`."""
     created = (
         f'<i style="width: {100 * parts[name] / whole:.3f}%; {style}" '
         f'title="{escape(name)} {parts[name]:,.0f} bytes"></i>'

@@ -1,4 +1,4 @@
-"""Charts as inline SVG. Colours are CSS variables of report.css: one drawing serves light and dark."""
+"""Lines and bars as inline SVG. Colours are CSS variables of report.css, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _table(title: str, lines: Sequence[Line], x: str, y: str) -> str:
 
 
 def plain(axes: Any) -> None:
-    """Give axes the look of the house: a faint grid, no frame above and to the right."""
+    """Give axes a faint grid, and no frame above and to the right."""
     axes.grid(linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -177,23 +177,15 @@ def drawing(
 ) -> str:
     """An <svg> element of what `draw` draws into a figure of matplotlib.
 
-    Args:
-        label: What the picture shows, for those who do not see it.
-        names: Slot and name of the parts; part n is what is drawn with the gid line-<n>. It is a group of
-            class l<slot> with its name as tooltip.
-        draw: Draws with the colours of `style`, INK and FAINT.
-        over: Makes SVG that lies over the drawing, from the figure that has been drawn.
-        size: Inches of 9-point text.
+    names: slot and name of the parts; part n is what is drawn with the gid line-<n>. It is a group of class
+    l<slot> with its name as tooltip. draw: draws with the colours of `style`, INK and FAINT. over: makes SVG
+    that lies over the drawing, from the figure that has been drawn. size: inches of 9-point text.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     text: Any = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK}
     text |= {"xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT, "grid.color": FAINT}
     text |= {"text.parse_math": False, "axes.unicode_minus": False}
-    with matplotlib.rc_context(text):
+    with pyplot.rc_context(text):
         figure = pyplot.figure(figsize=size, layout="constrained")
         draw(figure)
         written = io.StringIO()
@@ -202,6 +194,15 @@ def drawing(
         above = over(figure) if over else ""
         pyplot.close(figure)
     return _inline(written.getvalue(), label, names).replace("</svg>", f"{above}</svg>", 1)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")  # needs no display
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
@@ -254,25 +255,11 @@ def picture(
     logx: bool = False,
     limits: tuple[float | None, float | None] = (None, None),
 ) -> Path:
-    """Write a picture of lines with their bands and a legend; returns its path.
-
-    Args:
-        path: The file; its suffix says the format.
-        bands: The lines, by name.
-        x: The label of the x axis.
-        y: The label of the y axis.
-        title: The title above the picture.
-        scale: What values are multiplied by.
-        marks: Whether every point has a mark.
-        logx: Whether the x axis is logarithmic.
-        limits: The ends of the y axis.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    """Write a picture of lines, by name, with their bands and a legend; returns its path, whose suffix is the
+    format. scale: the factor of all values. marks: every point has a mark. limits: the ends of the y axis."""
     from matplotlib.ticker import MaxNLocator
 
+    pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=120, layout="constrained")
     for n, (name, band) in enumerate(bands.items()):
         if not len(band.x):
@@ -298,3 +285,68 @@ def picture(
     figure.savefig(path)
     pyplot.close(figure)
     return path
+
+
+@dataclass(frozen=True)
+class Bars:
+    """The heights of all bars of one kind; slot: what their colour is chosen by. NaN is no bar."""
+
+    name: str
+    heights: Values
+    slot: int = 0
+
+
+def bar_chart(
+    title: str,
+    axis: tuple[str, str],
+    left: Values,
+    right: Values,
+    bars: Sequence[Bars],
+    *,
+    said: Callable[[int], str],
+    limits: tuple[float | None, float | None] = (None, None),
+    size: tuple[float, float] = (4.2, 2.8),
+    share: bool = False,
+) -> str:
+    """An <svg> element and a link to its numbers; '' without a bar.
+
+    title: it names the saved file, too. axis: the labels of the x and the y axis. left, right: the ends of
+    each bar. bars: the first kind is below, the next on top of it. said: the tooltips' text by place, such as
+    "client 3". limits: the ends of the x axis. size: inches of 9-point text. share: the heights are shares,
+    shown in %.
+    """
+    if not len(left) or not any(np.isfinite(b.heights).any() for b in bars):
+        return ""
+
+    def draw(figure: Any) -> None:
+        from matplotlib.ticker import FuncFormatter
+
+        axes, below = figure.subplots(), np.zeros(len(left))
+        for b in bars:
+            heights = np.nan_to_num(b.heights)
+            axes.bar(left, heights, right - left, below, align="edge", color=style(b.slot)[0], linewidth=0)
+            below += heights
+        whole = bool((((left + right) / 2) % 1 == 0).all())
+        axes.locator_params(axis="x", nbins=7, integer=whole)
+        axes.locator_params(axis="y", nbins=5)
+        unit = 100 if share else 1
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{unit * value:,.10g}"))
+        axes.set_xlim(*limits)
+        axes.set_xlabel(axis[0])
+        axes.set_ylabel(f"{axis[1]} (%)" if share else axis[1])
+        plain(axes)
+
+    middle = (left + right) / 2
+
+    def over(figure: Any) -> str:
+        alone, form = len(bars) == 1, percentage if share else number
+        tops = np.cumsum([np.nan_to_num(b.heights) for b in bars], axis=0)
+        read = [
+            Read("" if alone else b.name, colour_of(b.slot), middle, top, said=b.heights, form=form)
+            for b, top in zip(bars, tops, strict=True)
+        ]
+        return readings(figure.axes[0], read, lambda at: said(int(np.abs(middle - at).argmin())))
+
+    rows = ([said(n), *(float(b.heights[n]) for b in bars)] for n in range(len(left)))
+    saved = caption(title, [axis[0], *(b.name for b in bars)], rows)
+    return drawing(title, [], draw, over, size=size) + saved

@@ -14,7 +14,7 @@ from launch.results.statistics import Band, reached
 STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 """Distances between round accuracies that levels are chosen from."""
 FINE = 0.01
-"""From here on two levels are enough."""
+"""The distance from which two levels are enough."""
 ROUNDING = 1e-12
 """Rounding error of a mean over seeds: a smaller difference does not make a group better."""
 
@@ -82,7 +82,7 @@ def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 
 def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[WinningRange]:
-    """Neighbouring points of one group as one."""
+    """The ranges of budgets, in which neighbouring points of one group are one range."""
     result: list[WinningRange] = []
     for n, point in enumerate(frontier):
         until = frontier[n + 1].MB if n + 1 < len(frontier) else math.inf
@@ -94,8 +94,7 @@ def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[WinningRange]:
 
 
 def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[float]:
-    """Two or three round accuracies above `start`: what most groups reach with every seed,
-    half of them, and the best."""
+    """Two or three round accuracies above `start`, which most groups, half of them, and the best reach."""
     best = sorted(points[-1].low for points in maxima if points and points[-1].low > start)
     if not best:
         return []
@@ -122,15 +121,9 @@ def reaching(runs: Group, accuracy: float) -> list[tuple[int, int] | None]:
 
 @dataclass(frozen=True)
 class Cost:
-    """A group's cost of an accuracy.
-
-    Attributes:
-        group: Its place in the comparison.
-        seeds: How many seeds there are.
-        rounds: The first evaluated round with the accuracy, for each seed that reaches it.
-        spent: The bytes until then, both directions, of the same seeds.
-        best: The best accuracy of a round, mean over the seeds; NaN without accuracies.
-    """
+    """A group's cost of an accuracy. rounds: the first evaluated round with the accuracy, for each of the
+    `seeds` that reaches it. spent: the bytes until then, both directions, of the same seeds. best: the best
+    accuracy of a round, mean over the seeds; NaN without accuracies."""
 
     group: int
     seeds: int
@@ -140,12 +133,10 @@ class Cost:
 
     @property
     def whole(self) -> bool:
-        """True if every seed reaches it."""
         return bool(self.spent) and len(self.spent) == self.seeds
 
 
 def cost(group: int, runs: Group, accuracy: float) -> Cost:
-    """Return one group's cost of an accuracy."""
     there = [at for at in reaching(runs, accuracy) if at is not None]
     top = by_budget(runs).mean
     best = float(top[-1]) if len(top) else math.nan

@@ -41,26 +41,18 @@ class ComparedRun:
 
     @cached_property
     def curve(self) -> Curve:
-        """Empty for a run that did not get so far.
-
-        Raises:
-            DataError: if data is missing or damaged.
-        """
+        """The run's curve; it has no lines if the run did not get so far."""
         return self.run.curve
 
     @property
     def rounds(self) -> int:
-        """The last one that was evaluated."""
         return max(self.curve.rounds(), default=0)
 
     @property
     def stopped(self) -> bool:
         """True if it ended at its target accuracy, before its last round."""
-        return self.done and bool(self.run.experiment.get("until")) and self.rounds < self._asked
-
-    @property
-    def _asked(self) -> int:
-        return int(self.run.experiment["rounds"])
+        experiment = self.run.experiment
+        return self.done and bool(experiment.get("until")) and self.rounds < int(experiment["rounds"])
 
     @cached_property
     def traffic(self) -> Mapping[str, Mapping[str, int]]:
@@ -89,8 +81,7 @@ class ComparedRun:
 
     @cached_property
     def client_accuracies(self) -> Values:
-        """Accuracies of the clients that have one, after the last evaluated round; empty if they are not
-        known."""
+        """Accuracies of the clients after the last evaluated round; empty if they are not known."""
         last = self.curve.lines[-1].get("client_accuracies") if self.curve.lines else None
         return np.array([a for a in last or () if a is not None], dtype=np.float64)
 
@@ -165,7 +156,7 @@ class Group:
         return [value(expression, c) for c in self.curves] if not metric or self.has(metric) else []
 
     def bytes_by_field(self) -> dict[str, float]:
-        """Both directions, mean over the members."""
+        """Bytes of both directions by field, as the mean over the members."""
         total: Counter[str] = Counter()
         for member in self.members:
             for named in member.traffic.values():
@@ -174,14 +165,8 @@ class Group:
 
 
 def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...]:
-    """Read run folders, and folders of them, as groups; their algorithms in that order.
-
-    where: KEY=VALUE conditions, all of which a run's experiment must meet.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-    """
+    """Read run folders, and folders of them, as groups; their algorithms in that order. where: KEY=VALUE
+    conditions, all of which a run's experiment must meet."""
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
     runs = [RunFolder.open(folder).checked() for folder in folders]
     result: dict[str, list[ComparedRun]] = {}
@@ -213,8 +198,7 @@ def _part(name: str, layer: str) -> str:
 
 
 def _settings(run: RunFolder) -> dict[str, Any]:
-    """The experiment by dotted names, without what follows from the seed; a key that the run's
-    version lacked has its default."""
+    """The experiment by dotted names, without what follows from the seed; a missing key has its default."""
     described = {k: v for k, v in vars(Experiment()).items() if k not in ("hyperparameters", "codecs")}
     described |= {k: v for k, v in run.experiment.items() if k not in FOLLOWS}
     flat = {k: v for k, v in described.items() if not isinstance(v, Mapping) and k not in FOLLOWS}
@@ -252,7 +236,6 @@ def _selected(
 
 
 def _output(name: str, settings: Mapping[str, Any], run: RunFolder) -> set[str]:
-    """The texts that match a value."""
     if name == "seed":
         return {str(run.experiment["seed"])}
     result = [v for key, v in settings.items() if name in (key, key.partition(".")[2], _last(key))]
@@ -264,7 +247,6 @@ def _last(key: str) -> str:
 
 
 def _sent_once(run: RunFolder) -> frozenset[Sent]:
-    """Return the one-time messages of the run's algorithm; none for a user's file, which is not executed
-    here."""
+    """One-time messages of the run's algorithm; none for a user's file, which is not executed here."""
     known = names.names("algorithms").get(str(run.experiment["algo"]))
     return frozenset(known.once) if known else frozenset()

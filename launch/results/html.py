@@ -8,9 +8,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from fedsim.errors import DiskError
 from fedsim.printable import printable
 from launch.results.figures import COLOURS, DASHES
+from workers.storage.atomic_files import disk_errors
 
 _DARK = ("#4c9be8", "#ff8a50", "#2fc79a", "#f0a3cf", "#f0b73f", "#a5dcf5", "#b565d8", "#dddddd")
 HINT = "Point at a chart to read its values; click it to enlarge it; csv has the numbers that it draws."
@@ -32,7 +32,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """'' if it would be empty."""
+    """A part with its title; '' if it would be empty."""
     body = "\n".join(filter(None, parts))
     return f"<h2>{escape(title)}</h2>\n{body}" if body else ""
 
@@ -55,14 +55,12 @@ def key(names: Mapping[int, str]) -> str:
 
 
 def charts(*drawn: str, across: int = 3) -> str:
-    """Side by side, at most `across` (2 or 3) where there is room. A click on one makes it as wide as the
-    page, until something else gets the focus (report.css)."""
+    """Figures side by side, at most `across` (2 or 3); a click on one makes it as wide as the page."""
     result = "".join(f'<figure tabindex="0">{svg}</figure>' for svg in drawn if svg)
     return f'<div class="charts by{across}">{result}</div>' if result else ""
 
 
 def soft(text: str) -> str:
-    """A paragraph in the soft colour."""
     return f'<p class="soft">{escape(text)}</p>'
 
 
@@ -109,12 +107,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int
 
 
 def save(path: Path, text: str) -> None:
-    """Write a text file; control characters in it, which names may have, are escaped.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
-    try:
+    """Write a text file; control characters in it, which names may have, are escaped."""
+    with disk_errors(f"cannot write {path}"):
         path.write_text(printable(text), encoding="utf-8")
-    except OSError as e:
-        raise DiskError(f"cannot write {path}: {e.strerror}") from None

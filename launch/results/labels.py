@@ -186,7 +186,7 @@ def _rank(key: str) -> int:
 
 
 def _setting(key: str, name: str, settings: Settings) -> str:
-    """'' for a field without codec."""
+    """The text of one setting; '' for a field without codec."""
     if key not in settings:
         return "" if key.startswith(("codecs.", "sources.")) else f"no {name}"
     value = settings[key]

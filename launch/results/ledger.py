@@ -1,8 +1,9 @@
-"""fedsim ledger: what people ask of a ledger, as tables and as a plain export."""
+"""fedsim ledger: the tables that people ask for, a plain export, and the rows with their types as Parquet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import pandas
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.errors import DiskError, UsageError
+from fedsim.errors import UsageError
+from fedsim.extras import needed
+from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 from launch import terminal
-from launch.results.ledger_parquet import write_parquet
 from launch.results.statistics import messages, sides
 from launch.runs.folder import RunFolder
-from launch.terminal import print_json, print_table
+from launch.terminal import output_file, print_json, print_table
+from workers.storage.atomic_files import disk_errors
+from workers.storage.growing_file import LEDGER
 
 SIDES = ("down", "up")
 SHOWN = 12
@@ -32,13 +36,7 @@ def print_ledger(
     parquet: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print the tables; with `export` or `parquet` only what was written, unless `by` asks for a table.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-        DiskError: if the disk cannot be read or written.
-    """
+    """Print the tables; with `export` or `parquet` only what was written, unless `by` asks for a table."""
     run = RunFolder.open(folder)
     console = terminal.console()
     if parquet:
@@ -48,12 +46,12 @@ def print_ledger(
             if export is None and not by:
                 return None
     rows = run.ledger
+    own = rows if everything else rows[rows.kind == "algorithm"]
     if as_json:
         if export is not None:
-            _export(rows if everything else rows[rows.kind == "algorithm"], export)
+            _export(own, export)
         return print_json(to_json(run, by=by, everything=everything, cumulative=cumulative))
     experiment = run.experiment
-    own = rows if everything else rows[rows.kind == "algorithm"]
     if export is not None:
         _export(own, export)
         console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
@@ -64,48 +62,48 @@ def print_ledger(
         f"{rows['round'].max()} rounds",
         soft_wrap=True,
     )
-    if by in ("", "kind"):
-        _print(console, "by kind", sides(rows, ["kind"]))
-    if by in ("", "field"):
-        _print(console, "by field and layer", sides(own, ["field", "layer"]), units=own)
-        _print_limits(console, limits(run))
-    if by in ("", "round"):
-        table = sides(own[own["round"] >= 0], ["round"])
-        _print(
-            console, "by round", table.cumsum() if cumulative else table, cut=not by, summed=not cumulative
-        )
-    if by in ("", "client"):
-        _print(console, "by client", sides(own[own.client >= 0], ["client"]), cut=not by)
-    if by == "hop" or (by == "" and _has_hops(rows)):
-        _print(console, "by hop to the root", _hops(rows, everything), cut=not by)
+    for name, table in _tables(rows, own, by, everything, cumulative):
+        cut, units = not by and name not in ("kind", "field"), own if name == "field" else None
+        summed = not (cumulative and name == "round")
+        _print(console, TABLES[name][0], table, units=units, cut=cut, summed=summed)
+        if name == "field":
+            _print_limits(console, limits(run))
     if by == "":
-        _print_broadcasts(console, own)
+        down = int(rows[(rows.kind == "algorithm") & (rows.direction == "down")].bytes.sum())
+        text = f"\nbroadcasts counted once per recipient {down:,} bytes, once per exchange {once(rows):,}"
+        console.print(text, soft_wrap=True)
     return None
 
 
-def _has_hops(rows: pandas.DataFrame) -> bool:
-    return "hop" in rows.columns
-
-
-def _hops(rows: pandas.DataFrame, everything: bool) -> pandas.DataFrame:
-    """Bytes between each edge server and the root: broadcasts and sums, or by kind all that crossed there.
-
-    Raises:
-        UsageError: if the run has no edge servers.
-    """
-    if not _has_hops(rows):
-        raise UsageError("--by hop: this run has no edge servers (launch --tree)")
-    if everything:
-        return sides(rows[rows.hop != ""], ["hop", "kind"])
-    return sides(rows[rows.kind == "edge"], ["hop"])
-
-
-TABLES: Mapping[str, tuple[str, ...]] = {
-    "kind": ("kind",),
-    "field": ("field", "layer"),
-    "round": ("round",),
-    "client": ("client",),
+TABLES: Mapping[str, tuple[str, list[str]]] = {
+    "kind": ("by kind", ["kind"]),
+    "field": ("by field and layer", ["field", "layer"]),
+    "round": ("by round", ["round"]),
+    "client": ("by client", ["client"]),
+    "hop": ("by hop to the root", ["hop"]),
 }
+"""The titles of the tables, and the columns that their rows are summed up by."""
+
+
+def _tables(
+    rows: pandas.DataFrame, own: pandas.DataFrame, by: str, everything: bool, cumulative: bool
+) -> Iterator[tuple[str, pandas.DataFrame]]:
+    """The table that --by names, or all that the run has. By hop are bytes between each edge server and the
+    root: broadcasts and sums, or by kind all that crossed."""
+    has_hops = "hop" in rows.columns
+    if by == "hop" and not has_hops:
+        raise UsageError("--by hop: this run has no edge servers (launch --tree)")
+    for name in [by] if by else [name for name in TABLES if name != "hop" or has_hops]:
+        (_, keys), selected = TABLES[name], own
+        if name == "kind":
+            selected = rows
+        elif name == "hop":
+            selected = rows[rows.hop != ""] if everything else rows[rows.kind == "edge"]
+            keys = [*keys, "kind"] if everything else keys
+        elif name in ("round", "client"):
+            selected = own[own[name] >= 0]
+        table = sides(selected, keys)
+        yield name, table.cumsum() if cumulative and name == "round" else table
 
 
 def to_json(
@@ -114,15 +112,11 @@ def to_json(
     """The tables for --json: one list each, of objects with the table's keys, down and up in bytes."""
     rows = run.ledger
     own = rows if everything else rows[rows.kind == "algorithm"]
-    tables: dict[str, object] = {}
-    if by == "hop" or (by == "" and _has_hops(rows)):
-        tables["by_hop"] = _hops(rows, everything).reset_index().to_dict("records")
-    for name in [by] if by in TABLES else [] if by else TABLES:
-        keys = list(TABLES[name])
-        selected = rows if name == "kind" else own[own[keys[0]] >= 0] if name in ("round", "client") else own
-        table = sides(selected, keys)
-        table = table.cumsum() if cumulative and name == "round" else table
-        tables[f"by_{name}"] = table.reset_index().to_dict("records")
+    tables = {
+        f"by_{name}": table.reset_index().to_dict("records")
+        for name, table in _tables(rows, own, by, everything, cumulative)
+    }
+    hops = {"by_hop": tables.pop("by_hop")} if "by_hop" in tables else {}
     down = own[(own.kind == "algorithm") & (own.direction == "down")]
     return {
         "run": run.path,
@@ -131,6 +125,7 @@ def to_json(
         "params": run.params,
         "clients": run.experiment["clients"],
         "rounds": int(rows["round"].max()) if len(rows) else 0,
+        **hops,
         **tables,
         "envelopes": {side: messages(own, side) for side in SIDES},
         "limits": limits(run),
@@ -151,7 +146,7 @@ def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
     """Bits a value beside their entropy, and the KL divergence, of an upload of the last round."""
     if not measured:
         return
-    table = Table(title=f"what round {measured['round']} could have cost", title_justify="left", box=None)
+    table = Table(title=f"what round {measured['round']} could have cost")
     for column in ("", "field", "bits a value", "entropy", "step (deviations)", "rounding / change"):
         table.add_column(column, justify="left" if column in ("", "field") else "right")
     for side in SIDES:
@@ -167,8 +162,7 @@ def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
 
 
 def once(rows: pandas.DataFrame) -> int:
-    """Bytes down if a broadcast were sent once, however many receive it: per exchange the largest
-    envelope."""
+    """Bytes down if each exchange sent one broadcast, the largest one, to all its recipients."""
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
     envelopes = down.groupby(["round", "exchange", "client"])["bytes"].sum()
     return int(envelopes.groupby(["round", "exchange"]).max().sum())
@@ -191,18 +185,8 @@ def exported(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _export(rows: pandas.DataFrame, path: Path) -> None:
-    try:
+    with disk_errors(f"cannot write {path}"):
         exported(rows).to_csv(path, index=False)
-    except OSError as e:
-        raise DiskError(f"cannot write {path}: {e.strerror}") from None
-
-
-def _print_broadcasts(console: Console, rows: pandas.DataFrame) -> None:
-    down = int(rows[(rows.kind == "algorithm") & (rows.direction == "down")].bytes.sum())
-    console.print(
-        f"\nbroadcasts counted once per recipient {down:,} bytes, once per exchange {once(rows):,}",
-        soft_wrap=True,
-    )
 
 
 def _print(
@@ -215,7 +199,7 @@ def _print(
     summed: bool = True,
 ) -> None:
     """A table of bytes; with `units` also per envelope."""
-    shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    shown = Table(header_style="bold", title=title)
     for name in table.index.names:
         shown.add_column(str(name))
     totals = {side: int(table[side].sum()) for side in SIDES}
@@ -250,3 +234,38 @@ def _print(
         shown.add_row(*last, style="bold")
     console.print()
     print_table(console, shown)
+
+
+# ---- typed rows, for DuckDB, polars and others
+
+NAME = "ledger.parquet"
+TEXTS = ("kind", "direction", "message", "field", "layer", "codec", "hop")
+"""Columns of few different texts: stored as a dictionary and indices."""
+LARGE = ("dense_bytes", "bytes")
+"""Columns of 64 bits; the other numbers have 32."""
+BATCH = 1 << 16
+"""Rows that are held at once, and of a row group."""
+
+
+def write_parquet(run: RunFolder) -> Path:
+    """Write RUN/ledger.parquet, a batch of rows at a time; returns its path. The run may be running."""
+    arrow, parquet = (needed(name, "--parquet", "parquet") for name in ("pyarrow", "pyarrow.parquet"))
+    run.check_files(LEDGER)
+    names = COLUMNS if run.experiment.get("tree", "") == "" else TREE_COLUMNS
+    schema = arrow.schema([(name, _type(arrow, name)) for name in names])
+    path = run.path / NAME
+    with output_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
+        entries = run.ledger_rows()
+        while rows := list(islice(entries, BATCH)):  # itertools.batched is of Python 3.12
+            values = list(zip(*rows, strict=True))[: len(names)]
+            columns = zip(schema.types, values, strict=True)
+            writer.write_table(
+                arrow.table([arrow.array(column, kind) for kind, column in columns], schema=schema)
+            )
+    return path
+
+
+def _type(arrow: Any, name: str) -> Any:
+    if name in TEXTS:
+        return arrow.dictionary(arrow.int32(), arrow.string())
+    return arrow.int64() if name in LARGE else arrow.int32()

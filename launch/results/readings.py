@@ -25,7 +25,7 @@ LEADING = 9.0
 
 
 def number(value: float) -> str:
-    """Whole numbers in full, others with four digits."""
+    """The text of a number: whole numbers in full, others with four digits."""
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
@@ -49,13 +49,8 @@ class Read:
 
 
 def readings(axes: Any, lines: Sequence[Read], head: Callable[[float], str]) -> str:
-    """SVG to be put over a drawing of `axes`, in points; '' if no point is in it.
-
-    Args:
-        axes: Axes of matplotlib that have been drawn.
-        lines: What is read.
-        head: The text above the values, from an x.
-    """
+    """SVG to be put over a drawing of `axes` that matplotlib has drawn, in points; '' if no point is in it.
+    head: the text above the values, from an x."""
     placed = [(line, *_placed(axes, line.x, line.y)) for line in lines]
     left, top, right, bottom = _frame(axes)
     visible = [

@@ -28,13 +28,7 @@ LEAST, LARGEST = 5.0, 45.0
 
 @dataclass(frozen=True)
 class Reliability:
-    """One line of a diagram.
-
-    Attributes:
-        name: The tooltip's text.
-        slot: What its colour and dashes are chosen by.
-        bins: (bins, 3): the number of predictions, the sum of their confidences, and of correct ones.
-    """
+    """One line of a diagram. bins: (bins, 3), numbers of predictions, sums of confidences, correct ones."""
 
     name: str
     slot: int

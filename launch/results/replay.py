@@ -20,14 +20,7 @@ from workers.storage.upload_archive import uploads_folder
 
 
 def replay(folder: Path, data_dir: Path | None) -> None:
-    """Print a line per round and the outcome.
-
-    Raises:
-        UsageError: if no uploads were kept.
-        DataError: if data is missing or damaged.
-        WireError: for one that is missing or damaged.
-        FedsimError: if what comes of them is not what the run has.
-    """
+    """Print a line per round and the outcome; FedsimError if the result differs from the run's."""
     run = RestoredRun.open(folder, data_dir)
     if not uploads_folder(folder).is_dir():
         raise UsageError(f"{folder} has no uploads to fold again: fedsim launch --keep-uploads keeps them")

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 
-from fedsim.errors import UsageError
+from fedsim.errors import FedsimError, UsageError
 from fedsim.experiment import dotted
+from fedsim.participation import Participation, schedule
 from fedsim.printable import printable
 from launch.configuration.target_accuracy import percent
 from launch.results import html
-from launch.results.client_scores import client_scores
-from launch.results.clients_section import clients
-from launch.results.downloads import EMBEDDED, link
-from launch.results.participation_grid import participation_grid
-from launch.results.processes import processes
-from launch.results.run_bill import bill, bytes_by_field, hops, units
+from launch.results.clients_section import client_scores, clients
+from launch.results.downloads import EMBEDDED, link, saved
+from launch.results.field_bars import ordered, stack
+from launch.results.figures import Bars, bar_chart
+from launch.results.groups import ComparedRun
 from launch.results.run_curves import calibration, diagnostics, learning
-from launch.results.staleness import staleness
+from launch.results.statistics import sides
 from launch.results.tables import NONE
 from launch.results.timeline import timeline
 from launch.runs.folder import RunFolder
@@ -33,25 +34,13 @@ from workers.storage.metrics_file import LISTS
 
 
 def report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page; returns its path.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-        DiskError: if the disk cannot be read or written.
-    """
+    """Write the page; returns its path."""
     path = out or folder / "report.html"
     html.save(path, render(RunFolder.open(folder).checked()))
     return path
 
 
 def render(run: RunFolder) -> str:
-    """Render the page of a run.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-    """
     summary = run.summary
     experiment, metrics, rows = run.experiment, _metrics(run), _own(run)
     title = f"{run.label} on {experiment['dataset']}"
@@ -141,6 +130,28 @@ def _ended(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame
     )
 
 
+TILES = {
+    "accuracy": ("test_accuracy", "%"),
+    "NLL": ("test_nll", ".4f"),
+    "ECE": ("test_ece", ".4f"),
+    "Brier score": ("test_brier", ".4f"),
+    "accuracy, worst client": ("client_accuracy_worst", "%"),
+    "accuracy, posterior samples": ("ensemble_accuracy", "%"),
+    "NLL, posterior samples": ("ensemble_nll", ".4f"),
+    "ECE, posterior samples": ("ensemble_ece", ".4f"),
+    "Brier, posterior samples": ("ensemble_brier", ".4f"),
+    "rounds": ("rounds", ",.0f"),
+    "MB down": ("bytes_down", ",.3f"),
+    "MB up": ("bytes_up", ",.3f"),
+    "s per round": ("seconds_round_median", ".2f"),
+    "s, simulated": ("simulated_seconds", ",.1f"),
+    "J, all clients": ("client_joules_total", ",.4g"),
+}
+"""Keys of the run's numbers, and their formats, by the titles of the tiles."""
+ALWAYS = ("accuracy", "NLL", "rounds", "MB down", "MB up", "s per round")
+"""Tiles that stay without a number."""
+
+
 def _figures(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> dict[str, str]:
     """Tiles; of a run without a summary, from the last line of metrics.jsonl."""
     last = dict(metrics.iloc[-1]) if len(metrics) else {}
@@ -155,35 +166,14 @@ def _figures(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFra
     known |= {k: v for k, v in summary.items() if v is not None}
     known |= summary.get("devices") or {}
 
-    def figure(key: str, form: str, scale: float = 1) -> str:
-        value = known.get(key)
+    tiles: dict[str, str] = {}
+    for title, (key, form) in TILES.items():
+        value, scale = known.get(key), 1e-6 if title.startswith("MB") else 1
         if not isinstance(value, int | float) or value != value:  # NaN
-            return NONE
-        return percentage(value) if form == "%" else format(value * scale, form)
-
-    if_there = {
-        "ECE": figure("test_ece", ".4f"),
-        "Brier score": figure("test_brier", ".4f"),
-        "accuracy, worst client": figure("client_accuracy_worst", "%"),
-        "accuracy, posterior samples": figure("ensemble_accuracy", "%"),
-        "NLL, posterior samples": figure("ensemble_nll", ".4f"),
-        "ECE, posterior samples": figure("ensemble_ece", ".4f"),
-        "Brier, posterior samples": figure("ensemble_brier", ".4f"),
-    }
-    on_devices = {
-        "s, simulated": figure("simulated_seconds", ",.1f"),
-        "J, all clients": figure("client_joules_total", ",.4g"),
-    }
-    return {
-        "accuracy": figure("test_accuracy", "%"),
-        "NLL": figure("test_nll", ".4f"),
-        **{key: text for key, text in if_there.items() if text != NONE},
-        "rounds": figure("rounds", ",.0f"),
-        "MB down": figure("bytes_down", ",.3f", 1e-6),
-        "MB up": figure("bytes_up", ",.3f", 1e-6),
-        "s per round": figure("seconds_round_median", ".2f"),
-        **{key: text for key, text in on_devices.items() if text != NONE},
-    }
+            tiles |= {title: NONE} if title in ALWAYS else {}
+        else:
+            tiles[title] = percentage(value) if form == "%" else format(value * scale, form)
+    return tiles
 
 
 def _mismatch(summary: Mapping[str, Any]) -> str:
@@ -202,11 +192,8 @@ def _data(run: RunFolder, metrics: pandas.DataFrame) -> Iterator[str]:
         yield _download(
             "metrics.csv", printable(table.to_csv(index=False)).encode(), "one line per evaluated round"
         )
-    files = {
-        "ledger.csv": "every byte by round, client, field and layer",
-        "timeline.csv": "when each task ran",
-    }
-    for name, what in files.items():
+    rows = "every byte by round, client, field and layer"
+    for name, what in (("ledger.csv", rows), ("timeline.csv", "when each task ran")):
         path = run.path / name
         if not path.is_file():
             continue
@@ -223,7 +210,6 @@ def _download(name: str, content: bytes, what: str) -> str:
 
 
 def _provenance(run: RunFolder) -> str:
-    """When and how the run was begun, with what."""
     manifest = run.manifest
     command = [str(word) for word in manifest.get("command") or ()]
     if command:
@@ -246,9 +232,204 @@ def _settings(run: RunFolder) -> str:
         "Versions": run.manifest.get("versions") or {},
         "Platform": run.manifest.get("platform") or {},
     }
-    return html.columns([(title, html.pairs(dict(_filled(values)))) for title, values in tables.items()])
+    filled = {
+        title: {k: v for k, v in dotted(table) if v not in ("", None, [], {})}
+        for title, table in tables.items()
+    }
+    return html.columns([(title, html.pairs(table)) for title, table in filled.items()])
 
 
-def _filled(values: Mapping[str, Any]) -> Sequence[tuple[str, object]]:
-    """Without what is empty."""
-    return [(k, v) for k, v in dotted(values) if v not in ("", None, [], {})]
+# ---- sections
+
+
+def bytes_by_field(rows: pandas.DataFrame) -> Iterator[str]:
+    """A bar per direction, from the algorithm's rows of the ledger."""
+    by = sides(rows, ["field", "layer"])
+    for side, title in (("down", "Down"), ("up", "Up")):
+        yield stack(title, {" ".join(filter(None, key)): int(n) for key, n in by[side].items() if n})
+
+
+def bill(rows: pandas.DataFrame) -> Iterator[str]:
+    """One line per field, layer and codec, with what the values would be without a codec."""
+    keys = ["field", "layer", "codec"]
+    by = sides(rows, keys)
+    by["dense"] = rows.groupby(keys)["dense_bytes"].sum()
+    places = {name: n for n, name in enumerate(ordered({_part(*key[:2]) for key in by.index}))}
+    lines, compressed = [], False
+    for (field, layer, codec), row in sorted(by.iterrows(), key=lambda item: places[_part(*item[0][:2])]):
+        dense = f"{row['dense']:,}" if layer == "values" else NONE
+        compressed = compressed or codec not in ("", "dense")
+        cells = (f"{n:,}" for n in (row["down"], row["up"], row["down"] + row["up"]))
+        lines.append([field or NONE, layer, codec or NONE, *cells, dense])
+    down, up = int(by["down"].sum()), int(by["up"].sum())
+    other = int(by[by.index.get_level_values("field") == ""][["down", "up"]].sum().sum())
+    plain = int(by["dense"].sum()) + other
+    lines.append(["total", "", "", f"{down:,}", f"{up:,}", f"{down + up:,}", f"{plain:,}"])
+    heads = ["field", "layer", "codec", "bytes down", "bytes up", "bytes", "dense would be"]
+    yield html.table(heads, lines, 3)
+    if compressed and down + up:
+        yield html.soft(
+            f"Dense would be the values as they are, with today's headers and framing: "
+            f"{plain / (down + up):.2f} times as much."
+        )
+
+
+def hops(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the bytes of each hop of a run with edge servers; nothing for another one."""
+    spent = summary.get("bytes") or {}
+    if "edge" not in spent:
+        return
+    lines = []
+    for name, kind in (("clients and edge servers", "algorithm"), ("edge servers and server", "edge")):
+        both = [sum(sum(of.values()) for of in spent[kind].get(side, {}).values()) for side in ("down", "up")]
+        lines.append([name, *(f"{n:,}" for n in (*both, sum(both)))])
+    yield html.table(["between", "bytes down", "bytes up", "bytes"], lines)
+    yield html.soft("The bill above and the sums of this page are of the hop of the clients.")
+
+
+def _part(field: str, layer: str) -> str:
+    return " ".join(filter(None, (field, layer)))
+
+
+def units(run: RunFolder) -> str:
+    """Per client and round, in units of P, and once per client."""
+    own = ComparedRun(run)
+
+    def both(once: bool) -> str:
+        return ", ".join(f"{own.units(side, once):.3f} P {side}" for side in ("down", "up"))
+
+    once = any(own.units(side, once=True) for side in ("down", "up"))
+    return html.soft(f"Per client and round: {both(False)}." + (f" Once per client: {both(True)}." * once))
+
+
+def staleness(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table of uploads by staleness; nothing for a synchronous run."""
+    steps = summary.get("asynchronous")
+    if not steps:
+        return
+    counts = steps["staleness"]
+    yield html.charts(histogram(counts))
+    yield html.soft(
+        f"mean {steps['staleness_mean']:.2f}, largest {len(counts) - 1}; {steps['simulated_seconds']:,.1f} "
+        "simulated seconds. The staleness of an upload is how many steps the server has taken since the "
+        "broadcast that it answers. Which uploads are folded in which step follows from the virtual clock."
+    )
+
+
+def histogram(counts: list[int]) -> str:
+    """Uploads by staleness, from 0; the numbers may be saved."""
+    steps = np.arange(len(counts), dtype=np.float64)
+    return bar_chart(
+        "uploads by staleness",
+        ("steps of the server since the broadcast", "uploads"),
+        np.subtract(steps, 0.46),
+        np.add(steps, 0.46),
+        [Bars("uploads", np.array(counts, dtype=np.float64))],
+        said=lambda n: f"staleness {n}",
+    )
+
+
+SHOWN = {"node": "machine", "device": "computes on", "gpu": "GPU", "engine": "engine", "pid": "process id"}
+"""Keys of processes.json and their headings; one that no process has is left out."""
+OPEN = 20
+"""The table is open for up to this many processes."""
+
+
+def processes(run: RunFolder) -> Iterator[str]:
+    """A table of RUN/processes.json; nothing if it is not there."""
+    rows = run.processes
+    keys = [key for key in SHOWN if any(row.get(key) for row in rows)]
+    if not keys:
+        return
+    heads = ["", *(SHOWN[key] for key in keys), "from", "to"]
+    lines = []
+    for row in rows:
+        role = str(row.get("role", ""))
+        name = f"{role} {row.get('index')}" if role.endswith("worker") else role
+        times = (str(row.get(key) or "").partition("T")[2][:8] for key in ("started", "ended"))
+        lines.append([name, *(str(row.get(key) or "") for key in keys), *times])
+    last = " of the last start" if len(run.starts) > 1 else ""
+    title = f"Table of processes{last}"
+    yield html.folded(title, html.table(heads, lines, len(heads)), opened=len(rows) <= OPEN)
+
+
+# ---- the grid of clients and rounds
+
+ACROSS, DOWN = 200, 60
+"""Most cells of the grid; the larger of clients and rounds goes across."""
+CELL, WIDEST, HIGHEST = 14.0, 1000.0, 420.0
+"""Pixels of a cell at most, and of the whole picture."""
+
+
+def participation_grid(run: RunFolder, rounds: int) -> str:
+    """Draw participation from the run's schedule, and note what is left out. rounds: how many have ended."""
+    experiment = run.experiment
+    clients = run.clients
+    try:
+        participations = schedule(
+            str(experiment["participation"]),
+            clients=clients,
+            seed=int(experiment["seed"]),
+            sizes=tuple(experiment.get("client_sizes") or ()),
+            decided=_by_the_clock(run) if experiment.get("asynchronous") else None,
+        )
+        turned = clients > rounds  # clients go across
+        shown = [participations(r) for r in range(1, min(rounds, DOWN if turned else ACROSS) + 1)]
+    except FedsimError:  # a trace file that has gone
+        return html.soft("The schedule of this run can no longer be read.")
+    if not shown:
+        return ""
+    many = min(clients, ACROSS if turned else DOWN)
+    width, height = (many, len(shown)) if turned else (len(shown), many)
+    widest = min(CELL * width, WIDEST, HIGHEST * width / height)
+    cells = "".join(_cells(shown, many, turned))
+    key = "".join(
+        f'<span class="key"><i style="background: var(--{colour})"></i>{what}</span>'
+        for colour, what in (("c0", "folded"), ("c1", "took part, not folded"), ("line", "away"))
+    )
+    data = saved("participation", ("round", "client", "state"), _states(shown, clients))
+    which = (
+        f"clients {_range(0, many - 1, clients)} {'across' if turned else 'downwards'}, "
+        f"rounds {_range(1, len(shown), rounds)} {'downwards' if turned else 'across'}"
+    )
+    return (
+        f'<div class="wide"><svg class="grid" role="img" aria-label="participation" '
+        f'viewBox="0 0 {10 * width} {10 * height}" style="max-width: {widest:.0f}px">{cells}</svg></div>'
+        f"<p>{key} {data}</p>{html.soft(which)}"
+    )
+
+
+def _by_the_clock(run: RunFolder) -> Callable[[int], tuple[int, ...]]:
+    """Participants of an asynchronous run, by its ledger: the clients that got a round's broadcast."""
+    rows = run.ledger
+    down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
+    by_round = {int(r): tuple(sorted({int(k) for k in ks})) for r, ks in down.groupby("round").client}
+    return lambda round: by_round.get(round, ())
+
+
+def _range(first: int, last: int, of: int) -> str:
+    return f"{first} to {last} of {of:,}" if last > first else f"{first} of {of:,}"
+
+
+def _mark(participation: Participation, client: int) -> str:
+    """The class of report.css for a client in a round."""
+    if client not in participation.participants:
+        return "away"
+    return "lost" if client in participation.lost_uploads | participation.dropouts else "took"
+
+
+def _states(shown: Sequence[Participation], clients: int) -> Iterator[tuple[int, int, str]]:
+    """Yield the clients that took part in each round of the grid."""
+    names = {"took": "folded", "lost": "not folded"}
+    for number, participation in enumerate(shown, 1):
+        for k in sorted(participation.participants):
+            if k < clients:
+                yield number, k, names[_mark(participation, k)]
+
+
+def _cells(shown: Sequence[Participation], many: int, turned: bool) -> Iterator[str]:
+    for n, participation in enumerate(shown):
+        for k in range(many):
+            kind = _mark(participation, k)
+            x, y = (k, n) if turned else (n, k)
+            yield f'<rect class="{kind}" x="{10 * x}" y="{10 * y}" width="9" height="9"/>'

@@ -59,16 +59,14 @@ def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
 
 
 def _key(metrics: pandas.DataFrame) -> str:
-    """Which line is which, if there are several."""
+    """The names of the lines, if there are several."""
     sampled = any(np.isfinite(numbers(metrics, key)).any() for key in ("ensemble_accuracy", "ensemble_nll"))
     return html.key(dict(enumerate(ACCURACIES.values()))) if sampled else ""
 
 
 def calibration(metrics: pandas.DataFrame) -> Iterator[str]:
-    """ECE and Brier score over rounds, and the reliability diagram of the last evaluated round.
-
-    Nothing for a run of an earlier fedsim, or without classes.
-    """
+    """ECE and Brier score over rounds, and the reliability diagram of the last evaluated round. Nothing for a
+    run of an earlier fedsim, or without classes."""
     x, last = numbers(metrics, "round"), [dict(metrics.iloc[-1])]
     tables = [
         Reliability(text, slot, table)
@@ -119,5 +117,5 @@ def _others(metrics: pandas.DataFrame) -> list[str]:
 
 
 def title(name: str) -> str:
-    """primal_residual as primal residual."""
+    """A name of metrics.jsonl for people, such as primal residual."""
     return name.removeprefix("test_").replace("_", " ")

@@ -17,22 +17,32 @@ A column is an expression of a run's metrics.jsonl:
     J to ...                joules of all clients until then
 
 METRIC is a key of metrics.jsonl.
+
+A curve may also be over the megabytes that a run's messages could have cost, so far, at the limits that its
+rounds have measured (Source: docs/compression.md#the-limit-as-a-column):
+
+    MB entropy   both directions at the zeroth-order entropy of their integers
+    MB KL        uploads at KL(q_k || q_g), which is what a sample of the client's posterior would cost
+
+A round measures one upload and its broadcast (fedsim.wire.limits); all messages of that direction count in
+the same proportion, headers included. A direction without coded fields counts whole, as its first broadcast
+may be; of a message with coded and other fields the others count in the proportion of the coded ones.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.errors import UsageError
 from launch.configuration.target_accuracy import percent as target_text
-from launch.results.coding_limits import LIMITS, at_limit
 from launch.runs.tables import SUMS, Curve
 
 if TYPE_CHECKING:
@@ -49,24 +59,20 @@ _TO = re.compile(r"(rounds|MB|simulated|J) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*
 
 @dataclass(frozen=True)
 class Column:
-    """A parsed column: a reduction ("", max, best, rounds to, MB to, ...), a metric and a round.
-
-    A round of None is the last one, or the first one that reaches a level.
-    """
+    """A parsed column: a reduction ("", max, best, rounds, MB, ...), a metric and a round. A round of None is
+    the last one, or the first one that reaches the level, itself or in the running mean."""
 
     how: str
     metric: str
     round: int | None
+    level: float | None = None
+    of_mean: bool = False
 
 
 def parsed(expression: str) -> Column:
-    """Parse an expression.
-
-    Raises:
-        UsageError: for an expression that is none.
-    """
     if result := _TO.fullmatch(expression):
-        return Column(f"{result[1]} to", result[3] or "test_accuracy", None)
+        level = float(result[4] or result[5])
+        return Column(result[1], result[3] or "test_accuracy", None, level, bool(result[2]))
     if not (result := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, best METRIC@ROUND, rounds to "
@@ -77,19 +83,14 @@ def parsed(expression: str) -> Column:
 
 
 def value(expression: str, curve: Curve, window: int = 1) -> float:
-    """The number of a column for one run; NaN: not reached, diverged.
-
-    Raises:
-        UsageError: for an expression that is none.
-    """
-    if result := _TO.fullmatch(expression):
-        metric = result[3] or "test_accuracy"
-        at = reached(curve, float(result[4] or result[5]), metric, window if result[2] else 1)
-        if at is None:
-            return math.nan
-        return float(curve.rounds()[at]) if result[1] == "rounds" else curve.metric(result[1])[at]
+    """The number of a column for one run; NaN: not reached, diverged."""
     column = parsed(expression)
     how, name = column.how, column.metric
+    if column.level is not None:
+        at = reached(curve, column.level, name, window if column.of_mean else 1)
+        if at is None:
+            return math.nan
+        return float(curve.rounds()[at]) if how == "rounds" else curve.metric(how)[at]
     end = curve.rounds()[-1] if column.round is None else column.round
     known = [i for i, round in enumerate(curve.rounds()) if round <= end]
     if not known or curve.rounds()[known[-1]] != end:
@@ -104,10 +105,8 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
 
 
 def reached(curve: Curve, level: float, metric: str = "test_accuracy", window: int = 1) -> int | None:
-    """The place of the first evaluated round, after the start, that is as good as `level`.
-
-    A round counts with the mean of the `window` evaluated rounds up to it, of which there must be as many.
-    """
+    """The place of the first evaluated round, after the start, that is as good as `level`. A round counts
+    with the mean of the `window` evaluated rounds up to it, of which there must be as many."""
     values, rounds = curve.metric(metric), curve.rounds()
     trained = [at for at in range(len(values)) if rounds[at] > 0]
     for last in range(window, len(trained) + 1):
@@ -146,7 +145,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def percent(expression: str) -> bool:
-    """True if it is shown in %."""
+    """True if a column is shown in %."""
     return any(word in expression for word in ("accuracy", "recall", "precision", "_f1"))
 
 
@@ -171,16 +170,12 @@ class Band:
 
     @staticmethod
     def of(x: Values, ys: Values) -> Band:
-        """ys: one row per seed, as long as x."""
+        """The band of ys, one row per seed, each as long as x."""
         return Band(x, ys.min(0), ys.mean(0), ys.max(0))
 
 
 def stacked(curves: Sequence[Curve], name: str) -> Values:
-    """A metric, one row per seed: the evaluated rounds that all seeds have.
-
-    Raises:
-        UsageError: if an argument is wrong.
-    """
+    """A metric, one row per seed: the evaluated rounds that all seeds have."""
     count = min((len(c.lines) for c in curves), default=0)
     if not count:
         return np.zeros((len(curves), 0))
@@ -215,3 +210,32 @@ def messages(rows: pandas.DataFrame, direction: str) -> int:
     """Envelopes of the algorithm in one direction: a client's part in an exchange."""
     sent = rows[(rows.kind == "algorithm") & (rows.direction == direction)]
     return len(sent[["round", "exchange", "client"]].drop_duplicates())
+
+
+def _entropy(line: Mapping[str, Any]) -> float:
+    """Bytes of both directions at the entropy of their fields."""
+    total = 0.0
+    for side in ("down", "up"):
+        fields = line.get("limits", {}).get(side, {}).values()
+        sent = sum(field["bits"] for field in fields)
+        total += line[f"bytes_{side}"] * (sum(field["entropy"] for field in fields) / sent if sent else 1.0)
+    return total
+
+
+def _divergence(line: Mapping[str, Any]) -> float:
+    """Bytes of the uploads at the divergence of one. A parameter has one value in every field, so that the
+    sum of bits per value are bits per parameter."""
+    limits = line.get("limits", {})
+    sent = sum(field["bits"] for field in limits.get("up", {}).values())
+    return float(limits["kl"] / sent * line["bytes_up"]) if sent and "kl" in limits else math.nan
+
+
+LIMITS = {"MB entropy": _entropy, "MB KL": _divergence}
+"""Bytes of one round, by the limit's name."""
+
+
+def at_limit(curve: Curve, name: str) -> list[float]:
+    """One value per evaluated round, summed over the rounds so far; NaN from the first round without a KL.
+    Every round of the run must have been evaluated. name: one of LIMITS."""
+    rounds = (LIMITS[name](line) if line["round"] else 0.0 for line in curve.lines)
+    return [1e-6 * so_far for so_far in accumulate(rounds)]

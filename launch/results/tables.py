@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from fedsim.errors import DiskError
 from fedsim.learning.score_names import CALIBRATION, EXTRA
 from launch.configuration.target_accuracy import below_target, percent as target_text
 from launch.results.frontier import Cost, ranking, reaching
 from launch.results.groups import Group
 from launch.results.statistics import heading, lower_is_better, percent, shown
+from workers.storage.atomic_files import disk_errors
 
 NONE = "–"
 FIRM = "\N{NO-BREAK SPACE}"
@@ -32,7 +32,7 @@ MORE_MEASURES = {
         *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
     )
 }
-"""The same, of the table of calibration and clients."""
+"""The columns of the table of calibration and clients, and their metrics."""
 IN_CSV = ("test_accuracy@end", "best test_accuracy@end", "test_nll@end")
 """Columns of MEASURES that the CSV has; it has all of MORE_MEASURES."""
 SMALL = 0.0005
@@ -75,7 +75,7 @@ def name(group: Group) -> str:
 
 
 def seeds(numbers: Sequence[int]) -> str:
-    """62–64, 70 for 62, 63, 64, 70."""
+    """The text of seed numbers, such as 62–64, 70 for 62, 63, 64, 70."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and n == runs[-1][-1] + 1:
@@ -118,7 +118,7 @@ def _measured(
     """The columns that a group has, and a line of cells per group."""
     columns = [c for c, metric in measures.items() if any(g.has(metric) for g in groups)]
     cells = [[g.values(c, measures[c]) for c in columns] for g in groups]
-    texts = [[_text(c, v) for c, v in zip(columns, row, strict=True)] for row in cells]
+    texts = [[shown(c, v) if v else NONE for c, v in zip(columns, row, strict=True)] for row in cells]
     if marked and not any(g.stopped for g in groups):
         for n, column in enumerate(columns):
             if sum(bool(row[n]) for row in cells) < 2:
@@ -130,7 +130,12 @@ def _measured(
 
 
 def _heads(columns: Sequence[str]) -> list[str]:
-    return [f"{_head(c)}{f'{FIRM}%' if percent(c) else ''}" for c in columns]
+    result = []
+    for column in columns:
+        head = heading(column).removesuffix("@end").replace("best accuracy", "best")
+        head = head.replace("client accuracy worst", "worst client").replace("ensemble", "average:")
+        result.append(head + (f"{FIRM}%" if percent(column) else ""))
+    return result
 
 
 def costs(groups: Sequence[Group], levels: Sequence[float]) -> list[Grid]:
@@ -205,19 +210,12 @@ def parts(groups: Sequence[Group]) -> list[dict[str, float]]:
 
 
 def write_csv(path: Path, groups: Sequence[Group], levels: Sequence[float]) -> None:
-    """One line per group: mean, low and high over the members of every measure.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
-    try:
-        with path.open("w", newline="") as file:
-            out = csv.writer(file, lineterminator="\n")
-            rows = records(groups, levels)
-            out.writerow(rows[0])
-            out.writerows(row.values() for row in rows)
-    except OSError as e:
-        raise DiskError(f"cannot write {path}: {e.strerror}") from None
+    """One line per group: mean, low and high over the members of every measure."""
+    with disk_errors(f"cannot write {path}"), path.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        rows = records(groups, levels)
+        out.writerow(rows[0])
+        out.writerows(row.values() for row in rows)
 
 
 def records(groups: Sequence[Group], levels: Sequence[float]) -> list[dict[str, object]]:
@@ -267,17 +265,7 @@ def _mean(values: Sequence[float]) -> float | str:
     return fmean(values) if values else ""
 
 
-def _head(column: str) -> str:
-    head = heading(column).removesuffix("@end").replace("best accuracy", "best")
-    return head.replace("client accuracy worst", "worst client").replace("ensemble", "average:")
-
-
-def _text(column: str, values: Sequence[float]) -> str:
-    return shown(column, values) if values else NONE
-
-
 def _units(group: Group, side: str, once: bool = False) -> str:
-    """Per client and round, or once per client."""
     return f"{fmean(m.units(side, once) for m in group.members):.3f}"
 
 

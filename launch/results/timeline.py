@@ -27,7 +27,7 @@ TICKS = 8
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of time in a lane, seconds since the run's start. kind: a class of page.py."""
+    """A stretch of time in a lane, seconds since the run's start. kind: a class of report.css."""
 
     lane: int
     begin: float
@@ -37,11 +37,7 @@ class Bar:
 
 
 def timeline(path: Path) -> str:
-    """The pictures with their key, '' without a file or a row.
-
-    Raises:
-        DataError: if data is missing or damaged.
-    """
+    """The pictures with their key, '' without a file or a row."""
     if not path.is_file():
         return ""
     rows = _read(path)
@@ -155,7 +151,7 @@ def _working(rows: pandas.DataFrame, lanes: dict[int, int]) -> Iterator[Bar]:
 
 
 def _folding(rows: pandas.DataFrame, begin: float, end: float) -> Iterator[Bar]:
-    """From the last answer of an exchange to the first task of the next."""
+    """Yield the times from the last answer of an exchange to the first task of the next."""
     tasks = rows[rows.what != "evaluate"]
     steps = tasks.groupby(["round", "exchange"]).agg(given=("given", "min"), arrived=("arrived", "max"))
     ordered = [(*key, row.given, row.arrived) for key, row in steps.sort_values("given").iterrows()]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedsim.wire.ledger_rows import Entry
 from workers.coordinator.task_timeline import Span
@@ -30,12 +30,7 @@ _LAST = float("inf")
 
 @dataclass(frozen=True)
 class Committed:
-    """A round that the journal has as committed.
-
-    Attributes:
-        start: Which start of the run has committed it, counted from 1.
-        dropped: The participants whose uploads were not folded.
-    """
+    """A committed round. start: the start of the run that committed it, from 1. dropped: without a fold."""
 
     start: int
     dropped: frozenset[int]
@@ -43,15 +38,8 @@ class Committed:
 
 @dataclass(frozen=True)
 class TracedRun:
-    """The metadata of a trace.
-
-    Attributes:
-        name: The run's.
-        algorithm: Its name.
-        dataset: Its name.
-        workers: What else is known of a worker: its machine and device.
-        rounds: The committed rounds. Of another round, no fold is shown.
-    """
+    """The metadata of a trace. workers: machine and device of workers, as far as known. rounds: the committed
+    rounds; of another round, no fold is shown."""
 
     name: str
     algorithm: str
@@ -97,10 +85,7 @@ class _Envelopes(NamedTuple):
 def events(run: TracedRun, spans: Iterable[Span], entries: Iterable[Entry]) -> Iterator[Event]:
     """The events of a trace, one round after the other; a round's spans and bytes are held, and no more.
 
-    Args:
-        run: What the run is.
-        spans: The rows of timeline.csv, in their order.
-        entries: The rows of ledger.csv, in their order.
+    spans, entries: the rows of timeline.csv and of ledger.csv, in their order.
     """
     yield from _Trace(run, _Traffic(entries)).events(spans)
 
@@ -143,7 +128,7 @@ class _Traffic:
 
 
 class _Trace:
-    """Turns one batch after the other into events."""
+    """The state of a trace, which turns one batch after the other into events."""
 
     def __init__(self, run: TracedRun, traffic: _Traffic) -> None:
         self.run, self.traffic = run, traffic
@@ -152,9 +137,9 @@ class _Trace:
         self._end = 0
         """The latest instant so far."""
         self._free: dict[int, int] = {}
-        """From when on a worker's lane is free."""
+        """The instant from which a worker's lane is free."""
         self._folding = self._broadcasting = 0
-        """From when on the lanes of the coordinator are free."""
+        """The instants from which the lanes of the coordinator are free."""
         self._folded: tuple[int, int] | None = None
         """Round and exchange of the last fold, if the next broadcast is of the same start."""
         self._flows = 0
@@ -164,10 +149,10 @@ class _Trace:
         """The instant of the last counter."""
 
     def events(self, spans: Iterable[Span]) -> Iterator[Event]:
-        yield from _process(COORDINATOR, "coordinator")
-        yield from _process(WORKERS, "workers")
-        yield from _thread(COORDINATOR, BROADCASTS, "broadcasts")
-        yield from _thread(COORDINATOR, FOLDS, "folding")
+        yield from _named("process", COORDINATOR, 1, "coordinator")
+        yield from _named("process", WORKERS, 1, "workers")
+        yield from _named("thread", COORDINATOR, BROADCASTS, "broadcasts")
+        yield from _named("thread", COORDINATOR, FOLDS, "folding")
         yield from (self._counter(side, 0) for side in ("down", "up"))
         for batch in _batches(spans, self.run.rounds):
             yield from self._batch(batch)
@@ -179,7 +164,8 @@ class _Trace:
         for worker in sorted({span.worker for span in batch.spans} - self._free.keys()):
             self._free[worker] = 0
             known = self.run.workers.get(worker)
-            yield from _thread(WORKERS, worker + 1, f"worker {worker}" + (f" ({known})" if known else ""))
+            name = f"worker {worker}" + (f" ({known})" if known else "")
+            yield from _named("thread", WORKERS, worker + 1, name)
         windows = dict(self._broadcasts(batch.spans))
         tasks = [self._placed(span, windows.get(span[:2], (0, 0))[0]) for span in batch.spans]
         self._end = max(self._end, *(task.end for task in tasks))
@@ -207,11 +193,8 @@ class _Trace:
         """Place a task in its worker's lane.
 
         A worker computes one task at a time, and the coordinator may be late in reading an answer: slices of
-        a lane would overlap, which no viewer shows, so one begins where the one before ends.
-
-        Args:
-            span: A row.
-            earliest: When the broadcast begins.
+        a lane would overlap, which no viewer shows, so one begins where the one before ends. earliest: the
+        beginning of the broadcast.
         """
         given, arrived = max(earliest, self._at(span.given)), self._at(span.arrived)
         begin = arrived - round(1e6 * span.computing) if span.computing >= 0 else given
@@ -223,7 +206,6 @@ class _Trace:
         return self._offset + round(1e6 * seconds)
 
     def _work(self, task: _Task, sizes: Mapping[Any, int]) -> Event:
-        """The worker's slice."""
         span = task.span
         if span.what == "evaluate":
             name = f"evaluate round {span.round}, chunk {span.exchange}"
@@ -280,7 +262,7 @@ class _Trace:
             yield _event("f", COORDINATOR, FOLDS, at, "task", **flow, bp="e")
 
     def _between(self, end: int, after: int) -> Event:
-        """From the last upload of an exchange to the next broadcast: the coordinator's own work."""
+        """The coordinator's own work, from the last upload of an exchange to the next broadcast."""
         assert self._folded is not None
         before, exchange = self._folded
         name = f"between rounds {before} and {after}"
@@ -314,7 +296,7 @@ class _Trace:
 
 
 def _key(span: Span) -> tuple[int, int, int, int]:
-    """The same as of the task's envelopes in the ledger."""
+    """The key of the task's envelopes in the ledger."""
     return span.round, span.exchange, span.client, span.worker
 
 
@@ -330,11 +312,8 @@ def _event(phase: str, process: int, thread: int, at: int, name: str, **more: An
     return {"name": name, "ph": phase, "pid": process, "tid": thread, "ts": at, **more}
 
 
-def _process(process: int, name: str) -> Iterator[Event]:
-    yield _event("M", process, 1, 0, "process_name", args={"name": name})
-    yield _event("M", process, 1, 0, "process_sort_index", args={"sort_index": process})
-
-
-def _thread(process: int, thread: int, name: str) -> Iterator[Event]:
-    yield _event("M", process, thread, 0, "thread_name", args={"name": name})
-    yield _event("M", process, thread, 0, "thread_sort_index", args={"sort_index": thread})
+def _named(kind: Literal["process", "thread"], process: int, thread: int, name: str) -> Iterator[Event]:
+    """Give a process or a thread its name and its place."""
+    yield _event("M", process, thread, 0, f"{kind}_name", args={"name": name})
+    index = process if kind == "process" else thread
+    yield _event("M", process, thread, 0, f"{kind}_sort_index", args={"sort_index": index})

@@ -54,13 +54,8 @@ def verify(
     data_dir: Path | None,
     as_json: bool = False,
 ) -> None:
-    """Print what was compared. rounds: the number of last rounds; clients: their ids with commas.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-        FedsimError: naming the first difference and what it means.
-    """
+    """Print what was compared; FedsimError names the first difference and its meaning. rounds: the number of
+    last rounds. clients: their ids with commas."""
     run = RestoredRun.open(folder, data_dir)
     only = _ids(clients, len(run.problem.clients))
     console = terminal.console(markup=False, quiet=as_json)
@@ -119,7 +114,7 @@ def computable(run: RestoredRun) -> list[int]:
 
 
 def _origins(run: RestoredRun, round: int) -> list[int]:
-    """The rounds whose states of the server a round needs besides that of the one before, if any."""
+    """The other rounds, besides the one before, whose states of the server a round needs."""
     return [r for r in run.problem.asynchrony.origins(round) if r >= run.first_round] if round else []
 
 
@@ -161,7 +156,7 @@ def _verified(
 
 
 def _with_server(run: RestoredRun, verdict: Verdict, after: Checkpoint[Any]) -> Verdict:
-    """The same uploads must give the same state of the server."""
+    """Compare the server's state, which the same uploads must give."""
     try:
         what = run.unlike(after)
     except DataError as e:
@@ -233,11 +228,6 @@ def _growing_files(run: RestoredRun) -> Iterator[tuple[str, str]]:
 
 
 def _ids(text: str | None, clients: int) -> frozenset[int] | None:
-    """Read the ids of clients, such as 0,4; None means all.
-
-    Raises:
-        UsageError: if an argument is wrong.
-    """
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]

@@ -33,20 +33,16 @@ def sent_once(algorithm: Algorithm[Any, Any, Any, Any]) -> frozenset[Sent]:
 
 @dataclass
 class ClientCosts:
-    """Bytes of the algorithm, headers and framing included, by direction.
-
-    Attributes:
-        optional: The fields that are sent once, as sent_once has them.
-        rounds: Bytes of the rounds 1, 2, ... without these fields.
-        once: Bytes of the set-up (round 0) and of these fields.
-    """
+    """Bytes of the algorithm, headers and framing included, by direction. optional: the fields that are sent
+    once, as sent_once has them. rounds: bytes of the rounds 1, 2, ... without these fields. once: bytes of
+    the set-up (round 0) and of these fields."""
 
     optional: frozenset[Sent] = frozenset()
     rounds: Counter[str] = field(default_factory=Counter)
     once: Counter[str] = field(default_factory=Counter)
 
     def counted(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """Add ledger rows while they pass."""
+        """Yield the rows, and add their bytes while they pass."""
         for e in entries:
             if e.kind == "algorithm":
                 alone = not e.round or (e.exchange, e.direction, e.field) in self.optional
@@ -59,16 +55,9 @@ class ClientCosts:
         return self.rounds.total() + self.once.total()
 
     def units(self, *, params: int, participations: int, clients: int) -> dict[str, float]:
-        """In units of P, 4 * params bytes, for summary.json.
-
-        Args:
-            params: P.
-            participations: The pairs of a client and a round, from round 1, in which it got the broadcast.
-            clients: All clients.
-
-        Returns:
-            units_of_p_SIDE, per client and round, and units_of_p_once_SIDE, per client.
-        """
+        """In units of P, 4 * params bytes, for summary.json: units_of_p_SIDE, per client and round, and
+        units_of_p_once_SIDE, per client. participations: the pairs of a client and a round, from round 1, in
+        which it got the broadcast."""
         round, client = 4 * params * participations, 4 * params * clients
         return {f"units_of_p_{side}": self.rounds[side] / round if round else 0.0 for side in SIDES} | {
             f"units_of_p_once_{side}": self.once[side] / client if client else 0.0 for side in SIDES

@@ -25,19 +25,14 @@ Sent = dict[tuple[int, int], dict[int, list[int]]]
 
 
 def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[str, Any]:
-    """The key `devices` of summary.json.
+    """The key `devices` of summary.json, from the ledger's rows up to the last committed round; problem has a
+    clock.
 
-    Args:
-        problem: The run's problem, which has a clock.
-        rows: All rows of the ledger.
-        rounds: The last committed round; rows of later ones do not count.
-
-    Returns:
-        `simulated_seconds` of all rounds; `client_seconds`, a list of the seconds in which each client loads,
-        computes and sends, and `client_seconds_total`, their sum; `client_joules` and `client_joules_total`
-        if a device's energy is known. Also `client_waits`, the seconds in which it had answered and the
-        exchange continued, or its upload lay in the buffer of an asynchronous run; of a synchronous run
-        `client_holds`, those in which all others had answered and it had not; and their sums.
+    It has `simulated_seconds` of all rounds; `client_seconds`, a list of the seconds in which each client
+    loads, computes and sends; `client_joules` if a device's energy is known. Also `client_waits`, the seconds
+    in which it had answered and the exchange continued, or its upload lay in the buffer of an asynchronous
+    run; of a synchronous run `client_holds`, those in which all others had answered and it had not.
+    NAME_total is the sum of each.
     """
     clock, sizes, steps = problem.clock, indices(problem.sizes), problem.asynchrony.schedule
     assert clock is not None
@@ -91,16 +86,9 @@ def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, 
 
 
 def _seconds(
-    problem: Problem,
-    clock: Clock,
-    of: tuple[int, int],
-    clients: Ints,
-    sizes: Ints,
-    down: Ints,
-    up: Ints,
+    problem: Problem, clock: Clock, of: tuple[int, int], clients: Ints, sizes: Ints, down: Ints, up: Ints
 ) -> Floats:
-    """Return each client's seconds in an exchange (a round and a number); without an upload, the download
-    alone."""
+    """Each client's seconds in an exchange (a round and a number); without an upload, the download alone."""
     round, exchange = of
     result = clock.download_of(clients, down)
     answered, steps = np.flatnonzero(up), problem.asynchrony.schedule

@@ -24,7 +24,7 @@ from fedsim.errors import DataError, DiskError, MismatchError, UsageError, WireE
 from fedsim.experiment import Experiment, convert
 from fedsim.wire.ledger_rows import Entry
 from launch.configuration.config_files import check_lanes
-from launch.runs import growing
+from launch.runs.growing import rows_of
 from launch.runs.manifest import ALWAYS, FORMAT, MANIFEST, WIRE, digest, lasting_digest
 from launch.runs.tables import Curve, every_round, ledger_frame, metrics_frame
 from workers.coordinator.task_timeline import Span
@@ -45,13 +45,10 @@ DAMAGED, MISSING = "damaged", "missing"
 class KnownFiles:
     """A run's record of its growing files.
 
-    Attributes:
-        source: Where it is recorded, such as "summary.json".
-        ended: The run has ended: the files are whole. Otherwise they may hold more than is known.
-        files: Their digests by name.
-        experiment: The digest of the manifest's experiment, without its rounds if the run has not ended;
-            '' if it is not known.
-        run: The run's name; '' if it is not known.
+    source: where it is recorded, such as "summary.json". ended: the run has ended, and the files are whole;
+    otherwise they may hold more than is known. files: their digests by name. experiment: the digest of the
+    manifest's experiment, without its rounds if the run has not ended; '' if it is not known. run: the run's
+    name; '' if it is not known.
     """
 
     source: str
@@ -63,13 +60,8 @@ class KnownFiles:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run folder; fedsim.Run adds methods for notebooks.
-
-    A file is read once, when it is first needed. Open the folder again to see what a running run has added.
-
-    Attributes:
-        path: The folder.
-    """
+    """The run folder `path`; fedsim.Run adds methods for notebooks. A file is read once, when it is first
+    needed. Open the folder again to see what a running run has added."""
 
     path: Path
 
@@ -134,11 +126,7 @@ class RunFolder:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """summary.json, which a run writes when it ends; empty before, and if the run was killed.
-
-        Raises:
-            DataError: if it is damaged.
-        """
+        """summary.json, which a run writes when it ends; empty before, and if the run was killed."""
         return json_of(self.path / SUMMARY) if self.has(SUMMARY) else {}
 
     @property
@@ -200,11 +188,7 @@ class RunFolder:
     # ---- what this fedsim can read
 
     def check_wire(self) -> None:
-        """Check that this fedsim reads the run's messages, checkpoints and states.
-
-        Raises:
-            MismatchError: if it was begun with another wire format, naming both.
-        """
+        """Check that this fedsim reads the run's messages, checkpoints and states; MismatchError if not."""
         begun = self.manifest.get("wire", 1)
         if begun != WIRE:
             raise MismatchError(
@@ -213,12 +197,7 @@ class RunFolder:
             )
 
     def check_states(self) -> None:
-        """Check that the run kept its states and checkpoints, and that this fedsim reads them.
-
-        Raises:
-            MismatchError: as check_wire.
-            UsageError: if it kept none.
-        """
+        """Check that the run kept states and checkpoints that this fedsim reads; UsageError if not kept."""
         self.check_wire()
         if any(start["execution"].get("durability") == "none" for start in self.starts):
             raise UsageError(
@@ -235,9 +214,6 @@ class RunFolder:
 
         A round counts once the journal has its commit: its rows were written before. Rows of later rounds
         belong to one that was interrupted, which a resume computes again.
-
-        Raises:
-            DiskError: if the journal cannot be read.
         """
         journal = self.path / JOURNAL
         records = read_journal(journal) if journal.is_file() else []
@@ -245,13 +221,8 @@ class RunFolder:
 
     @property
     def last_round(self) -> int | None:
-        """The last round whose rows in ledger.csv and timeline.csv count; None if all do.
-
-        They do in a run that has ended: it writes no rows of a round that was under way.
-
-        Raises:
-            DiskError: if the journal cannot be read.
-        """
+        """The last round whose rows in ledger.csv and timeline.csv count; None if all do. They do in a run
+        that has ended: it writes no rows of a round that was under way."""
         if self.has(SUMMARY) or not self.has(JOURNAL):
             return None
         return max(self.commits, default=-1)
@@ -263,11 +234,7 @@ class RunFolder:
         return (self.path / name).is_file()
 
     def file(self, name: str) -> Path:
-        """The path of a file of the run.
-
-        Raises:
-            UsageError: if it is not there.
-        """
+        """The path of a file of the run; UsageError if it is not there."""
         path = self.path / name
         if not path.is_file():
             raise UsageError(
@@ -277,11 +244,7 @@ class RunFolder:
 
     @cached_property
     def known(self) -> KnownFiles:
-        """Return the record of the growing files in summary.json, or else in the newest readable checkpoint.
-
-        Raises:
-            DataError: if summary.json is damaged.
-        """
+        """The record of the growing files in summary.json, or else in the newest readable checkpoint."""
         if self.has(SUMMARY):
             return _known_by_summary(self.path / SUMMARY)
         for path in sorted((self.path / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
@@ -295,11 +258,7 @@ class RunFolder:
         return KnownFiles("", False, {})
 
     def checked(self) -> Self:
-        """Return the run after comparing all its files with their record.
-
-        Raises:
-            DataError: if one was changed, naming it.
-        """
+        """The run, after comparing all its files with their record; DataError names one that was changed."""
         self.check_experiment()
         for name in self.known.files:
             if (self.path / name).exists():
@@ -307,11 +266,7 @@ class RunFolder:
         return self
 
     def check_experiment(self) -> None:
-        """Compare the manifest's experiment with its record.
-
-        Raises:
-            DataError: if it is another one.
-        """
+        """Compare the manifest's experiment with its record; DataError if it is another one."""
         known, path = self.known, self.path / MANIFEST
         here = digest(self.experiment) if known.ended else lasting_digest(self.experiment)
         if known.experiment not in ("", here):
@@ -323,12 +278,7 @@ class RunFolder:
             )
 
     def checked_bytes(self, name: str) -> bytes:
-        """Return the content of a growing file.
-
-        Raises:
-            UsageError: if there is no such file.
-            DataError: if it was changed, naming it.
-        """
+        """The content of a growing file; UsageError if it is not there, DataError if it was changed."""
         path = self.file(name)
         try:
             data = path.read_bytes()
@@ -342,13 +292,7 @@ class RunFolder:
         return data
 
     def check_files(self, *names: str) -> None:
-        """Compare growing files with their record, in blocks because they may be large.
-
-        Raises:
-            UsageError: if one is not there.
-            DataError: if one, or the manifest, was changed, naming it.
-            DiskError: if one cannot be read.
-        """
+        """Compare growing files with their record, in blocks because they may be large; as checked_bytes."""
         self.check_experiment()
         for name in names:
             path, was = self.path / name, self.known.files.get(name)
@@ -373,22 +317,12 @@ class RunFolder:
         return f"{path} was changed: its {was.rows:,} rows are not those that {source} has the sha256 of"
 
     def ledger_rows(self) -> Iterator[Entry]:
-        """Yield the committed rows of ledger.csv, which may outgrow the memory.
-
-        Raises:
-            DataError: naming the line that is no row.
-            DiskError: if the file cannot be read.
-        """
-        return growing.ledger_rows(self.path / LEDGER, self.last_round)
+        """Yield the committed rows of ledger.csv, which may outgrow the memory."""
+        return rows_of(self.path / LEDGER, Entry, self.last_round)
 
     def timeline_rows(self) -> Iterator[Span]:
-        """Yield the committed rows of timeline.csv.
-
-        Raises:
-            DataError: naming the line that is no row.
-            DiskError: if the file cannot be read.
-        """
-        return growing.timeline_rows(self.path / TIMELINE, self.last_round)
+        """Yield the committed rows of timeline.csv."""
+        return rows_of(self.path / TIMELINE, Span, self.last_round)
 
     @cached_property
     def lines(self) -> tuple[dict[str, Any], ...]:
@@ -425,11 +359,7 @@ class RunFolder:
 
     @property
     def curve(self) -> Curve:
-        """The evaluated rounds, with sums so far by name; empty for a run that did not get so far.
-
-        Raises:
-            DataError: if metrics.jsonl is damaged.
-        """
+        """The evaluated rounds, with sums so far by name; empty for a run that did not get so far."""
         return Curve(self.lines if self.has(METRICS) else ())
 
     @cached_property
@@ -455,11 +385,7 @@ class RunFolder:
 
 
 def _known_by_summary(path: Path) -> KnownFiles:
-    """Return the record of the growing files in summary.json.
-
-    Raises:
-        DataError: if it is damaged.
-    """
+    """Return the record of the growing files in summary.json."""
     summary = json_of(path)
     try:
         listed = msgspec.convert(summary.get("files", {}), dict[str, dict[str, int | str]])
@@ -470,11 +396,7 @@ def _known_by_summary(path: Path) -> KnownFiles:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The run folders in a folder, in the order of their names, also those without a manifest.
-
-    Raises:
-        UsageError: if there is no such folder.
-    """
+    """The run folders in a folder, in the order of their names, also those without a manifest."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     traces = (MANIFEST, JOURNAL, "lock", SUMMARY)
@@ -482,12 +404,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Read one of a run's files; {} if it holds something else than an object.
-
-    Raises:
-        UsageError: if it cannot be read.
-        DataError: if it is no JSON.
-    """
+    """A JSON file of the run, {} if it has no object; UsageError if unreadable, DataError if damaged."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:

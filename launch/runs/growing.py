@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from fedsim.errors import DataError
 from fedsim.wire.ledger_rows import Entry
@@ -15,28 +15,19 @@ from workers.coordinator.task_timeline import Span
 from workers.storage.atomic_files import disk_errors
 
 BLOCK = 1 << 20
+T = TypeVar("T", Entry, Span)
 
 
 @dataclass
 class GrowingLines:
-    """The whole lines of a file that another process appends to.
-
-    Attributes:
-        path: The file.
-        at: Where the next line begins.
-    """
+    """The whole lines of a file that another process appends to; the next line begins at byte `at`."""
 
     path: Path
     at: int = 0
 
     def new(self) -> Iterator[bytes]:
-        """Yield the lines since the last call, without their ends; none if there is no file.
-
-        A file that has become shorter was cut by a resume and is read from its beginning.
-
-        Raises:
-            DiskError: if it cannot be read.
-        """
+        """Yield the lines since the last call, without their ends; none if there is no file. A file that has
+        become shorter was cut by a resume and is read from its beginning."""
         if not self.path.exists():
             return
         with disk_errors(f"cannot read {self.path}"), self.path.open("rb") as file:
@@ -51,34 +42,13 @@ class GrowingLines:
                     yield line
 
 
-def ledger_rows(path: Path, last: int | None = None) -> Iterator[Entry]:
-    """Yield the rows of a ledger.csv. A last row that is still being written is left out.
-
-    Args:
-        path: The file.
-        last: The last round whose rows count, None for all (RunFolder.last_round).
-
-    Raises:
-        DataError: naming the line that is no row.
-        DiskError: if the disk cannot be read.
-    """
-    for row in _rows(path, Entry):
-        entry = Entry(*row)
-        if last is None or entry.round <= last:
-            yield entry
-
-
-def timeline_rows(path: Path, last: int | None = None) -> Iterator[Span]:
-    """Yield the rows of a timeline.csv, as ledger_rows.
-
-    Raises:
-        DataError: naming the line that is no row.
-        DiskError: if the disk cannot be read.
-    """
-    for row in _rows(path, Span):
-        span = Span(*row)
-        if last is None or span.round <= last:
-            yield span
+def rows_of(path: Path, kind: type[T], last: int | None = None) -> Iterator[T]:
+    """Yield the rows of a ledger.csv (Entry) or a timeline.csv (Span) up to the round `last`, or all. A last
+    row that is still being written is left out."""
+    for row in _rows(path, kind):
+        result = kind(*row)
+        if last is None or result.round <= last:
+            yield result
 
 
 def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:
@@ -88,7 +58,8 @@ def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:
     types, number = [get_type_hints(kind)[name] for name in columns], 0
     try:
         with disk_errors(f"cannot read {path}"), path.open(newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.reader(_whole_lines(file)), 1):
+            whole = (line for line in file if line.endswith("\n"))
+            for number, row in enumerate(csv.reader(whole), 1):
                 if number > 1:
                     yield [read(x) for read, x in zip(types, row, strict=True)]
                 elif tuple(row) in (tuple(columns), tuple(columns[:needed])):
@@ -97,7 +68,3 @@ def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:
                     raise DataError(f"{path} has the columns {', '.join(row)}; {', '.join(columns)} are due")
     except (ValueError, csv.Error):
         raise DataError(f"{path} is damaged: line {number or 1} or the one after it is no row") from None
-
-
-def _whole_lines(file: IO[str]) -> Iterator[str]:
-    return (line for line in file if line.endswith("\n"))

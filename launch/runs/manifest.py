@@ -35,8 +35,7 @@ LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "sci
 def describe(
     experiment: Mapping[str, Any], execution: Execution, run: str, probe: Mapping[str, str]
 ) -> dict[str, Any]:
-    """experiment: with every default resolved. probe: workers.probe.probe of this process. commit: of the
-    source."""
+    """The manifest of a run. experiment: with all defaults. probe: workers.probe.probe of this process."""
     return {
         "format": FORMAT,
         "wire": WIRE,
@@ -53,10 +52,7 @@ def describe(
 
 
 def described(problem: Problem) -> dict[str, Any]:
-    """Describe an experiment with every default resolved.
-
-    `sources` has the user's own files and their sha256.
-    """
+    """The experiment with every default resolved; `sources` has the user's own files and their sha256."""
     experiment = problem.experiment
     files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
     return asdict(experiment) | {
@@ -90,12 +86,8 @@ def surroundings(probe: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def facts_of(content: Mapping[str, Any], device: str) -> dict[str, str]:
-    """Return a manifest's facts that bits depend on (workers/numerics.py); missing ones are left out.
-
-    Args:
-        content: The manifest, or surroundings().
-        device: What the run computes on: the GPUs of a machine matter to runs on cuda only.
-    """
+    """Facts of a manifest, or of surroundings(), that bits depend on (workers/numerics.py); missing ones are
+    left out. device: the GPUs of a machine matter to runs on cuda only."""
     versions, machine = content.get("versions", {}), content.get("platform", {})
     facts = {name: value for name, value in {**versions, **machine}.items() if name in HERE}
     if device == "cuda":
@@ -110,13 +102,9 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any], device: str) ->
 
 
 def with_workers(content: Mapping[str, Any], facts: Facts, drift: Sequence[str]) -> dict[str, Any]:
-    """The manifest with what its workers have brought.
-
-    Args:
-        content: The manifest.
-        facts: Those of the first worker, which the coordinator may not have: the GPU and its probe digest.
-        drift: How the bits of single workers may differ, one text each.
-    """
+    """The manifest with what its workers have brought. facts: those of the first worker, which the
+    coordinator may not have: the GPU and its probe digest. drift: a text for each worker whose bits may
+    differ."""
     known = content["platform"]
     digests = {kind: facts[name] for kind in ("cpu", "cuda") if (name := PROBE.format(kind)) in facts}
     machine = {**known, "probe": {**digests, **known.get("probe", {})}}

@@ -33,8 +33,7 @@ from workers.task_execution import execute
 
 @dataclass(frozen=True)
 class Message:
-    """A message as it is before any codec, tensors in their dtype on the wire. context: what both ends have
-    besides."""
+    """A message before any codec, tensors in their dtype on the wire. context: known to both ends."""
 
     side: str
     exchange: int
@@ -52,16 +51,7 @@ class RestoredRun:
 
     @staticmethod
     def open(folder: Path, data_dir: Path | None = None) -> RestoredRun:
-        """Assemble a run's problem, and read its newest checkpoint.
-
-        Args:
-            folder: The run folder.
-            data_dir: The folder of the data files; None is the manifest's.
-
-        Raises:
-            UsageError: if this is no run.
-            DataError: if its data or its files are not what they were.
-        """
+        """Assemble a run's problem, and read its newest checkpoint. data_dir: by default the manifest's."""
         run = RunFolder.open(folder)
         run.check_states()
         described, experiment = run.experiment, run.to_experiment()
@@ -85,7 +75,6 @@ class RestoredRun:
 
     @property
     def round(self) -> int:
-        """The last one that was committed."""
         return self.checkpoint.round
 
     @property
@@ -99,18 +88,12 @@ class RestoredRun:
         return str(self.run.manifest["run"])
 
     def committed(self, round: int) -> Checkpoint[Any] | None:
-        """Return the state that a round committed; None if its checkpoint was deleted.
-
-        Raises:
-            DataError: if damaged.
-        """
+        """Return the state that a round committed; None if its checkpoint was deleted."""
         path = checkpoint_path(self.folder, round)
         if not path.exists():
             return None
         try:
-            read: Checkpoint[Any] = read_checkpoint(
-                path, self.problem.algorithm.server_type, self.problem.broadcast_type
-            )
+            read = _read(path, self.problem)
         except (DiskError, WireError) as e:
             raise DataError(str(e)) from None
         if (read.round, read.run or self.name) != (round, self.name):
@@ -118,11 +101,7 @@ class RestoredRun:
         return read
 
     def unlike(self, created: Checkpoint[Any]) -> str | None:
-        """Compare a recomputed round with the run: '' if identical, None if its checkpoint was deleted.
-
-        Raises:
-            DataError: if that is damaged.
-        """
+        """Compare a recomputed round with the run: '' if identical, None if its checkpoint was deleted."""
         kept = self.committed(created.round)
         if kept is None:
             return None
@@ -138,11 +117,6 @@ class RestoredRun:
         return max((r["round"] for r in self.journal() if r["what"] == "commit"), default=self.round)
 
     def journal(self) -> list[dict[str, Any]]:
-        """Read the journal.
-
-        Raises:
-            DataError: if it cannot be read.
-        """
         try:
             return read_journal(self.folder / "journal")
         except DiskError as e:
@@ -164,22 +138,16 @@ class RestoredRun:
         ] + [f"{DRIFT} ({text})" for text in self.run.drift]
 
     def largest_participant(self) -> int:
-        """Return the participant of the next round with the most examples; of all clients if the round is
-        empty."""
+        """The participant of the next round with the most examples; of all clients if the round is empty."""
         participants = self.problem.schedule()(self.round + 1).participants
         everyone = tuple(range(len(self.problem.clients)))
         return max(participants or everyone, key=lambda k: self.problem.sizes[k])
 
     def states(self) -> ClientStates:
-        """Open the folder of the clients' states."""
         return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.name)
 
     def state(self, client: int) -> Any:
-        """A client's committed state.
-
-        Raises:
-            DataError: if data is missing or damaged.
-        """
+        """A client's committed state."""
         problem, version = self.problem, int(self.checkpoint.versions[client])
         if not version:
             return problem.algorithm.client_init(problem.context(0, 0), client)
@@ -215,17 +183,12 @@ class RestoredRun:
                 server = algorithm.server_update(server, down, iter([(client, result.decoded)]), ctx)
 
     def _plain(self, message: Any) -> Any:
-        """The message as the other side would get it dense."""
+        """The message as the receiver would get it without codecs."""
         return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
 
 
 def trained_model(run: RunFolder) -> nn.Module:
-    """The final model: a module with the weights of model.safetensors, in eval mode.
-
-    Raises:
-        UsageError: if the run has not ended.
-        DataError: if its data or its files are not what they were.
-    """
+    """The final model: a module with the weights of model.safetensors, in eval mode."""
     weights = load_file(run.file(MODEL))
     module = RestoredRun.open(run.path).problem.net.module
     for name, parameter in module.named_parameters():
@@ -234,14 +197,16 @@ def trained_model(run: RunFolder) -> nn.Module:
     return module.eval()
 
 
+def _read(path: Path, problem: Problem) -> Checkpoint[Any]:
+    return read_checkpoint(path, problem.algorithm.server_type, problem.broadcast_type)
+
+
 def _newest(folder: Path, problem: Problem, run: str) -> Checkpoint[Any]:
     """The last checkpoint that can be read: a damaged one falls back to the one before."""
     damage, clients = "", len(problem.clients)
     for path in sorted((folder / "checkpoints").glob("*.checkpoint"), reverse=True):
         try:
-            read: Checkpoint[Any] = read_checkpoint(
-                path, problem.algorithm.server_type, problem.broadcast_type
-            )
+            read = _read(path, problem)
         except (WireError, DiskError) as e:
             damage = damage or f" that can be read: {e}"
             continue

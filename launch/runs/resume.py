@@ -28,46 +28,27 @@ from workers.storage.metrics_file import metrics_lines
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that is to be resumed.
-
-    Attributes:
-        run: Its folder.
-        drift: Resume it although other versions compute.
-    """
+    """A run that is to be resumed. drift: resume it although other versions compute."""
 
     run: RunFolder
     drift: bool = False
 
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Resumption:
-        """Open the folder of a run that is to be resumed.
-
-        Raises:
-            UsageError: if this is no run.
-            DataError: if its manifest is damaged.
-            MismatchError: if it was begun with another wire format.
-        """
         run = RunFolder.open(folder)
         run.check_states()
         return Resumption(run, drift)
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
         return self.run.path
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """The content of manifest.json."""
         return self.run.manifest
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-        """Return the configuration of the first start, overridden by these options.
-
-        Raises:
-            UsageError: if an argument is wrong.
-            MismatchError: naming what must not change. check() compares hyperparameters.
-        """
+        """The first start's configuration with these options; MismatchError names what must not change."""
         supplied, before = Overrides.of(options), self.experiment
         merged = {
             "hyperparameters": {**before.hyperparameters, **supplied.hyperparameters},
@@ -94,12 +75,7 @@ class Resumption:
         return target, self._execution(supplied)
 
     def _same_hyperparameter(self, key: str, value: Any, supplied: str) -> None:
-        """Refuse another value of a hyperparameter, also for a run that is complete; key: short or dotted.
-
-        Raises:
-            UsageError: if the run has no hyperparameter of this name.
-            MismatchError: if its value is another.
-        """
+        """Refuse another value of a hyperparameter, also for a run that is complete; key: short or dotted."""
         before, algo = self.experiment.hyperparameters, self.experiment.algo
         known = [name for name in before if name == key] or [n for n in before if n.endswith(f".{key}")]
         if not known:
@@ -115,10 +91,7 @@ class Resumption:
 
     @property
     def complete(self) -> bool:
-        """The run has ended by itself, after all its rounds or at its accuracy, as its summary says.
-
-        A damaged summary says nothing, and is written again.
-        """
+        """True if the run has ended by itself, as its summary says; a damaged summary is written again."""
         ended = self._summary.get("rounds") == self.run.experiment["rounds"]
         return self._summary.get("status") == "done" and (ended or self._summary.get("reached") is not None)
 
@@ -129,10 +102,8 @@ class Resumption:
     def nothing_left(self, target: Experiment) -> str:
         """Why the run is complete and stays as it is; '' if there is something to do.
 
-        A run that was killed after its last round has its summary left to write.
-
-        Raises:
-            UsageError: if it is not complete, and has passed an accuracy at which it is to end now.
+        A run that was killed after its last round has its summary left to write. UsageError if it is not
+        complete, and has passed an accuracy at which it is to end now.
         """
         lines = [line for line, _ in metrics_lines(self.folder / METRICS)]
         reached = TargetAccuracy(target.until).after(lines).reached
@@ -170,11 +141,7 @@ class Resumption:
         return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:
-        """Compare versions, machine and data with those at the start; now: the present manifest.
-
-        Raises:
-            MismatchError: if one that must not change has changed.
-        """
+        """Compare versions, machine and data with those at the start; MismatchError names a change."""
         was, today = self.manifest["experiment"], now["experiment"]
         for key, value in dotted({"hyperparameters": today["hyperparameters"]}):
             name = key.partition(".")[2]

@@ -20,13 +20,23 @@ def look_up(root: Path = ROOT) -> None:
     _started(root)
 
 
+@cache
 def commit(root: Path = ROOT) -> str:
     """The commit, nine digits, '+' behind it if files were changed since; 'unknown' without a repository.
 
     It is looked up once: that of the source as this process has imported it, or nearly so. A repository above
     `root` does not count, because it belongs to something else that has the packages installed.
     """
-    return _answer(root)
+    process = _started(root)
+    if process is None:
+        return UNKNOWN
+    try:
+        output, _ = process.communicate(timeout=DEADLINE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return UNKNOWN
+    return output.strip() or UNKNOWN
 
 
 @cache
@@ -40,17 +50,3 @@ def _started(root: Path) -> subprocess.Popen[str] | None:
         )
     except OSError:
         return None
-
-
-@cache
-def _answer(root: Path) -> str:
-    process = _started(root)
-    if process is None:
-        return UNKNOWN
-    try:
-        output, _ = process.communicate(timeout=DEADLINE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return UNKNOWN
-    return output.strip() or UNKNOWN

@@ -28,12 +28,7 @@ from workers.storage.metrics_file import OPTIONAL_SCORES
 
 
 class Start(NamedTuple):
-    """The start of the program that computes a run.
-
-    Attributes:
-        at: When it began, in seconds since the epoch.
-        imports: The seconds that its imports took.
-    """
+    """The start of the program: the time in seconds since the epoch, and the seconds of its imports."""
 
     at: float
     imports: float
@@ -52,11 +47,7 @@ def spread_of(model: Model) -> Tensor | None:
 
 def write_model(path: Path, problem: Problem, model: Model) -> None:
     """The mean by parameter name, and the precision under `precision.<name>`, or if it is a matrix under
-    `precision`; samples (n, P) under `samples`; float32.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
+    `precision`; samples (n, P) under `samples`; float32."""
     layout = problem.net.layout
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
     spread = spread_of(model)
@@ -74,12 +65,7 @@ def write_model(path: Path, problem: Problem, model: Model) -> None:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
-    """Write tensors with the algorithm's name.
-
-    Raises:
-        OSError: If this process has no descriptor left, which safetensors only says in its text.
-        SafetensorError: If they cannot be written for another reason.
-    """
+    """Write tensors with the algorithm's name; OSError if this process has no descriptor left."""
     try:
         save_file(tensors, path, {"algorithm": algo})
     except SafetensorError as e:
@@ -89,11 +75,7 @@ def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
 
 
 def stored_model_digest(path: Path, layout: Layout) -> str:
-    """model_sha256 of what write_model has written.
-
-    Raises:
-        DataError: if data is missing or damaged.
-    """
+    """model_sha256 of what write_model has written."""
     try:
         tensors = load_file(path)
         mean = _vector(tensors, layout, "")
@@ -115,10 +97,7 @@ def _vector(tensors: Mapping[str, Tensor], layout: Layout, prefix: str) -> Tenso
 def dual_mismatch(
     problem: Problem, server: Any, states: ClientStates, versions: tuple[int, ...]
 ) -> float | None:
-    """The algorithm's own check of its duals (Algorithm.dual_mismatch), over all clients' states.
-
-    One state is in memory at a time. It is no traffic: the states lie beside the coordinator.
-    """
+    """Algorithm.dual_mismatch over all clients' states, of which one is in memory at a time; no traffic."""
     algorithm, ctx = problem.algorithm.unwrapped, problem.context(0, 0)
     clients = (
         states.load(k, version) if version else algorithm.client_init(ctx, k)

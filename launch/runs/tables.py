@@ -38,16 +38,11 @@ def metrics_frame(lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
 
 
 def ledger_frame(path: Path, written: bytes, last: int | None, sums: Any) -> pandas.DataFrame:
-    """The rows of a ledger.csv up to a round, or all.
+    """The rows of a ledger.csv up to the round `last`, or all; DataError if it is damaged, or its sums are
+    others.
 
-    Args:
-        path: The file, for errors.
-        written: What it holds.
-        last: The last round whose rows count; None for all.
-        sums: `bytes` of summary.json, with which the sums are compared; None: with nothing.
-
-    Raises:
-        DataError: if it is damaged, or its sums are others.
+    written: the file's content. sums: `bytes` of summary.json, with which the sums are compared; None: with
+    nothing.
     """
     import pandas
 
@@ -112,11 +107,7 @@ class Curve:
         return timed and every_round(self.rounds())
 
     def metric(self, name: str) -> list[float]:
-        """One value per evaluated round; sums are so far. null is NaN.
-
-        Raises:
-            UsageError: if no line has this name, or it is no number.
-        """
+        """One value per evaluated round, sums so far; null is NaN. UsageError if no line has a number."""
         if name in SUMS:
             scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
             for line in self.lines:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import plugins
-from fedsim.errors import DiskError, UsageError
+from fedsim.errors import UsageError
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS, Entry
-from launch.runs.growing import ledger_rows
+from launch.runs.growing import rows_of
 from workers.coordinator import task_timeline
 from workers.storage.atomic_files import RunLock, disk_errors, patiently
 from workers.storage.durability import fsync
@@ -34,12 +34,7 @@ OWN_NAMES = frozenset(
 
 
 class RunDir:
-    """Creates the folder and writes the contract's files; the lock is held until close().
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-        UsageError: if an argument is wrong.
-    """
+    """Creates the folder and writes the contract's files; the lock is held until close()."""
 
     def __init__(self, path: Path, resumed: bool = False, hops: bool = False) -> None:
         """resumed: it is there already, and cut() follows. hops: the ledger has the column hop."""
@@ -63,12 +58,7 @@ class RunDir:
             raise
 
     def _open(self) -> None:
-        """Make the folders, take the lock and open the files.
-
-        Raises:
-            DiskError: if that cannot be done.
-            UsageError: if another process runs it.
-        """
+        """Make the folders, take the lock and open the files."""
         path = self.path
         with disk_errors(f"cannot make the run folder {path}"):
             for name in ("checkpoints", "state", "logs"):
@@ -86,11 +76,7 @@ class RunDir:
         return file
 
     def _remove_start_that_failed(self) -> None:
-        """Empty the folder if all that it holds is a run of which no round was committed.
-
-        Raises:
-            UsageError: if it holds something else, or if another process runs it.
-        """
+        """Empty the folder if all that it holds is a run of which no round was committed."""
         path = self.path
         names = {entry.name for entry in path.iterdir()}
         if names - OWN_NAMES or not names & {"lock", "checkpoints"}:
@@ -118,11 +104,7 @@ class RunDir:
         return tuple(file.digest for file in self._files)
 
     def cut(self, recovery: Recovery) -> None:
-        """Truncate the files at the last commit; the rest will be written again.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Truncate the files at the last commit; the rest will be written again."""
         for file in self._files:
             now = file.path.stat().st_size if file.path.exists() else 0
             file.cut(recovery.ends.get(file.path.name, now))
@@ -132,17 +114,10 @@ class RunDir:
                     path.rename(path.with_suffix(".damaged"))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
         return [line for line, _ in metrics_lines(self.path / "metrics.jsonl")]
 
     def ledger_rows(self) -> Iterator[Entry]:
-        """Yield the rows in the file.
-
-        Raises:
-            DataError: naming the line that is no row.
-            DiskError: if the disk cannot be read or written.
-        """
-        return ledger_rows(self.path / LEDGER)
+        return rows_of(self.path / LEDGER, Entry)
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:
@@ -156,20 +131,14 @@ class RunDir:
     def write_json(self, name: str, value: Any, durable: bool = True) -> None:
         """Write a JSON file. durable: after a power cut it is complete, old or new."""
         temporary = self.path / f".{name}"
-        try:
+        with disk_errors(f"cannot write {self.path / name}"):
             patiently(lambda: temporary.write_text(json.dumps(value, indent=1) + "\n"))
             if durable:
                 fsync(temporary)
             temporary.rename(self.path / name)
-        except OSError as e:
-            raise DiskError(f"cannot write {self.path / name}: {e.strerror}") from None
 
     def remove_summary(self) -> None:
-        """Remove an earlier start's summary: the run continues, and its files change.
-
-        Raises:
-            DiskError: if the disk cannot be written.
-        """
+        """Remove an earlier start's summary: the run continues, and its files change."""
         with disk_errors(self.path / "summary.json"):
             (self.path / "summary.json").unlink(missing_ok=True)
             fsync(self.path)
@@ -195,7 +164,6 @@ class RunDir:
 
 
 def _empty(folder: Path) -> None:
-    """Remove all that a folder holds."""
     for entry in list(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -204,7 +172,6 @@ def _empty(folder: Path) -> None:
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
-    """Encode rows as CSV."""
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()

@@ -9,7 +9,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim import plugins
-from fedsim.experiment import Experiment
 from fedsim.learning.score_names import EXTRA
 from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy, percent
@@ -36,8 +35,7 @@ class Display(ProgressDisplay):
 
     def traffic(self, summary: Mapping[str, Any]) -> None:
         """Print the algorithm's bytes on the wire, by meaning."""
-        table = Table(title=None, pad_edge=False, box=None, header_style="bold")
-        table.add_column("algorithm traffic")
+        table = Table("algorithm traffic", header_style="bold")
         for direction in ("down", "up"):
             table.add_column(direction, justify="right")
             table.add_column("share", justify="right", style="dim")
@@ -48,23 +46,16 @@ class Display(ProgressDisplay):
             cells = [name]
             for direction in ("down", "up"):
                 n = rows[name].get(direction, 0)
-                cells += [grouped(n), f"{n / totals[direction]:.1%}" if n and totals[direction] else ""]
+                cells += [f"{n:,}", f"{n / totals[direction]:.1%}" if n and totals[direction] else ""]
             table.add_row(*cells)
-        table.add_section()
-        table.add_row("total bytes", grouped(totals["down"]), "", grouped(totals["up"]), "", style="bold")
-        table.add_row(
-            "per client and round",
-            f"{summary['units_of_p_down']:.3f} P",
-            "",
-            f"{summary['units_of_p_up']:.3f} P",
-            "",
-        )
+        table.add_row("total bytes", f"{totals['down']:,}", "", f"{totals['up']:,}", "", style="bold")
+        each = [f"{summary[f'units_of_p_{direction}']:.3f} P" for direction in ("down", "up")]
+        table.add_row("per client and round", each[0], "", each[1], "")
         once = [summary[f"units_of_p_once_{direction}"] for direction in ("down", "up")]
         if any(once):
             table.add_row("once per client", f"{once[0]:.3f} P", "", f"{once[1]:.3f} P", "")
         if edge := summary["bytes"].get("edge"):
-            table.add_section()
-            down, up = (grouped(_total(edge.get(side, {}))) for side in ("down", "up"))
+            down, up = (f"{_total(edge.get(side, {})):,}" for side in ("down", "up"))
             table.add_row("edge servers and root", down, "", up, "")
         self.console.print()
         print_table(self.console, table)
@@ -74,13 +65,11 @@ class Display(ProgressDisplay):
         self.stop()
         self.traffic(summary)
         other = ", ".join(
-            f"{kind} {grouped(sum(_total(sides) for sides in directions.values()))}"
+            f"{kind} {sum(_total(sides) for sides in directions.values()):,}"
             for kind, directions in summary["bytes"].items()
             if kind != "algorithm"
         )
-        self.console.print(
-            f"P = {grouped(summary['params'])} parameters; other bytes: {other}", soft_wrap=True
-        )
+        self.console.print(f"P = {summary['params']:,} parameters; other bytes: {other}", soft_wrap=True)
         accuracy = summary["test_accuracy"]  # there is none of regression
         if accuracy is not None or summary["test_nll"] is not None:
             message = [f"test accuracy [bold]{percentage(accuracy)}[/]"] if accuracy is not None else []
@@ -144,6 +133,8 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         where = here + counted(execution.remote_workers, "remote worker")
         where += " behind remote edge servers" if execution.edge_processes else ""
     until = f" or until {percent(e.until)}" if e.until else ""
+    schedule = f"participation {e.participation}"
+    schedule += f", asynchronous {e.asynchronous}" if e.asynchronous else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
     # commas, because rich takes a word between two colons for an emoji
     algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
@@ -153,7 +144,7 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         f"training examples, {len(data.test_targets):,} test",
         f"model {model}, P = {problem.net.layout.size:,}; {population(problem)} ({e.partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
-        f"{counted(e.rounds, 'round')}{until}, {_schedule(e)}, seed {e.seed}; {where} ({devices})",
+        f"{counted(e.rounds, 'round')}{until}, {schedule}, seed {e.seed}; {where} ({devices})",
     ]
     if sum(sizes) < len(data.train_targets):
         unused = counted(len(data.train_targets) - sum(sizes), "training example")
@@ -162,10 +153,6 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         useful = f"{counted(workers, 'worker')} for {counted(clients, 'client')}"
         lines.append(f"{useful}: {workers - clients} can only evaluate")
     return lines
-
-
-def _schedule(e: Experiment) -> str:
-    return f"participation {e.participation}" + (f", asynchronous {e.asynchronous}" if e.asynchronous else "")
 
 
 def population(problem: Problem) -> str:
@@ -210,10 +197,6 @@ def _rows_of(traffic: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     return {name: rows[name] for name in [n for n in rows if n not in last] + last}
 
 
-def grouped(n: int) -> str:
-    return f"{n:,}"
-
-
 def _calibration(summary: Mapping[str, Any], what: str) -> list[str]:
     """ECE and Brier score, where the run has them."""
     names = {f"{what}_ece": "ECE", f"{what}_brier": "Brier score"}
@@ -225,5 +208,5 @@ def _share(x: float | None) -> str:
 
 
 def _number(x: float | None) -> str:
-    """null in JSON is NaN to people."""
+    """The text of a number; null in JSON is nan."""
     return "nan" if x is None else f"{x:.4f}"

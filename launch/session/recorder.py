@@ -45,13 +45,9 @@ class NotCompared(FedsimError):
 class Recorder:
     """The callbacks of a coordinator: every event goes to the run folder and to the display.
 
-    Attributes:
-        remote: Whether workers are on other machines.
-        workers: How many there are.
-        took_part: How often each client took part in a round.
-        folded: How often each client's upload was folded.
-        costs: The cost of the committed rounds.
-        target: The best results of the evaluated rounds.
+    remote: workers are on other machines. took_part, folded: by client, the number of rounds in which it took
+    part, and in which its upload was folded. costs: the cost of the committed rounds. target: the best
+    results of the evaluated rounds.
     """
 
     problem: Problem
@@ -84,11 +80,7 @@ class Recorder:
         self.target = TargetAccuracy(self.problem.experiment.until)
 
     def restore(self, recovery: Recovery) -> None:
-        """Take over what earlier starts of the run have recorded.
-
-        Raises:
-            DiskError: if the disk cannot be read or written.
-        """
+        """Take over what earlier starts of the run have recorded."""
         self.rundir.cut(recovery)
         self.ledger.restore(self._recorded_rows())
         for record in recovery.commits.values():
@@ -106,11 +98,8 @@ class Recorder:
             yield entry
 
     def close_ledger(self, whole: bool = True) -> None:
-        """Write the rows that belong to no round, such as those of the connections' ends.
-
-        whole: The run has ended by itself. Otherwise a round may be under way, which does
-            not count: a resume computes it again.
-        """
+        """Write the rows that belong to no round, such as those of the connections' ends. whole: the run has
+        ended by itself; else a round may be under way, whose rows a resume writes again."""
         if not whole:
             self.ledger.forget(self.last_round)
         self.rundir.append_ledger(self.ledger.close(self.problem.experiment.rounds))
@@ -121,11 +110,9 @@ class Recorder:
         journal.close()
 
     def spans(self, spans: list[Span]) -> None:
-        """Record when tasks were sent and answered."""
         self.rundir.append_timeline(spans)
 
     def joined(self, worker: int, hello: Hello) -> None:
-        """Record that a worker has joined."""
         if self.remote:
             self._show([f"{self._who(worker)} comes from {hello.host}, process {hello.pid}"])
             role, number = self._role(worker)
@@ -140,14 +127,9 @@ class Recorder:
         return "{} {}".format(*self._role(worker))
 
     def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None:
-        """Record where a worker computes, the facts of the first of its kind, and differing bits.
-
-        Args:
-            worker: The worker.
-            facts: What the run's bits depend on, as far as it is known now.
-            drift: How the worker's bits may differ; '' if they do not.
-            place: Where it computes.
-        """
+        """Record where a worker computes, the facts of the first of its kind, and differing bits. facts:
+        those that the run's bits depend on, as far as they are known now. drift: how the worker's bits may
+        differ; '' if they do not."""
         self.supervisor.note_place(worker, place)
         if facts == self._facts and not drift:
             return  # the same as of the worker before: the manifest has it
@@ -161,7 +143,6 @@ class Recorder:
             self._show([f"worker {worker} may compute other bits ({drift}): {DRIFT}"])
 
     def left(self, worker: int, why: str) -> None:
-        """Record that a worker or an edge server has left."""
         self._show([f"{self._who(worker)} is gone: {why}"])
         self.supervisor.note_left(worker)
 
@@ -178,7 +159,6 @@ class Recorder:
         return self.rundir.digests
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        """Record an evaluation."""
         # JSON has no NaN: a diverged model has null
         self.last_metrics = {k: None if v != v else v for k, v in metrics.items()}
         self.rundir.append_metrics(self.last_metrics)
@@ -189,10 +169,8 @@ class Recorder:
     def finish_tracking(self, report: bool) -> None:
         """Wait until the trackers have all rounds, and report those that have failed.
 
-        The run has ended; a signal now ends the waiting, and the trackers continue by themselves.
-
-        Args:
-            report: Write RUN/report.html before, which trackers keep with the run.
+        The run has ended; a signal now ends the waiting, and the trackers continue by themselves. report:
+        write RUN/report.html before, which trackers keep with the run.
         """
         if self.tracking is not None:
             self.display.status("waiting for the trackers")
@@ -211,12 +189,7 @@ class Recorder:
         return so_far
 
     def verify_bytes(self, outcome: Outcome) -> None:
-        """Compare the kernel's count of the streams with the ledger.
-
-        Raises:
-            FedsimError: if they differ.
-            NotCompared: if the kernel has no count of all bytes.
-        """
+        """Compare the kernel's count of the streams with the ledger; NotCompared if there is no count."""
         residuals = {"": outcome.kernel_residual, **outcome.edge_residuals}
         for name, left in residuals.items():
             at = f" at {name}" if name else ""

@@ -40,13 +40,7 @@ SPARE, PER_WORKER = 128, 4
 
 
 def allow_open_files(workers: int) -> None:
-    """Raise this process's limit of open files as far as the run needs.
-
-    libzmq ends a process that has none left, so this happens before anything else.
-
-    Raises:
-        UsageError: if the limit cannot be raised so far.
-    """
+    """Raise this process's limit of open files as needed: libzmq ends a process that has none left."""
     needed = SPARE + PER_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -67,18 +61,8 @@ def resume(
     started: float | None = None,
     embedded: bool = False,
 ) -> Path:
-    """Resume a run; options of launch may change its execution, and give it more rounds or another --until.
-
-    Args:
-        folder: The run folder.
-        options: Options of launch, by field name.
-        quiet: Print nothing.
-        started: As in launch.
-
-    Raises:
-        FedsimError: as launch.
-        MismatchError: for what must not change.
-    """
+    """Resume a run. options: options of launch, by field name, which may change its execution, and give it
+    more rounds or another --until; MismatchError for what must not change."""
     stored = Resumption.open(folder, drift=bool(options.get("allow_drift")))
     experiment, execution = stored.configure(options)
     if complete := stored.nothing_left(experiment):
@@ -89,11 +73,7 @@ def resume(
 
 
 def _placements(execution: Execution, threads: int) -> tuple[Placement, ...]:
-    """Return each worker's device; of remote workers only the kind is known here.
-
-    Raises:
-        UsageError: for a device that is not there.
-    """
+    """Return each worker's device; of remote workers only the kind is known here."""
     if not execution.remote_workers:
         return assign_devices(execution.devices, max(1, execution.workers), threads)
     if execution.devices not in ("auto", "cpu", "cuda"):
@@ -115,23 +95,12 @@ def launch(
     embedded: bool = False,
     remarks: tuple[str, ...] = (),
 ) -> Path:
-    """Run an experiment.
+    """Run an experiment; returns its run folder. An error is raised after summary.json has been written with
+    the status.
 
-    Args:
-        experiment: What is computed.
-        execution: Its execution.
-        quiet: Print nothing.
-        stored: The run that is resumed, if any.
-        started: When the program began (seconds since the epoch), from which the summary measures; by
-            default, when this function is called.
-        embedded: A user's program calls (launch.api), not the command.
-        remarks: More lines of the header, such as where the hyperparameters come from.
-
-    Returns:
-        The run folder.
-
-    Raises:
-        FedsimError: any FedsimError, after summary.json has been written with the status.
+    stored: the run that is resumed, if any. started: the time when the program began (seconds since the
+    epoch), from which the summary measures; by default, now. embedded: a user's program calls (launch.api),
+    not the command. remarks: more lines of the header, such as where the hyperparameters come from.
     """
     started = time.time() if started is None else started
     if not is_utf8(os.getcwd()):

@@ -65,11 +65,7 @@ from workers.transport.join_credentials import JOIN, JOIN_HERE
 
 
 def check_edges(problem: Problem, execution: Execution) -> None:
-    """Check that edge servers can be processes.
-
-    Raises:
-        UsageError: If not.
-    """
+    """Check that edge servers can be processes."""
     if not execution.edge_processes:
         return
     if problem.tree is None:
@@ -86,7 +82,7 @@ def check_edges(problem: Problem, execution: Execution) -> None:
 
 @dataclass
 class Session:
-    """A run from its manifest to its summary."""
+    """The parts of a run, from its manifest to its summary."""
 
     problem: Problem
     execution: Execution
@@ -108,7 +104,6 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
         return self.recorder.rundir.path
 
     @staticmethod
@@ -124,18 +119,8 @@ class Session:
     ) -> Session:
         """Check everything that can be wrong, then make the run folder with its manifest.
 
-        Args:
-            experiment: What is computed.
-            execution: Its execution.
-            placements: The device and cores of every worker.
-            supervisor: Starts the worker processes.
-            start: When the program began.
-            quiet: Print nothing.
-            stored: The run to resume, if it is not a new one.
-            auto: The reason for the number of workers; only if memory may lower it.
-
-        Raises:
-            FedsimError: any FedsimError.
+        placements: the device and cores of every worker. stored: the run to resume, if it is not a new one.
+        auto: the reason for the number of workers; only if memory may lower it.
         """
         device: Literal["cpu", "cuda"] = "cuda" if placements[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
@@ -176,12 +161,7 @@ class Session:
         return session
 
     def _go_on(self, stored: Resumption, today: dict[str, Any]) -> None:
-        """Take over the files of earlier starts of the run.
-
-        Raises:
-            MismatchError: if what must not change has changed.
-            DiskError: if the disk cannot be read or written.
-        """
+        """Take over the files of earlier starts of the run."""
         stored.check(today)
         recorder, folder, display = self.recorder, self.folder, self.recorder.display
         before = stored.manifest
@@ -204,13 +184,8 @@ class Session:
     def run(self, wakeup: Wakeup, started: Callable[[], None]) -> None:
         """Run, and write summary.json however it ends; a run that did not begin leaves nothing.
 
-        Args:
-            wakeup: What a signal sets.
-            started: Called when the coordinator begins, and looks at the wakeup.
-
-        Raises:
-            FedsimError: any FedsimError, after summary.json has been written with the status.
-            StopRequested: if a signal comes before the coordinator begins.
+        wakeup: a signal sets it. started: called when the coordinator begins, and looks at the wakeup;
+        StopRequested is raised if a signal comes before that.
         """
         recorder, supervisor, display = self.recorder, self.recorder.supervisor, self.recorder.display
         supervisor.changed = recorder.rundir.write_processes
@@ -253,7 +228,6 @@ class Session:
             recorder.rundir.close()
 
     def _states(self) -> ClientStates:
-        """Open the folder of the clients' states."""
         return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.run_name)
 
     def _coordinate(self, wakeup: Wakeup, started: Callable[[], None]) -> Outcome:
@@ -349,20 +323,13 @@ class Session:
             run_dir=None if remote else str(self.folder.resolve()),
             lanes=execution.lanes if execution.lanes > 1 else UNSET,
         )
-        expected = WorkerManifest(
-            data,
-            sources_of(problem),
-            self._facts(),
-            processor_name(),
-        )
+        expected = WorkerManifest(data, sources_of(problem), self._facts(), processor_name())
         edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
         return Registration(worker_config, expected, execution.workers + edges, execution.allow_drift)
 
     def _facts(self) -> dict[str, str]:
         """Return facts that all workers must share: those of this process, and of workers registered before.
-
-        A coordinator of workers on GPUs computes on its CPU, and knows only what holds for both.
-        """
+        A coordinator of workers on GPUs computes on its CPU, and knows only what holds for both."""
         device, mine = self.problem.experiment.device, self.problem.net.device.type
         recorded = manifest.facts_of(json_of(self.folder / manifest.MANIFEST), device)
         facts = facts_of_process(mine, self.probe) if mine == device else facts_of_machine()

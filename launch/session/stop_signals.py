@@ -23,24 +23,17 @@ class StopRequested(BaseException):
 class StopSignals:
     """The first SIGINT or SIGTERM asks the run to stop; a second one ends the process at once.
 
-    Until the coordinator runs, nobody looks at the wakeup, so the first signal raises StopRequested. From
-    then on it wakes the main loop, and where tasks run in this process, so that the main loop may be inside
-    one, it raises Interrupted.
-
-    At once is safe: the kernel ends the fork server and the workers with this process.
-
-    Attributes:
-        starting: The coordinator does not run yet.
+    While `starting`, the coordinator does not run and nobody looks at the wakeup, so the first signal raises
+    StopRequested. From then on it wakes the main loop, and where tasks run in this process, so that the main
+    loop may be inside one, it raises Interrupted. At once is safe: the kernel ends the fork server and the
+    workers with this process.
     """
 
     def __init__(self, wakeup: Wakeup, in_process: bool, embedded: bool = False) -> None:
-        """Prepare; the handlers are installed where the block begins.
+        """Prepare; the handlers are installed where the block begins. in_process: tasks run in this process.
 
-        Args:
-            wakeup: What the first signal sets.
-            in_process: Whether tasks run in this process.
-            embedded: The process is a user's program. SIGTERM stays its own, a second SIGINT raises
-                KeyboardInterrupt, and outside the main thread, where Python has none, there is no handler.
+        embedded: the process is a user's program. SIGTERM stays its own, a second SIGINT raises
+        KeyboardInterrupt, and outside the main thread, where Python has none, there is no handler.
         """
         self.starting = True
         self._wakeup, self._in_process, self._embedded = wakeup, in_process, embedded
@@ -61,7 +54,7 @@ class StopSignals:
             signal.signal(number, previous)
 
     def started(self) -> None:
-        """The coordinator looks at the wakeup from now on."""
+        """Note that the coordinator looks at the wakeup from now on."""
         self.starting = False
 
     def _handle(self, number: int, frame: Any) -> None:

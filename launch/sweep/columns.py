@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fedsim.errors import UsageError, nearest
-from fedsim.experiment import Experiment
 from fedsim.round_events import evaluates
 from launch.results.statistics import SUMMED, Column, parsed
-from launch.sweep.recipe import Recipe, Row, Trial
+from launch.sweep.recipe import Recipe, Trial
 from workers.storage.metrics_file import OPTIONAL_SCORES
 
 if TYPE_CHECKING:
@@ -23,17 +22,13 @@ EVERY_RUN = (
 
 
 def check_columns(recipe: Recipe, trials: Sequence[Trial], where: str) -> None:
-    """Check that every column and every plot can be read off the runs that the recipe asks for.
-
-    Raises:
-        UsageError: naming `where`, the table or plot, and what is wrong.
-    """
+    """Check that every column and every plot can be read off the runs that the recipe asks for."""
     for table in recipe.table:
-        selected = _trials_of(trials, table.only, table.at)
+        selected = [t for t in trials if t.row.fits(table.only, table.at)]
         for text in table.columns:
             _check(parsed(text), text, selected, f"{where}: {table.title or 'a table'}")
     for plot in recipe.plot:
-        selected, place = _trials_of(trials, plot.only, plot.at), f"{where}: plot {plot.file}"
+        selected, place = [t for t in trials if t.row.fits(plot.only, plot.at)], f"{where}: plot {plot.file}"
         if "." in plot.x:
             _check(parsed(plot.y), plot.y, selected, place)
             continue
@@ -44,24 +39,14 @@ def check_columns(recipe: Recipe, trials: Sequence[Trial], where: str) -> None:
                 _check(Column("", name, None), name, selected, place)
 
 
-def _trials_of(trials: Iterable[Trial], only: Sequence[str], at: object) -> list[Trial]:
-    """The runs of a table or plot."""
-    values = dict(at) if isinstance(at, dict) else {}
-
-    def fits(row: Row) -> bool:
-        return all(row.point.get(key, value) == value for key, value in values.items())
-
-    return [t for t in trials if (not only or t.row.variant.label in only) and fits(t.row)]
-
-
 def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> None:
     """Check one column against every run that it is read off."""
     for trial in trials:
-        if column.round is not None and not _evaluated(column.round, trial.experiment):
-            e = trial.experiment
+        e, number = trial.experiment, column.round
+        if number is not None and (number > e.rounds or not evaluates(number, e.rounds, e.eval_every, 1)):
             every = f", one in {e.eval_every} evaluated" if e.eval_every > 1 else ""
             raise UsageError(
-                f"{place}: column {text!r}: {trial.row.name} has no evaluated round {column.round} "
+                f"{place}: column {text!r}: {trial.row.name} has no evaluated round {number} "
                 f"({e.rounds} rounds{every})"
             )
         if column.metric in SUMMED or column.metric in EVERY_RUN:
@@ -79,10 +64,6 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
             raise UsageError(
                 f"{place}: column {text!r}: {trial.row.name} has no metric {column.metric!r}{hint}"
             )
-
-
-def _evaluated(round: int, experiment: Experiment) -> bool:
-    return round <= experiment.rounds and evaluates(round, experiment.rounds, experiment.eval_every, 1)
 
 
 def _scalars(algorithm: type[AnyAlgorithm]) -> Iterator[str]:

@@ -17,21 +17,21 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from fedsim.data.catalogue import DATASETS
-from fedsim.errors import DiskError, TaskError, UsageError
+from fedsim.errors import TaskError, UsageError
 from launch import terminal
 from launch.configuration.presets import step_remark
 from launch.engines.options import EngineOptions
 from launch.engines.sweeps import run_on_ray, submit_array
 from launch.results.tables import Grid
 from launch.sweep.columns import check_columns
-from launch.sweep.figures import draw
 from launch.sweep.finished import FinishedRun, read_archive, write_archive
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe, Trial
 from launch.sweep.runner import Progress, run_trials
-from launch.sweep.table import Results, grid, write_csv, write_tables
+from launch.sweep.table import Results, draw, grid, write_csv, write_tables
 from launch.sweep.task import Tasks
 from launch.terminal import counted, print_table
+from workers.storage.atomic_files import disk_errors
 
 JOBS = ".jobs"
 """The folder, beside the runs, of files submitted to Slurm and their output."""
@@ -53,21 +53,13 @@ def sweep(
     keeps_states: bool = True,
     archived: bool = False,
 ) -> Path | None:
-    """Run what is missing, unless `run` is false; tabulate what there is.
+    """Run what is missing, unless `run` is false; tabulate what there is. Returns the page, if there is one.
 
     file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
     the options of this command. minutes: stop after so long. engine: where the runs are computed, None: this
     machine. On Slurm they are submitted only, and the tables come later. keeps_states: Pool.keeps_states.
     archived: a run that the archive in `out` has (launch.sweep.finished) is done, wherever its folder is; so
-    it is without `run`, too.
-
-    Returns:
-        The page, if there is one.
-
-    Raises:
-        UsageError: for the recipe, for `archived` without `out`, or for `minutes` on an engine.
-        DataError: for an archive that is damaged.
-        TaskError: if a run failed, after everything has been written.
+    it is without `run`, too. TaskError is raised if a run failed, after everything has been written.
     """
     console = terminal.console(quiet=quiet)
     trials, pool = tuple(recipe.trials()), Pool(runs, keeps_states)
@@ -108,8 +100,9 @@ def sweep(
             errors = run_on_ray(tasks, engine, side_by_side, watch.show)
     elif run:
         with _Watch(console) as watch:
+            cores = len(os.sched_getaffinity(0))
             seconds = math.inf if minutes is None else 60 * minutes
-            errors = run_trials(to_run, execution, pool, side_by_side or _cores(), watch.show, seconds)
+            errors = run_trials(to_run, execution, pool, side_by_side or cores, watch.show, seconds)
         if watch.stopped:
             console.print(
                 f"stopped after {minutes:g} minutes with {counted(watch.stopped, 'run')} not done; the same "
@@ -150,7 +143,7 @@ def _write(
     console: Console,
 ) -> Path:
     """Page, plots, tables and archive. kept: the archive's, which loses nothing that an earlier one had."""
-    try:
+    with disk_errors(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         plots = [draw(p, results, out) for p in results.recipe.plot]
         page = out / f"{results.recipe.section_of or file.stem}.md"
@@ -160,8 +153,6 @@ def _write(
         text = _text(results, grids, plots, _command(file, out, results))
         marker = f"<!-- section: {file.stem} -->" if results.recipe.section_of else ""
         page.write_text(_with_sections(page, marker, text), encoding="utf-8")
-    except OSError as e:
-        raise DiskError(f"cannot write to {out}: {e.strerror}") from None
     console.print(f"page: {page}", soft_wrap=True)
     return page
 
@@ -211,12 +202,10 @@ def _provenance(results: Results) -> str:
 
 
 def _each(texts: Iterable[str]) -> str:
-    """The different ones."""
     return ", ".join(sorted(set(texts)))
 
 
 def _command(file: Path, out: Path, results: Results) -> str:
-    """Return the command line for the page."""
     if not file.exists():
         return shlex.join(["fedsim", *sys.argv[1:]])
     info = (DATASETS.get(t.experiment.dataset) for t in results.trials)
@@ -225,9 +214,7 @@ def _command(file: Path, out: Path, results: Results) -> str:
 
 
 def _print(console: Console, g: Grid) -> None:
-    shown = RichTable(
-        title=g.title or None, title_justify="left", box=None, pad_edge=False, header_style="bold"
-    )
+    shown = RichTable(title=g.title or None, header_style="bold")
     for n, name in enumerate(g.header):
         shown.add_column(name, justify="left" if n == 0 else "right")
     for cells in g.lines:
@@ -268,14 +255,6 @@ class _Watch:
 
 def _span(seconds: float) -> str:
     minutes = seconds / 60
-    return (
-        f"{minutes / 60:.1f} h"
-        if minutes >= 90
-        else f"{minutes:.0f} min"
-        if minutes >= 2
-        else f"{seconds:.0f} s"
-    )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    if minutes >= 90:
+        return f"{minutes / 60:.1f} h"
+    return f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"

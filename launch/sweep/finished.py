@@ -43,11 +43,6 @@ class FinishedRun(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(trial: Trial, pool: Pool) -> FinishedRun:
-        """Read a run folder.
-
-        Raises:
-            DataError: if its files are damaged.
-        """
         signed, manifest = pool.signed(trial), pool.run(trial).manifest
         platform, versions = manifest.get("platform", {}), manifest.get("versions", {})
         return FinishedRun(
@@ -80,11 +75,7 @@ def _lines(columns: Mapping[str, list[Number]]) -> Iterator[dict[str, Any]]:
 
 
 def read_archive(path: Path) -> dict[str, FinishedRun]:
-    """The runs of NAME_runs.jsonl by id; none, if there is no such file.
-
-    Raises:
-        DataError: if it cannot be read, naming the line.
-    """
+    """The runs of NAME_runs.jsonl by id; none, if there is no such file."""
     try:
         texts = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -106,11 +97,7 @@ def read_archive(path: Path) -> dict[str, FinishedRun]:
 
 
 def write_archive(path: Path, runs: Iterable[FinishedRun]) -> None:
-    """Write NAME_runs.jsonl, whole or not at all; no file, if there is no run.
-
-    Raises:
-        DiskError: if that is not possible.
-    """
+    """Write NAME_runs.jsonl, whole or not at all; no file, if there is no run."""
     lines = [msgspec.json.encode(run) + b"\n" for run in runs]
     if lines:
         write_atomically(path, lines)

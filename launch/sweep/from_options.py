@@ -26,12 +26,7 @@ FIXED = ("seed", "hyperparameters", "codecs", "device")
 def select_recipe(
     file: Path | None, options: Mapping[str, Any], over: Sequence[str], seeds: str | None
 ) -> Recipe:
-    """The recipe in a file, or the one that the options define.
-
-    Raises:
-        UsageError: for options beside a file, or naming what is wrong.
-        DataError: if --config is a manifest that is damaged.
-    """
+    """The recipe in a file, or the one that the options define."""
     supplied = [name for name, value in options.items() if value not in (None, ())]
     if file is None:
         if not over and seeds is None:
@@ -55,14 +50,8 @@ def recipe_of(
 ) -> Recipe:
     """The recipe that options define: one variant per algorithm, a grid over the other lists.
 
-    Args:
-        options: of launch, by field of Experiment, with config and preset.
-        over: Values by option of launch, hyperparameter, or codec.FIELD.
-        seeds: Of every configuration.
-
-    Raises:
-        UsageError: naming the option that is wrong.
-        DataError: if --config is a manifest that is damaged.
+    options: those of launch, by field of Experiment, with config and preset. over: values by option of
+    launch, hyperparameter, or codec.FIELD.
     """
     remaining = dict(options)
     preset = remaining.pop("preset", None) or ""
@@ -93,11 +82,7 @@ def recipe_of(
 
 
 def seed_list(text: str) -> tuple[int, ...]:
-    """The seeds of "0,1,2", "0-2", or both, "0-2,7".
-
-    Raises:
-        UsageError: for anything else.
-    """
+    """The seeds of "0,1,2", "0-2", or both, "0-2,7"."""
     result: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)

@@ -27,8 +27,7 @@ class Named(Protocol):
 
 @dataclass(frozen=True)
 class Pool:
-    """POOL/<algorithm>-<digest of the experiment>/ is an ordinary run folder, with sweep.json beside its
-    files: the commit and the seconds of the run."""
+    """Run folders POOL/<algorithm>-<digest of the experiment>; sweep.json in them has commit and seconds."""
 
     path: Path
     keeps_states: bool = True
@@ -54,7 +53,7 @@ class Pool:
         return _locked(self._lock(trial), os.O_CREAT)
 
     def release(self, trial: Named, claim: int) -> None:
-        """Let other sweeps have a run."""
+        """Let other sweeps claim the run."""
         self._lock(trial).unlink(missing_ok=True)
         os.close(claim)
 
@@ -70,10 +69,8 @@ class Pool:
         return self.path / f".{trial.id}.lock"
 
     def begun(self, trial: Named) -> bool:
-        """Return whether a run can be resumed from what an earlier attempt has left; else remove that.
-
-        A run that was carried here from another machine is unpacked first.
-        """
+        """Return whether a run can be resumed from what an earlier attempt has left; else remove that. A run
+        that was carried here from another machine is unpacked first."""
         folder, packed = self.folder(trial), self._packed(trial)
         if packed.is_file() and not folder.exists():
             try:
@@ -119,10 +116,8 @@ class Pool:
 
 
 def _locked(path: Path, create: int = 0) -> int | None:
-    """A descriptor of a locked file, or None: another process has it, or it is not there.
-
-    A lock's file is removed before its release. A file that was removed meanwhile locks nothing.
-    """
+    """A descriptor of a locked file, or None: another process has it, or it is not there. A lock's file is
+    removed before its release. A file that was removed meanwhile locks nothing."""
     while True:
         try:
             held = os.open(path, create | os.O_RDWR | os.O_CLOEXEC, 0o600)

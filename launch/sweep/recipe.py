@@ -90,8 +90,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines of `y` over `x`: round, MB (so far), or a grid key, whose values are the points; y then has an
-    @ROUND."""
+    """Lines of `y` over `x`: round, MB (so far), or a grid key with points; y then has an @ROUND."""
 
     file: str
     y: str
@@ -128,11 +127,7 @@ class Recipe:
 
     @staticmethod
     def read(path: Path) -> Recipe:
-        """Read a recipe file, and check that its tables and plots use what it has.
-
-        Raises:
-            UsageError: naming the file and the key that is wrong.
-        """
+        """Read a recipe file, and check that its tables and plots use what it has."""
         recipe = convert(Recipe, read_toml(path, "recipe"), f"recipe {path}")
         labels = [v.label for v in recipe.variant]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -161,11 +156,7 @@ class Recipe:
                 yield Row(v, point)
 
     def trials(self) -> Iterator[Trial]:
-        """All runs: rows x seeds x repetitions.
-
-        Raises:
-            UsageError: naming row and key.
-        """
+        """Yield all runs: rows x seeds x repetitions."""
         for row in self.rows():
             for seed in self.seeds:
                 for point in _points(self.repeat):
@@ -210,11 +201,6 @@ class Recipe:
 
 
 def _tables_of(point: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tables of a point of a grid.
-
-    Raises:
-        UsageError: for a key that names none.
-    """
     result: dict[str, dict[str, Any]] = {}
     for key, value in point.items():
         table, dot, name = key.partition(".")
@@ -225,17 +211,12 @@ def _tables_of(point: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """All combinations of the values of the axes."""
     for point in itertools.product(*axes.values()):
         yield dict(zip(axes, point, strict=True))
 
 
 def _known(path: Path, only: Iterable[str], labels: list[str], used: Iterable[str], keys: set[str]) -> None:
-    """Check the labels and grid keys that a table or a plot uses.
-
-    Raises:
-        UsageError: for a label or a grid key that the recipe does not have.
-    """
+    """Check the labels and grid keys that a table or a plot uses."""
     for label in only:
         if label not in labels:
             raise unknown(f"variant in recipe {path}:", label, labels)
@@ -255,6 +236,11 @@ class Row:
     def name(self) -> str:
         at = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in self.point.items())
         return f"{self.variant.label} ({at})" if at else self.variant.label
+
+    def fits(self, only: Collection[str], at: Mapping[str, Any]) -> bool:
+        """True if a table or plot of these labels and these values of grid keys has the row."""
+        known = not only or self.variant.label in only
+        return known and all(self.point.get(key, value) == value for key, value in at.items())
 
 
 @dataclass(frozen=True)
@@ -290,11 +276,7 @@ class Trial:
 
 
 def one_numerics(numerics: Collection[str]) -> str:
-    """Return the numerics that all runs of a sweep share.
-
-    Raises:
-        UsageError: if there are several.
-    """
+    """Return the numerics of all runs of a sweep; refuse several."""
     if len(numerics) > 1:
         raise UsageError("a sweep's runs share one import of torch: numerics is native or portable for all")
     return next(iter(numerics), "native")

@@ -87,18 +87,8 @@ def run_trials(
     """Run the trials that the pool does not have; returns errors by trial id.
 
     A run that fails is reported and the others continue. One that was stopped in the middle is resumed.
-
-    Args:
-        trials: The runs.
-        execution: Of all of them.
-        pool: Their folders.
-        side_by_side: How many at once.
-        watch: Shows the progress.
-        seconds: Stop after so long: each run after its last committed round, packed for another machine.
-
-    Raises:
-        UsageError: if runs of both numerics are waiting.
-        Interrupted: after Ctrl-C; runs that were under way count as not run.
+    seconds: stop after so long: each run after its last committed round, packed for another machine.
+    Interrupted is raised after Ctrl-C; runs that were under way count as not run.
     """
     waiting = list({t.id: t for t in trials if not pool.done(t)}.values())
     progress = Progress(len(waiting), side_by_side=side_by_side)
@@ -190,18 +180,15 @@ def _stop(running: Sequence[Running], pool: Pool) -> None:
 
 @cache
 def _sockets_in_scratch() -> None:
-    """Let multiprocessing have its sockets in a folder that is removed even if this process is killed.
-
-    Its fork server lives, with its socket, as long as this process.
-    """
+    """Let multiprocessing have its sockets in a folder that is removed even if this process is killed. Its
+    fork server lives, with its socket, as long as this process."""
     scratch = Scratch("fedsim-sweep-", parent_of_sockets())
     multiprocessing.current_process()._config.setdefault("tempdir", str(scratch.path))  # type: ignore[attr-defined]
     atexit.register(scratch.remove)
 
 
 class _Interrupt:
-    """Ctrl-C raises KeyboardInterrupt, as ever, and is remembered, because in a finaliser
-    Python only prints what is raised."""
+    """Ctrl-C raises KeyboardInterrupt and is remembered: in a finaliser Python only prints what is raised."""
 
     def __init__(self) -> None:
         self._came = False
@@ -251,11 +238,7 @@ def _one(worker_config: str) -> None:
 def start_or_resume(
     experiment: Experiment, execution: Execution, begun: bool, embedded: bool = False
 ) -> None:
-    """Start a run, or resume it in its folder, in this execution.
-
-    Raises:
-        FedsimError: As launch.
-    """
+    """Start a run, or resume it in its folder, in this execution."""
     from launch.session.run import launch, resume
 
     if begun:
@@ -275,10 +258,8 @@ def _end_with(sweep: int) -> None:
 
 
 def leave_summary(folder: Path, error: str) -> None:
-    """Write a summary with the error if the run could not write one; none if the disk is full.
-
-    A run that could not be resumed keeps its summary, and may be resumed later; its error is in sweep.json.
-    """
+    """Write a summary with the error if the run could not write one; none if the disk is full. A run that
+    could not be resumed keeps its summary, and may be resumed later; its error is in sweep.json."""
     path = folder / "summary.json"
     with contextlib.suppress(OSError):  # else a full disk would end the run's process with a traceback
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,19 +1,22 @@
-"""Tables of a sweep: mean and standard deviation over seeds, as Markdown, as CSV and on a terminal."""
+"""Tables and plots of a sweep: mean and deviation or range over seeds; as Markdown, CSV and pictures."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launch.results.statistics import heading, percent, shown, value
+import numpy as np
+
+from launch.results.figures import picture
+from launch.results.statistics import LIMITS, Band, band, heading, percent, shown, value
 from launch.results.tables import Grid, best
 from launch.runs.tables import Curve
 from launch.sweep.finished import FinishedRun
-from launch.sweep.recipe import Recipe, Row, Table, Trial
+from launch.sweep.recipe import Plot, Recipe, Row, Table, Trial
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,13 @@ class Results:
     """The runs of finished trials, by id."""
 
     def of(self, row: Row) -> list[Curve]:
-        """The curves of a row's finished runs, by seed."""
         return [self.finished[t.id].curve for t in self.trials if t.row == row and t.id in self.finished]
 
     def values(self, row: Row, expression: str, window: int = 1) -> list[float]:
-        """One per finished run."""
         return [value(expression, curve, window) for curve in self.of(row)]
 
     def rows(self, only: tuple[str, ...], at: Mapping[str, Any]) -> list[Row]:
-        """Return the rows of a table or plot."""
-        rows = [r for r in self.recipe.rows() if not only or r.variant.label in only]
-        return [r for r in rows if all(r.point.get(key, value) == value for key, value in at.items())]
+        return [row for row in self.recipe.rows() if row.fits(only, at)]
 
 
 def grid(results: Results, table: Table) -> Grid:
@@ -91,10 +90,8 @@ def _setting(x: object) -> str:
 
 
 def write_csv(path: Path, results: Results) -> None:
-    """One line per finished run and evaluated round: what a plotting program wants.
-
-    Only a recipe with [repeat] has the column `repetition`.
-    """
+    """One line per finished run and evaluated round: what a plotting program wants. Only a recipe with
+    [repeat] has the column `repetition`."""
     repeated = ["repetition"] if results.recipe.repeat else []
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
@@ -117,8 +114,7 @@ def _settings(point: Mapping[str, Any]) -> str:
 
 
 def write_tables(path: Path, results: Results) -> None:
-    """The cells of all tables, one per line: mean and population deviation over `runs` finished runs, in the
-    page's units (accuracies in percent)."""
+    """All cells, one per line: mean and population deviation over `runs`, in the page's units."""
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(["table", "variant", "settings", "column", "mean", "sd", "runs", "published"])
@@ -134,3 +130,51 @@ def write_tables(path: Path, results: Results) -> None:
                         text = row.variant.published.get(column, "")
                         cell = [f"{mean:.6g}", f"{sd:.3g}", len(values), text]
                         out.writerow([table.title, row.variant.label, settings, column, *cell])
+
+
+def draw(plot: Plot, results: Results, folder: Path) -> Path:
+    over_grid = "." in plot.x
+    lines: dict[str, list[Row]] = {}
+    for row in results.rows(plot.only, plot.at):
+        lines.setdefault(_name(row, {plot.x, *plot.at}), []).append(row)
+    of = _over_grid if over_grid else _curves
+    bands = {name: of(plot, results, members) for name, members in lines.items()}
+    for row in results.rows(plot.limits, plot.at) if plot.limits else ():
+        for x, title in zip(LIMITS, ("entropy", "KL of uploads"), strict=True):
+            limit = _curves(replace(plot, x=x), results, [row])
+            if np.isfinite(limit.x.astype(float)).all():  # fola sends no precision, and has no KL
+                bands[f"{_name(row, plot.at)}: {title}"] = limit
+    x = plot.x.partition(".")[2] if over_grid else {"MB": "megabytes, both directions"}.get(plot.x, plot.x)
+    y = heading(plot.y).replace("@", " at round ") + (" (%)" if percent(plot.y) else "")
+    return picture(
+        folder / plot.file,
+        bands,
+        x,
+        y,
+        title=plot.title,
+        scale=100.0 if percent(plot.y) else 1.0,
+        marks=over_grid,
+        logx=plot.logx,
+        limits=(plot.low, plot.high),
+    )
+
+
+def _name(row: Row, without: Collection[str]) -> str:
+    rest = {k: v for k, v in row.point.items() if k not in without}
+    return Row(row.variant, rest).name
+
+
+def _curves(plot: Plot, results: Results, rows: list[Row]) -> Band:
+    """The band over rounds or megabytes, as far as all seeds have values."""
+    (row,) = rows
+    result = band(results.of(row), plot.x, plot.y, plot.window)
+    first = 1 if plot.logx else 0
+    return Band(result.x[first:], result.low[first:], result.mean[first:], result.high[first:])
+
+
+def _over_grid(plot: Plot, results: Results, rows: list[Row]) -> Band:
+    result = [(row.point[plot.x], results.values(row, plot.y, plot.window)) for row in rows]
+    result = [(x, v) for x, v in result if v]
+    xs = np.array([x for x, _ in result], dtype=object if result and isinstance(result[0][0], str) else float)
+    low, mean, high = (np.array([f(v) for _, v in result]) for f in (min, np.mean, max))
+    return Band(xs, low, mean, high)

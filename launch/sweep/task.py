@@ -38,8 +38,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Tasks(msgspec.Struct, frozen=True):
-    """The runs of a sweep that are to be done. pool: the folder of their runs; execution: of all of them;
-    keeps_states: Pool.keeps_states."""
+    """The runs of a sweep that are to be done. pool: their folder. keeps_states: Pool.keeps_states."""
 
     pool: str
     execution: dict[str, Any]
@@ -54,33 +53,18 @@ class Tasks(msgspec.Struct, frozen=True):
         return Tasks(str(pool.path.resolve()), asdict(execution), tasks, pool.keeps_states)
 
     def environment(self) -> Mapping[str, str]:
-        """The settings to apply before torch is imported.
-
-        Raises:
-            UsageError: if the runs do not agree.
-        """
+        """The settings to apply before torch is imported."""
         return {
             **ENVIRONMENT,
             **environment_for(one_numerics({t.experiment["numerics"] for t in self.tasks})),
         }
 
     def write(self, path: Path) -> None:
-        """Write the file.
-
-        Raises:
-            DiskError: if that is not possible.
-        """
         write(path, msgspec.json.format(msgspec.json.encode(self)).decode())
 
 
 def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
-    """Compute one run; returns its error, '' if there is none.
-
-    Args:
-        tasks: The runs.
-        number: Which one.
-        embedded: This process is an engine's, and will run other tasks.
-    """
+    """Compute one run; returns its error, or ''. embedded: this process is an engine's, for many tasks."""
     from launch.sweep.runner import leave_summary, start_or_resume
 
     task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)
@@ -104,7 +88,7 @@ def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
 
 
 def main(file: str, number: str) -> int:
-    """Returns the exit code."""
+    """Compute one run of a file of tasks; returns the exit code."""
     tasks = msgspec.json.decode(Path(file).read_bytes(), type=Tasks)
     os.environ.update(tasks.environment())
     error = run_task(tasks, int(number))

@@ -8,8 +8,11 @@ round that its tracker has. This module imports nothing heavy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from fedsim.errors import unknown
 from fedsim.extras import not_installed
@@ -21,13 +24,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Choice:
-    """A tracker that --track names.
-
-    Attributes:
-        name: Also of the package, and of the extra that installs it.
-        title: What completion shows.
-        adapter: The module and the class that write to it.
-    """
+    """A tracker, named as its package and extra. title: for completion. adapter: module and class."""
 
     name: str
     title: str
@@ -46,11 +43,7 @@ TRACKERS = {
 
 
 def selected(text: str) -> tuple[Choice, ...]:
-    """The trackers that a text such as tensorboard,mlflow names; none for "" and "none".
-
-    Raises:
-        UsageError: for a name that is none of them.
-    """
+    """The trackers that a text such as tensorboard,mlflow names; none for "" and "none"."""
     texts = [name.strip() for name in text.split(",") if name.strip()] if text.strip() != NONE else []
     for name in texts:
         if name not in TRACKERS:
@@ -59,12 +52,68 @@ def selected(text: str) -> tuple[Choice, ...]:
 
 
 def check_installed(choices: tuple[Choice, ...]) -> None:
-    """Refuse trackers whose package is not there, before anything is begun. Imports none.
-
-    Raises:
-        UsageError: saying which extra installs it.
-    """
+    """Refuse trackers whose package is not there, before anything is begun. Imports none."""
     for choice in choices:
         spec = find_spec(choice.name)
         if spec is None or spec.origin is None:  # a folder of this name, such as wandb leaves, is no package
             raise not_installed(choice.name, f"--track {choice.name}", choice.name)
+
+
+PROJECT = "fedsim"
+"""The default project, for trackers that have one."""
+
+Value = str | int | float | bool
+
+
+class Row(NamedTuple):
+    """An evaluated round and its numbers, all of them finite."""
+
+    round: int
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as a tracker sees it.
+
+    folder: the tracker's own folder in the run folder. config: every key of the manifest's experiment, by its
+    dotted name. id: the tracker's own name of the run, if an earlier start of the run has begun it; otherwise
+    "". last: the last round that it has logged; -1 for none.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Value]
+    id: str = ""
+    last: int = -1
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a run, or of this start of it. status: done, failed, interrupted or killed. last: the last
+    evaluated round. numbers: those of summary.json. files: those that are kept with the run: the report, if
+    there is one, the summary and the manifest."""
+
+    status: str
+    last: int
+    numbers: Mapping[str, float]
+    files: Sequence[Path]
+
+    @property
+    def final(self) -> Row:
+        """The numbers by their names in trackers, at the last round."""
+        return Row(max(0, self.last), {f"summary/{key}": x for key, x in self.numbers.items()})
+
+
+class Tracker(Protocol):
+    """A connection to a tracker, for one run. It may raise anything: the run continues without it."""
+
+    def start(self, run: TrackedRun) -> str:
+        """Begin the run, or resume run.id; returns the id with which a later start resumes it."""
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Write rounds, so that they are there if this process is killed after that. Several at once, because
+        many trackers need as long for one transaction as for one row."""
+
+    def finish(self, ending: Ending) -> None:
+        """Write the end, keep the files, and close."""

@@ -24,9 +24,8 @@ from typing import Any
 from fedsim.errors import UsageError
 from launch.runs.folder import SUMMARY, json_of, json_or_empty
 from launch.runs.manifest import MANIFEST
-from launch.tracking import FOLDER, TRACKERS
+from launch.tracking import FOLDER, TRACKERS, Ending, TrackedRun, Tracker
 from launch.tracking.run_rows import RunRows, config, finite
-from launch.tracking.tracker import Ending, TrackedRun, Tracker
 from workers.storage.atomic_files import RunLock, write_atomically
 
 REPORT = "report.html"
@@ -44,14 +43,7 @@ COST = "fedsim: {begun:.3f} s of CPU to begin, {computed:.3f} s during the run"
 
 @dataclass
 class Followed:
-    """A run folder and the tracker that its rounds are written to.
-
-    Attributes:
-        folder: The run folder.
-        name: The tracker's name.
-        tracker: The connection to it.
-        run: The run as the tracker knows it.
-    """
+    """A run folder, and the tracker that its rounds are written to. run: the run as the tracker knows it."""
 
     folder: Path
     name: str
@@ -62,11 +54,7 @@ class Followed:
 
     @staticmethod
     def begin(folder: Path, name: str, tracker: Tracker) -> Followed:
-        """Start or resume the tracker's run.
-
-        Raises:
-            Exception: whatever the tracker raises.
-        """
+        """Start or resume the tracker's run."""
         own = folder / FOLDER / name
         own.mkdir(parents=True, exist_ok=True)
         known = json_or_empty(own.with_suffix(".json"))
@@ -87,11 +75,7 @@ class Followed:
         return followed
 
     def write(self, rows: RunRows) -> None:
-        """Write the rounds that the tracker does not have: a resumed run computes some again.
-
-        Raises:
-            Exception: whatever the tracker raises.
-        """
+        """Write the rounds that the tracker does not have: a resumed run computes some again."""
         read = rows.new()
         self.last = max([self.last, *(row.round for row in read)])
         if new := [row for row in read if row.round > self.run.last]:
@@ -100,11 +84,6 @@ class Followed:
             self._keep()
 
     def end(self) -> None:
-        """Write the end of the run.
-
-        Raises:
-            Exception: whatever the tracker raises.
-        """
         summary = json_or_empty(self.folder / SUMMARY)
         numbers = {key: value for key, value in summary.items() if not isinstance(value, Mapping)}
         paths = [self.folder / name for name in (REPORT, SUMMARY, MANIFEST)]
@@ -119,29 +98,16 @@ class Followed:
 
 
 def tracker_of(name: str) -> Tracker:
-    """The connection to a tracker.
-
-    Raises:
-        UsageError: if its package is not installed.
-    """
     module, kind = TRACKERS[name].adapter
     tracker: Tracker = getattr(import_module(f"launch.tracking.{module}"), kind)()
     return tracker
 
 
 def follow(followed: Followed, ended: Callable[[float], bool], interval: float = INTERVAL) -> float:
-    """Write a run's rounds until it has ended.
+    """Write a run's rounds until it has ended; returns the CPU seconds that this took during the run.
 
-    Args:
-        followed: The run and its tracker.
-        ended: Waits for a number of seconds, or until the run has ended; returns whether it has.
-        interval: Seconds between two looks at the run's files, at least.
-
-    Returns:
-        The CPU seconds that this took during the run.
-
-    Raises:
-        Exception: whatever the tracker raises.
+    ended: waits for a number of seconds, or until the run has ended; returns whether it has. interval:
+    seconds between two looks at the run's files, at least.
     """
     rows, pause, computed = RunRows(followed.folder), 0.0, 0.0
     while not ended(pause):
@@ -160,11 +126,7 @@ def input_closed(seconds: float) -> bool:
 
 
 def locked(folder: Path) -> RunLock:
-    """The lock on a tracker's folder, which an earlier start's process may hold for a while.
-
-    Raises:
-        UsageError: if it does so for too long.
-    """
+    """The lock on a tracker's folder, which an earlier start's process may hold for a while."""
     folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + PATIENCE
     while True:
@@ -177,7 +139,6 @@ def locked(folder: Path) -> RunLock:
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 

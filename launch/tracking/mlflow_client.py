@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 from fedsim.extras import needed
-from launch.tracking.tracker import PROJECT, Ending, Row, TrackedRun
+from launch.tracking import PROJECT, Ending, Row, TrackedRun
 
 AT_ONCE = 1000
 """Metrics that MLflow takes in one call."""
@@ -57,8 +57,7 @@ class MlflowTracker:
 
     def finish(self, ending: Ending) -> None:
         """Write the final numbers as metrics, keep the files as artefacts, and end the run."""
-        final: Mapping[str, float] = {f"summary/{key}": x for key, x in ending.numbers.items()}
-        self.log([Row(max(0, ending.last), final)])
+        self.log([ending.final])
         for path in ending.files:
             self._client.log_artifact(self._run, str(path))
         self._client.set_terminated(self._run, status=STATUS[ending.status])

@@ -34,11 +34,7 @@ class TrackerProcess:
 
     @staticmethod
     def start(folder: Path, name: str) -> TrackerProcess:
-        """Start it; it ends when this process closes its standard input, or ends.
-
-        Raises:
-            OSError: if that is not possible.
-        """
+        """Start it, or raise OSError; it ends when this process closes its standard input, or ends."""
         log = folder / "logs" / f"track-{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -55,7 +51,6 @@ class TrackerProcess:
 
     @property
     def output(self) -> IO[bytes]:
-        """Its standard output."""
         assert self.process.stdout is not None
         return self.process.stdout
 
@@ -117,12 +112,8 @@ class Tracking:
             yield from tracker.notes()
 
     def finish(self, report: bool, seconds: float = END) -> Iterator[str]:
-        """Let them write the rest, and wait for their ends; a last note for each that has failed.
-
-        Args:
-            report: Write RUN/report.html before, which they keep with the run.
-            seconds: How long to wait.
-        """
+        """Let them write the rest, and wait at most `seconds` for their ends; a last note for each that has
+        failed. report: write RUN/report.html before, which they keep with the run."""
         if report:
             yield from _report(self.folder)
         for tracker in self._running:

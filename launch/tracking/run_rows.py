@@ -12,7 +12,7 @@ from typing import Any
 
 from fedsim.experiment import dotted
 from launch.runs.growing import GrowingLines
-from launch.tracking.tracker import Row, Value
+from launch.tracking import Row, Value
 from workers.storage.growing_file import LEDGER, METRICS
 
 LONGEST = 500
@@ -31,12 +31,7 @@ class RoundBytes:
 
 @dataclass
 class RunRows:
-    """Reads the rounds of a run folder.
-
-    Attributes:
-        folder: The run folder.
-        so_far: The algorithm's bytes up to the last round that was read.
-    """
+    """Reads the rounds of a run folder. so_far: the algorithm's bytes up to the last round that was read."""
 
     folder: Path
     so_far: int = 0
@@ -47,12 +42,7 @@ class RunRows:
         self._metrics, self._ledger = (GrowingLines(self.folder / name) for name in (METRICS, LEDGER))
 
     def new(self) -> list[Row]:
-        """The rounds that were evaluated since the last call.
-
-        Raises:
-            DiskError: if a file cannot be read.
-            ValueError: if one is damaged.
-        """
+        """The rounds that were evaluated since the last call."""
         lines = [json.loads(line) for line in self._metrics.new()]
         if lines:
             self._read_ledger()  # it has all bytes of a round before metrics.jsonl has the round's line
@@ -88,15 +78,9 @@ class RunRows:
 
 
 def participation(line: Mapping[str, Any], gone: int) -> dict[str, float]:
-    """Return the number of clients that a round asked, by outcome.
-
-    Args:
-        line: Of metrics.jsonl.
-        gone: Clients that dropped out after the download.
-
-    Returns:
-        asked = folded + dropouts + late + refused + lost, the last with uploads that got lost on their way.
-    """
+    """The number of clients that a round asked, by outcome, from its line of metrics.jsonl and the `gone`
+    ones that dropped out after the download: asked = folded + dropouts + late + refused + lost, the last with
+    uploads that got lost on their way."""
     counts = {name: len(line.get(name, ())) for name in PARTICIPANTS}
     asked = counts.pop("participants")
     counts["folded"] = counts["folded"] if "folded" in line else asked
@@ -116,9 +100,7 @@ def finite(values: Mapping[str, Any]) -> dict[str, float]:
 
 def config(manifest: Mapping[str, Any]) -> dict[str, Value]:
     """Return the run's parameters by dotted name: hyperparameters, algorithm, data, versions and the digest.
-
-    What is empty is left out, and what is longer than LONGEST: the manifest, which is kept, too, has it.
-    """
+    What is empty is left out, and what is longer than LONGEST: the manifest, which is kept, too, has it."""
     known = {
         **manifest.get("experiment", {}),
         **{key: manifest.get(key) for key in ("experiment_sha256", "run", "commit", "versions")},

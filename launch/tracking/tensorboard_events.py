@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsim.extras import needed
-from launch.tracking.tracker import Ending, Row, TrackedRun, Value
-
-TEXT = "text"
-"""TensorBoard's name of its tab of texts."""
+from launch.tracking import Ending, Row, TrackedRun, Value
 
 
 class TensorboardTracker:
@@ -41,25 +38,23 @@ class TensorboardTracker:
     def log(self, rows: Sequence[Row]) -> None:
         """Write an event a round."""
         for row in rows:
-            self._scalars(row.numbers, row.round)
+            self._scalars(row)
         self._writer.flush()
 
     def finish(self, ending: Ending) -> None:
         """Write the final numbers, and where the files are: an event file holds none."""
-        self._scalars({f"summary/{key}": x for key, x in ending.numbers.items()}, max(0, ending.last))
+        self._scalars(ending.final)
         files = {path.name: str(path) for path in ending.files}
-        self._text("end", _table({"status": ending.status, **files}), max(0, ending.last))
+        self._text("end", _table({"status": ending.status, **files}), ending.final.round)
         self._writer.close()
 
-    def _scalars(self, numbers: Mapping[str, float], step: int) -> None:
+    def _scalars(self, row: Row) -> None:
         value = self._summary.Summary.Value
-        self._add(
-            step,
-            summary=self._summary.Summary(value=[value(tag=k, simple_value=x) for k, x in numbers.items()]),
-        )
+        values = [value(tag=k, simple_value=x) for k, x in row.numbers.items()]
+        self._add(row.round, summary=self._summary.Summary(value=values))
 
     def _text(self, tag: str, markdown: str, step: int) -> None:
-        kind = self._summary.SummaryMetadata.PluginData(plugin_name=TEXT)
+        kind = self._summary.SummaryMetadata.PluginData(plugin_name="text")  # the tab of texts
         shape = {"dim": [{"size": 1}]}
         tensor = self._tensor(dtype=self._string, string_val=[markdown.encode()], tensor_shape=shape)
         metadata = self._summary.SummaryMetadata(plugin_data=kind)
@@ -71,5 +66,4 @@ class TensorboardTracker:
 
 
 def _table(values: Mapping[str, Value]) -> str:
-    """A table of Markdown."""
     return "\n".join(["| key | value |", "|---|---|", *(f"| {k} | {v} |" for k, v in values.items())])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from fedsim.extras import needed
-from launch.tracking.tracker import PROJECT, Ending, Row, TrackedRun
+from launch.tracking import PROJECT, Ending, Row, TrackedRun
 
 ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 """Variables with which a user has named a server."""
@@ -38,8 +38,7 @@ class TrackioTracker:
 
     def finish(self, ending: Ending) -> None:
         """Write the final numbers at the last round, keep the files as artefacts, and wait for the thread."""
-        final = {f"summary/{key}": x for key, x in ending.numbers.items()}
-        self._run.log(final, step=max(0, ending.last))
+        self._run.log(dict(ending.final.numbers), step=ending.final.round)
         for path in ending.files:
             self._run.log_artifact(str(path), name=path.name)
         self._run.finish()

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 
 from fedsim.extras import needed
-from launch.tracking.tracker import PROJECT, Ending, Row, TrackedRun
+from launch.tracking import PROJECT, Ending, Row, TrackedRun
 
 
 class WandbTracker:
@@ -43,7 +43,7 @@ class WandbTracker:
 
     def finish(self, ending: Ending) -> None:
         """Write the final numbers to the run's summary, keep the files, and close."""
-        self._run.summary.update({f"summary/{key}": x for key, x in ending.numbers.items()})
+        self._run.summary.update(dict(ending.final.numbers))
         for path in ending.files:  # copied, because save makes links to what is elsewhere
             kept = shutil.copy(path, self._run.dir)
             self._run.save(str(kept), base_path=self._run.dir, policy="now")

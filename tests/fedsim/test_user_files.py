@@ -16,7 +16,7 @@ from fedsim.experiment import read_toml
 from fedsim.participation import schedule
 from fedsim.tree import tree
 from fedsim.user_files import no_file, no_folder, opened_text, read_text
-from launch.commands.fedscale_traces import _entries
+from launch.commands.device_files import _entries
 from launch.configuration.config_files import read_config
 
 

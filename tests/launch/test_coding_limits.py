@@ -9,10 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import main
-from launch.results.coding_limits import at_limit
-from launch.results.statistics import Band
+from launch.results.statistics import Band, at_limit
 from launch.runs.tables import Curve
-from launch.sweep import figures
+from launch.sweep import table
 
 
 def coded(label: str, algorithm: str, spread: str) -> str:
@@ -79,7 +78,7 @@ def test_a_picture_has_the_limits_beside_the_line(tmp_path: Path, monkeypatch: p
         drawn.update(bands)
         return path
 
-    monkeypatch.setattr(figures, "picture", picture)
+    monkeypatch.setattr(table, "picture", picture)
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "limits.toml"
     path.write_text(RECIPE)

@@ -214,10 +214,10 @@ def test_no_client_of_a_plan_is_busy_for_longer_than_the_run_lasts(
 
 
 def test_a_plan_of_many_tasks_is_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.results.planned_devices.DRAWN", 40)
+    monkeypatch.setattr("launch.results.plan.DRAWN", 40)
     options = ("--algo", "fedavg", "--clients", "10", "--rounds", "400", "--compute", "5ms,noise=0.3")
     few = planned(*options)
-    monkeypatch.setattr("launch.results.planned_devices.DRAWN", 10**6)
+    monkeypatch.setattr("launch.results.plan.DRAWN", 10**6)
     all_drawn = planned(*options)
     assert few["estimated"] and not all_drawn["estimated"]
     assert few["simulated_seconds"] == pytest.approx(all_drawn["simulated_seconds"], rel=0.5)

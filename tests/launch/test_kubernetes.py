@@ -22,8 +22,7 @@ import yaml
 
 from fedsim.errors import DataError, UsageError
 from launch.engines.job import Job
-from launch.engines.kubernetes import Kubernetes
-from launch.engines.kubernetes_objects import PORT
+from launch.engines.kubernetes import PORT, Kubernetes
 from launch.runs.folder import RunFolder
 from tests.launch.test_engines import SLOW, metrics
 from tests.launch.test_remote_workers import ends, eventually, here, same_bits

@@ -9,8 +9,8 @@ import pandas
 import pyarrow
 import pytest
 
-from launch.results import ledger_parquet
-from launch.results.ledger_parquet import LARGE, TEXTS
+from launch.results import ledger as ledger_module
+from launch.results.ledger import LARGE, TEXTS
 from tests.support.kept_runs import command, flip, kept_run
 
 
@@ -26,7 +26,7 @@ def test_the_file_has_the_rows_of_the_ledger_in_their_order(
 ) -> None:
     from pyarrow import parquet
 
-    monkeypatch.setattr(ledger_parquet, "BATCH", batch)
+    monkeypatch.setattr(ledger_module, "BATCH", batch)
     output = command("ledger", run, "--parquet")
     assert output.code == 0 and output.out == f"all ledger rows in {run / 'ledger.parquet'}\n"
     table = parquet.read_table(run / "ledger.parquet")

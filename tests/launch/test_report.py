@@ -19,9 +19,7 @@ from fedsim.errors import DataError
 from launch.cli import main
 from launch.results import report as page_module
 from launch.results.field_bars import bars, stack
-from launch.results.participation_grid import participation_grid
-from launch.results.report import render, report
-from launch.results.staleness import histogram
+from launch.results.report import histogram, participation_grid, render, report
 from launch.results.timeline import timeline
 from launch.runs.folder import RunFolder
 from workers.storage.metrics_file import LISTS

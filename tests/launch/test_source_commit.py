@@ -43,7 +43,7 @@ def test_it_is_the_commit_with_a_sign_if_files_were_changed(repository: Path) ->
     (repository / "file").write_text("two")
     assert commit(repository) == first  # looked up once
     source_commit._started.cache_clear()
-    source_commit._answer.cache_clear()
+    source_commit.commit.cache_clear()
     look_up(repository)
     assert commit(repository) == f"{first}+"
 

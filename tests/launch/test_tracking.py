@@ -25,11 +25,10 @@ from launch.cli import main
 from launch.configuration.config import resolve
 from launch.runs.folder import RunFolder
 from launch.runs.growing import GrowingLines
-from launch.tracking import TRACKERS, follow as module, selected
+from launch.tracking import TRACKERS, Ending, Row, TrackedRun, Tracker, follow as module, selected
 from launch.tracking.follow import Followed, follow
 from launch.tracking.processes import Tracking
 from launch.tracking.run_rows import LONGEST, RunRows, config
-from launch.tracking.tracker import Ending, Row, TrackedRun, Tracker
 from tests.support.commands import DEADLINE, fedsim, start
 from tests.support.kept_runs import kept_run
 from tests.support.reproducible import without_seconds
@@ -212,7 +211,7 @@ def test_all_rounds_and_the_end_are_written(run: Path) -> None:
     whole_run(run, memory)
     assert [row.round for row in memory.rows] == [0, 2, 4, 6]
     (ending,), summary = memory.endings, json.loads((run / "summary.json").read_text())
-    assert (ending.status, ending.last, ending.report) == ("done", 6, None)
+    assert (ending.status, ending.last) == ("done", 6)
     assert ending.numbers["test_accuracy"] == summary["test_accuracy"]
     assert [path.name for path in ending.files] == ["summary.json", "manifest.json"]
     assert memory.starts[0].name == "run" and memory.starts[0].config["algo"] == "ivon_admm"
