@@ -351,6 +351,8 @@ def processes(run: RunFolder) -> Iterator[str]:
     last = " of the last start" if len(run.starts) > 1 else ""
     title = f"Table of processes{last}"
     yield html.folded(title, html.table(heads, lines, len(heads)), opened=len(rows) <= OPEN)
+    if reasons := run.not_recorded:
+        yield html.soft(f"Training steps that were not recorded on a GPU: {'; '.join(reasons)}.")
 
 
 # ---- the grid of clients and rounds

@@ -36,6 +36,8 @@ from workers.storage.journal import read_journal
 if TYPE_CHECKING:
     import pandas
 
+NOT_RECORDED = "training steps are not recorded: "
+"""What a worker's log says before the reason (fedsim.learning.recordings)."""
 SUMMARY, PROCESSES, MODEL = "summary.json", "processes.json", "model.safetensors"
 RUNNING, DONE, INTERRUPTED, FAILED, KILLED = "running", "done", "interrupted", "failed", "killed"
 DAMAGED, MISSING = "damaged", "missing"
@@ -153,6 +155,18 @@ class RunFolder:
         """True if the coordinator was last started on another machine, as far as is known."""
         nodes = [row.get("node") for row in self.processes if row.get("role") == "coordinator"]
         return bool(nodes and nodes[-1] and nodes[-1] != platform.node())
+
+    @property
+    def not_recorded(self) -> list[str]:
+        """Why workers on GPUs computed training steps as they come, by the logs of this machine's; each reason
+        once."""
+        lines = [
+            line
+            for log in sorted((self.path / "logs").glob("worker-*.log"))
+            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        ]
+        reasons = (line.removeprefix(NOT_RECORDED) for line in lines if line.startswith(NOT_RECORDED))
+        return list(dict.fromkeys(reasons))
 
     @property
     def processes(self) -> list[dict[str, Any]]:

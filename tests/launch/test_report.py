@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+import torch
 from click.testing import CliRunner
 
 from fedsim.errors import DataError
+from fedsim.learning.recordings import Recordings
 from launch.cli import main
 from launch.results import report as page_module
 from launch.results.field_bars import bars, stack
@@ -408,3 +410,20 @@ def test_the_page_has_the_timeline(folder: Path) -> None:
     assert "Timeline" not in render(RunFolder.open(folder))
     timed(folder, "1,1,0,0,task,0.0,2.0,1.5")
     assert "<h2>Timeline</h2>" in render(RunFolder.open(folder))
+
+
+def test_the_page_says_which_steps_were_not_recorded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The worker's log has what Recordings.refuse prints, once a worker."""
+    Recordings(lambda work, generators: work, torch.device("cpu")).refuse(
+        "its forward pass asks <the device>"
+    )
+    (folder / "processes.json").write_text(
+        '[{"role": "worker", "index": 0, "device": "cuda:0", "gpu": "H100"}]'
+    )
+    (folder / "logs").mkdir(exist_ok=True)
+    for worker, said in enumerate(2 * [f"something else\n{capsys.readouterr().out}"]):
+        (folder / "logs" / f"worker-{worker:03d}.log").write_text(said)
+    why = "Training steps that were not recorded on a GPU: its forward pass asks &lt;the device&gt;."
+    assert render(RunFolder.open(folder)).count(why) == 1

@@ -15,6 +15,7 @@ import pytest
 
 from fedsim.errors import ConnectionLost, DataError, Interrupted
 from fedsim.experiment import Experiment
+from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope
 from launch.commands.runs import listed
 from launch.commands.watch import WatchedRun
@@ -269,10 +270,10 @@ def ended_in_round_3(how: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> P
         return home / "left"
     train = WorkerRuntime._train
 
-    def disturbed(self: WorkerRuntime, envelope: Envelope) -> Envelope:
+    def disturbed(self: WorkerRuntime, envelope: Envelope, problem: Problem) -> Envelope:
         if (envelope.header.round, envelope.header.client) == (3, 2):
             raise Interrupted("now") if how == "interrupted" else ConnectionLost("now")
-        return train(self, envelope)
+        return train(self, envelope, problem)
 
     monkeypatch.setattr(WorkerRuntime, "_train", disturbed)
     with pytest.raises(Interrupted if how == "interrupted" else ConnectionLost):
