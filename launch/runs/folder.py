@@ -158,7 +158,7 @@ class RunFolder:
 
     @property
     def not_recorded(self) -> list[str]:
-        """Why workers on GPUs computed training steps as they come, by the logs of this machine's; each reason
+        """Why workers on GPUs computed training steps as they come, by this machine's logs; each reason
         once."""
         lines = [
             line
