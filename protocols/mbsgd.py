@@ -46,6 +46,7 @@ class MBSGD(Pseudogradient):
         if isinstance(shard, QuadraticShard):
             return LocalFit(shard.gradient(mean) / shard.size, shard.loss(mean))
         net = shard.net
+        net.refuse("a round of mbsgd is one step")
         net.load(mean)
         net.train()
         size = self.batch_size or shard.size

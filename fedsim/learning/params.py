@@ -131,6 +131,11 @@ class Net:
             return torch.Generator(self.device).manual_seed(seed)
         return self.recordings.generator(name, seed)
 
+    def refuse(self, why: str) -> None:
+        """Note why training steps are computed as they come, if they were to be recorded."""
+        if self.recordings is not None:
+            self.recordings.refuse(why)
+
     def hold(self, name: str, value: T) -> T:
         """The value in buffers that stay where they are from task to task, if steps are recorded; else as it
         is. What is held is written over by the next task (owned_copy)."""

@@ -38,9 +38,11 @@ def connected(endpoints: list[LanedLoopback], lanes: int, seed: int) -> Callable
 
 
 NEVER = {
-    "bayes_admm", "bregman_admm", "fald", "fedivon", "fedpa", "fedpm", "fola", "mbsgd", "proxskip", "pvi",
+    "bayes_admm", "bregman_admm", "fald", "fedivon", "fedpa", "fola", "mbsgd", "proxskip", "pvi",
 }  # fmt: skip
 """Algorithms whose solvers decide from numbers of the device, take single steps, or look at every step."""
+PARTLY = {"fedlap_func", "fedlap_func_public", "fedlap_cov_func"}
+"""Those that record only the steps without a function term, in their first round."""
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
@@ -55,6 +57,8 @@ def test_a_run_has_the_same_bits(algorithm: Class, tmp_path: Path) -> None:
         assert bool(endpoints[-1].tapes.repeated) != (algorithm.name in NEVER)
     most = 0 if algorithm.name in NEVER else min(LANES, len(plain.problem.clients))
     assert endpoints[-1].most == most, "only recorded steps give way"
+    refusals = [each.net.recordings.refusals for each in endpoints[0].runtime.problems if each.net.recordings]
+    assert bool(refusals[0]) == (algorithm.name in NEVER | PARTLY)
 
 
 @pytest.mark.parametrize(("lanes", "seed"), [(2, 0), (2, 1), (3, 2), (7, 3), (7, 4)])

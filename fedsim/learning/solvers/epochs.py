@@ -58,8 +58,7 @@ def run_epochs(
         refused = net.trial(shard, batch_size)
     with net.noise(rng.key("dropout")):
         if recordings is None or refused:
-            if recordings is not None:
-                recordings.refuse(refused)
+            net.refuse(refused)
             return _as_they_come(shard, step, batch_size, epochs, order, dtype)
         return _recorded(recordings, shard, step, batch_size, epochs, order, dtype, constants)
 

@@ -97,6 +97,7 @@ def _gradients(
         while True:
             yield shard.gradient(weights) / shard.size, shard.loss(weights)
     order, net = rng.torch("batches"), shard.net
+    net.refuse("IASG adds up the loss of every step")
     while True:
         # of an epoch in random order the first batch is a draw of its own
         epoch = shard.batches(how.batch_size, order)

@@ -60,6 +60,7 @@ def ivon_opt(
     from ivon import IVON  # imports torch._dynamo: seconds that no other algorithm has to wait for
 
     net, rng = shard.net, how.stream(rng)
+    net.refuse("the package ivon-opt steps by itself")
     net.train()
     weights = nn.Parameter(start.to(net.weights, copy=True))
     optimiser = IVON(

@@ -20,6 +20,7 @@ from fedsim.hyperparameters import BatchSize, Decay, Epochs, LearningRate, Momen
 from fedsim.learning.params import Layout
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.epochs import run_epochs
 from fedsim.learning.solvers.first_order import LocalTraining, decayed, stepper
 from fedsim.seeds import RandomStream
 
@@ -58,19 +59,18 @@ def train_mask(
     The loss is the mean of the last epoch.
     """
     net, lr = shard.net, decayed(how.lr, how.decay, round)
-    scores = torch.logit(theta).to(net.weights)
-    step = stepper(scores, LocalTraining(lr=lr, optimiser=how.optimiser, momentum=how.momentum))
-    order, draws = rng.torch("batches"), rng.torch("masks")
-    total = torch.zeros((), device=net.device)
+    scores, fixed = net.hold("scores", torch.logit(theta).to(net.weights)), net.hold("fixed", fixed)
+    local = LocalTraining(lr=lr, optimiser=how.optimiser, momentum=how.momentum)
+    step, draws = stepper(scores, local, net=net), net.draws(rng, "masks")
     net.train()
-    with net.noise(rng.key("dropout")):
-        for epoch in range(how.epochs):
-            for inputs, targets in shard.batches(how.batch_size, order):
-                kept = torch.sigmoid(scores)
-                mask = torch.rand(len(kept), generator=draws).to(kept) < kept
-                net.load(fixed * mask)
-                loss = net.loss_gradient(inputs, targets, 1.0)
-                step(net.grads * fixed * kept * (1 - kept))
-                if epoch == how.epochs - 1:
-                    total.add_(loss, alpha=len(targets))
-    return LocalFit(torch.sigmoid(scores), float(total) / shard.size)
+
+    def advance(inputs: Tensor, targets: Tensor) -> tuple[Tensor]:
+        kept = torch.sigmoid(scores)
+        mask = torch.rand(len(kept), generator=draws, device=draws.device).to(kept) < kept
+        net.load(fixed * mask)
+        loss = net.loss_gradient(inputs, targets, 1.0)
+        step(net.grads * fixed * kept * (1 - kept))
+        return (loss,)
+
+    loss = run_epochs(shard, advance, how, rng, constants=("train_mask", local))
+    return LocalFit(torch.sigmoid(scores), loss)

@@ -89,6 +89,7 @@ def von(
     check_optimiser(shard, how.optimiser, "von")
     if isinstance(shard, QuadraticShard):
         return _exact(shard, cavity, temperature)
+    shard.net.refuse("VON decides by numbers of every step")
     eps = _draws(start, how.samples, rng)
     mean = start.double()
     precision = _stationary(shard, mean[None], cavity, temperature, rng)
