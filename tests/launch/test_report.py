@@ -423,7 +423,7 @@ def test_the_page_says_which_steps_were_not_recorded(
         '[{"role": "worker", "index": 0, "device": "cuda:0", "gpu": "H100"}]'
     )
     (folder / "logs").mkdir(exist_ok=True)
-    for worker, said in enumerate(2 * [f"something else\n{capsys.readouterr().out}"]):
-        (folder / "logs" / f"worker-{worker:03d}.log").write_text(said)
+    for worker, text in enumerate(2 * [f"something else\n{capsys.readouterr().out}"]):
+        (folder / "logs" / f"worker-{worker:03d}.log").write_text(text)
     why = "Training steps that were not recorded on a GPU: its forward pass asks &lt;the device&gt;."
     assert render(RunFolder.open(folder)).count(why) == 1
