@@ -127,7 +127,8 @@ def on_the_clock(devices: Mapping[str, Any]) -> str:
 def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str]:
     """Describe a run: what is learned, by which model and clients, and where; what is unused, and why."""
     e, workers = problem.experiment, execution.workers
-    where = f"{counted(workers, 'worker')} over {execution.transport}" if workers else "in process"
+    lanes = f" of {execution.lanes} lanes" if execution.lanes > 1 else ""
+    where = f"{counted(workers, 'worker')}{lanes} over {execution.transport}" if workers else "in process"
     if execution.remote_workers:
         here = f"{counted(execution.local_workers, 'worker')} and " if execution.local_workers else ""
         where = here + counted(execution.remote_workers, "remote worker")
