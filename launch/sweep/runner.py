@@ -22,7 +22,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fedsim.errors import FedsimError, Interrupted
+from fedsim.errors import DataError, FedsimError, Interrupted, MismatchError
 from fedsim.experiment import Experiment, convert
 from launch.configuration.execution import AUTO, Execution
 from launch.processes.fork_server import ENVIRONMENT
@@ -243,7 +243,11 @@ def start_or_resume(
 
     if begun:
         how = {name: "auto" if v == AUTO else v for name, v in asdict(execution).items() if name != "out"}
-        resume(Path(str(execution.out)), how, quiet=True, embedded=embedded)
+        folder = Path(str(execution.out))
+        try:
+            resume(folder, how, quiet=True, embedded=embedded)
+        except (DataError, MismatchError) as e:
+            raise type(e)(f"{e}; remove {folder} to begin this run anew") from None
     else:
         launch(experiment, execution, quiet=True, embedded=embedded)
 

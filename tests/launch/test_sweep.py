@@ -533,6 +533,7 @@ def test_a_stopped_run_that_cannot_be_resumed_is_kept(tmp_path: Path) -> None:
     (pool.folder(trial) / "manifest.json").write_text("{}")
     done = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(pool.path)])
     assert done.exit_code == 1 and "manifest.json" in done.stderr and done.stderr.count("\n") == 1
+    assert f"remove {pool.folder(trial)} to begin this run anew" in done.stderr
     assert pool.run(trial).status == "interrupted" and (pool.folder(trial) / "checkpoints").is_dir()
 
 
