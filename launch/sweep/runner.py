@@ -22,7 +22,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fedsim.errors import DataError, FedsimError, Interrupted, MismatchError
+from fedsim.errors import DataError, FedsimError, Interrupted, MismatchError, UsageError, WireError
 from fedsim.experiment import Experiment, convert
 from launch.configuration.execution import AUTO, Execution
 from launch.processes.fork_server import ENVIRONMENT
@@ -246,7 +246,7 @@ def start_or_resume(
         folder = Path(str(execution.out))
         try:
             resume(folder, how, quiet=True, embedded=embedded)
-        except (DataError, MismatchError) as e:
+        except (DataError, MismatchError, UsageError, WireError) as e:
             raise type(e)(f"{e}; remove {folder} to begin this run anew") from None
     else:
         launch(experiment, execution, quiet=True, embedded=embedded)
