@@ -68,9 +68,18 @@ def _deterministic() -> tuple[bool, bool, bool]:
     )
 
 
-def _set_deterministic(value: tuple[bool, bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
-    torch.utils.deterministic.fill_uninitialized_memory = value[2]  # type: ignore[attr-defined]
+def set_deterministic(value: tuple[bool, bool, bool]) -> None:
+    """Set torch's deterministic algorithms: on or off, only warn, and fill memory that was not written.
+
+    As torch.use_deterministic_algorithms, which imports torch's compiler to tell it: that takes a worker from
+    one second to seven, and matters only where the compiler has been imported.
+    """
+    enabled, warn_only, fill = value
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    else:
+        torch._C._set_deterministic_algorithms(enabled, warn_only=warn_only)
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 def _anomaly() -> tuple[bool, bool]:
@@ -91,7 +100,7 @@ def _settings() -> Iterator[Setting]:
         yield from _attribute("cudnn", name, name in ("enabled", "allow_tf32"))
     for kind in ("fp16", "bf16"):
         yield from _attribute("cuda.matmul", f"allow_{kind}_reduced_precision_reduction", True)
-    yield Setting("deterministic algorithms", _deterministic, _set_deterministic, (False, False, True))
+    yield Setting("deterministic algorithms", _deterministic, set_deterministic, (False, False, True))
     cuda: Any = torch.backends.cuda
     for name in ("flash", "mem_efficient", "math", "cudnn"):
         read, write = getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")

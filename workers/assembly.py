@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -11,10 +10,13 @@ import torch
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
-from fedsim.process_settings import fix_settings
+from fedsim.process_settings import fix_settings, set_deterministic
 from protocols import find
 from workers.exact_roots import use_exact_roots
 from workers.portable import check_numerics
+
+DETERMINISTIC = (True, False, False)
+"""On a GPU. Memory that was not written is not filled: nothing reads it, and each filling is a kernel."""
 
 
 def assemble(experiment: Experiment, data_dir: Path | None, device: str) -> Problem:
@@ -27,7 +29,7 @@ def assemble(experiment: Experiment, data_dir: Path | None, device: str) -> Prob
     fix_numerics(experiment.threads, device, experiment.numerics)
     problem = Problem.build(experiment, algorithm, data_dir, device)
     if device.startswith("cuda"):
-        use_deterministic_algorithms()  # also of a compiler that the user's model has imported
+        set_deterministic(DETERMINISTIC)  # also of a compiler that the user's model has imported
     return problem
 
 
@@ -51,16 +53,7 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
             raise UsageError("this installation of torch cannot use the GPU here; give --devices cpu")
         # cuBLAS reads it at its first use; without it torch 2.6 refuses matrix products
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        use_deterministic_algorithms()
+        set_deterministic(DETERMINISTIC)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = numerics == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = numerics == "tf32"
-
-
-def use_deterministic_algorithms() -> None:
-    """Do what torch.use_deterministic_algorithms(True) does, without importing torch's compiler for it: that
-    takes every worker from one second to seven, and only matters to a model that is compiled."""
-    if "torch._inductor.config" in sys.modules:
-        torch.use_deterministic_algorithms(True)
-    else:
-        torch._C._set_deterministic_algorithms(True, warn_only=False)

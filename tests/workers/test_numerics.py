@@ -216,12 +216,12 @@ def test_a_gpu_worker_computes_deterministically_without_importing_a_compiler() 
     """torch.use_deterministic_algorithms imports torch._inductor, which takes seconds in every worker."""
     program = (
         "import sys, torch\n"
-        "from workers.assembly import use_deterministic_algorithms\n"
-        "use_deterministic_algorithms()\n"
+        "from fedsim.process_settings import set_deterministic\n"
+        "set_deterministic((True, False, False))\n"
         "assert torch.are_deterministic_algorithms_enabled()\n"
         "assert 'torch._inductor' not in sys.modules\n"
         "import torch._inductor.config as config\n"
-        "use_deterministic_algorithms()\n"
+        "set_deterministic((True, False, False))\n"
         "assert torch.are_deterministic_algorithms_enabled()\n"
         "assert getattr(config, 'deterministic', True)\n"
     )
