@@ -183,9 +183,9 @@ class RoundMachine:
         """The workers that hold work."""
         return self._assignment.working
 
-    def doing(self, worker: int) -> WorkItem | None:
-        """The oldest task or chunk that a worker holds, which it computes now."""
-        return next(iter(self._assignment.held_by(worker)), None)
+    def doing(self, worker: int) -> list[WorkItem]:
+        """The oldest tasks and chunks that a worker holds, as many as it may compute now."""
+        return self._assignment.held_by(worker)[: self.lanes]
 
     def evaluates(self, round: int) -> bool:
         """Return whether this round's model is evaluated."""

@@ -152,8 +152,9 @@ class TaskAssignment:
     def assign(self, round: int, dropouts: AbstractSet[int]) -> list[Command]:
         """Assign waiting work to workers.
 
-        Training comes before evaluation. Workers get tasks in turn until each has one for every lane. While
-        many tasks wait, each also gets as many in advance, so that it does not wait for messages.
+        Training comes before evaluation, unless that is late: then a worker gets a chunk if it has none.
+        Workers get tasks in turn until each has one for every lane. While many tasks wait, each also gets as
+        many in advance, so that it does not wait for messages.
         """
         commands: list[Command] = []
         for ahead in range(2 * self.lanes):
@@ -161,11 +162,12 @@ class TaskAssignment:
                 if len(self._load[worker]) > ahead:
                     continue
                 waiting, colleagues = self._count(worker), self._colleagues(worker)
-                if ahead == 0 and self._evaluation_is_late(round):
+                scoring = sum(isinstance(item, ChunkId) for item in self._load[worker])
+                if not scoring and self._evaluation_is_late(round):
                     commands.append(self._give_chunk(worker))
                 elif waiting and (ahead < self.lanes or (self.ahead and waiting > colleagues * self.lanes)):
                     commands.append(self._give_task(worker, dropouts))
-                elif self._to_score and not waiting and ahead <= 1:
+                elif self._to_score and not waiting and scoring <= 1 and ahead < max(2, self.lanes):
                     commands.append(self._give_chunk(worker))
         return commands
 

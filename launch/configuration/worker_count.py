@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedsim.errors import UsageError
 from launch.configuration.execution import AUTO, Execution
+from workers.devices import gpus_of
 
 if TYPE_CHECKING:  # it imports torch, before which the fork server is made
     from fedsim.problem import Problem
@@ -93,5 +94,8 @@ def lanes_of(execution: Execution, problem: Problem) -> int:
         return 1
     if execution.lanes != AUTO:
         return execution.lanes
-    clients = -(-len(problem.clients) // execution.workers)
-    return 1 if problem.net.layout.size >= LARGE else min(LANES, clients)
+    if problem.net.layout.size >= LARGE:
+        return 1
+    gpus = 0 if execution.remote_workers else gpus_of(execution.devices)
+    sharing = -(-execution.workers // gpus) if gpus else 1
+    return min(max(1, LANES // sharing), -(-len(problem.clients) // execution.workers))

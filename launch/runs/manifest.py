@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim import model_specs, plugins, traces
 from fedsim.experiment import Experiment, codec_options, resolved_hyperparameters
 from fedsim.version import __version__
-from launch.configuration.execution import Execution
+from launch.configuration.execution import AUTO, Execution
 from launch.runs.source_commit import commit
 from workers.devices import gpu_models
 from workers.numerics import HERE, PROBE, Difference, Facts, differences, facts_of_machine, processor_name
@@ -42,7 +42,7 @@ def describe(
         "run": run,
         "experiment": experiment,
         "experiment_sha256": digest(experiment),
-        "execution": asdict(execution),
+        "execution": {name: "auto" if value == AUTO else value for name, value in asdict(execution).items()},
         **surroundings(probe),
         "commit": commit(),
         "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},

@@ -138,6 +138,8 @@ class Resumption:
         else:
             values.pop("workers")
         values.pop("allow_drift", None)  # said anew for every start
+        if {"workers", "devices"} & set(supplied.execution):
+            values.pop("lanes", None)  # of the workers that it had
         return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:

@@ -133,7 +133,7 @@ class Session:
         if auto:
             workers, why = decide(execution.workers, auto, problem)
             execution, placements, remarks = replace(execution, workers=workers), placements[:workers], (why,)
-        execution = replace(execution, lanes=lanes_of(execution, problem))
+        asked, execution = execution, replace(execution, lanes=lanes_of(execution, problem))
         check_edges(problem, execution)
         participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)
@@ -148,7 +148,7 @@ class Session:
             session.remarks = remarks
             experiment_entry, name = manifest.described(problem), session.run_name
             session.probe = probe(problem)
-            today = manifest.describe(experiment_entry, execution, name, session.probe)
+            today = manifest.describe(experiment_entry, asked, name, session.probe)
             session.described = today["experiment"]
             if stored is None:
                 rundir.write_json(manifest.MANIFEST, today)

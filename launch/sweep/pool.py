@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsim.errors import DataError
-from launch.runs.folder import DONE, INTERRUPTED, KILLED, SUMMARY, RunFolder, json_or_empty
+from launch.runs.folder import DONE, INTERRUPTED, KILLED, RUNNING, SUMMARY, RunFolder, json_or_empty
 from launch.runs.source_commit import commit
-from workers.storage.atomic_files import disk_errors
+from workers.storage.atomic_files import disk_errors, is_locked
+
+ATTEMPT = "attempt.json"
+"""In the folder of a run that is not done: seconds of its attempts so far, or why it could not be resumed."""
 
 
 class Named(Protocol):
@@ -37,7 +40,7 @@ class Pool:
         return self.path / trial.id
 
     def done(self, trial: Named) -> bool:
-        return self.run(trial).status == DONE and (self.folder(trial) / "sweep.json").is_file()
+        return self.run(trial).status == DONE and "commit" in self.signed(trial)
 
     def run(self, trial: Named) -> RunFolder:
         """The folder of a trial's run, which need not be there."""
@@ -45,7 +48,7 @@ class Pool:
 
     def error(self, trial: Named) -> str:
         summary = json_or_empty(self.folder(trial) / SUMMARY)
-        return str(summary.get("error") or self.signed(trial).get("error") or "no summary was written")
+        return str(summary.get("error") or self._attempt(trial).get("error") or "no summary was written")
 
     def claim(self, trial: Named) -> int | None:
         """A descriptor that holds this run for one sweep until release(), or None: another has it."""
@@ -68,21 +71,38 @@ class Pool:
     def _lock(self, trial: Named) -> Path:
         return self.path / f".{trial.id}.lock"
 
+    def resumable(self, trial: Named) -> bool:
+        """Return whether a run, which nobody else computes, was stopped after a committed round.
+
+        A run whose coordinator was on another machine counts as running while it has no summary; its lock is
+        free, and so is its claim, or this process would not have it.
+        """
+        folder, status = self.folder(trial), self.run(trial).status
+        stopped = status in (INTERRUPTED, KILLED) or (status == RUNNING and not is_locked(folder))
+        return stopped and any((folder / "checkpoints").glob("*.checkpoint"))
+
     def begun(self, trial: Named) -> bool:
-        """Return whether a run can be resumed from what an earlier attempt has left; else remove that. A run
-        that was carried here from another machine is unpacked first."""
+        """Return whether a claimed run can be resumed from what earlier attempts have left; else remove that.
+
+        A run that was carried here from another machine is unpacked first.
+
+        Raises:
+            DataError: If it cannot be unpacked.
+        """
         folder, packed = self.folder(trial), self._packed(trial)
         if packed.is_file() and not folder.exists():
+            whole = self.path / f".{trial.id}.unpacking"
+            shutil.rmtree(whole, ignore_errors=True)
             try:
                 with tarfile.open(packed, "r:") as archive:
-                    archive.extractall(folder, filter="data")
+                    archive.extractall(whole, filter="data")
             except (tarfile.TarError, OSError) as e:
-                self.clear(trial)
+                shutil.rmtree(whole, ignore_errors=True)
                 why = f"{packed} cannot be unpacked ({e}); remove it to begin the run anew"
                 raise DataError(why) from None
+            whole.rename(folder)
         packed.unlink(missing_ok=True)
-        stopped = self.run(trial).status in (INTERRUPTED, KILLED)
-        if stopped and any((folder / "checkpoints").glob("*.checkpoint")):
+        if self.resumable(trial):
             return True
         self.clear(trial)
         return False
@@ -91,24 +111,37 @@ class Pool:
         """Remove what an earlier attempt has left."""
         shutil.rmtree(self.folder(trial), ignore_errors=True)
 
-    def pack(self, trial: Named) -> Path:
-        """Write a file from which a stopped run can be resumed by the same sweep on another machine of the
-        same kind: its folder, in one file beside it."""
-        packed = self._packed(trial)
-        with disk_errors(packed), tarfile.open(packed, "w") as archive:
-            archive.add(self.folder(trial), ".", filter=lambda m: None if m.name == "./lock" else m)
-        return packed
+    def pause(self, trial: Named, seconds: float) -> None:
+        """Note the seconds of a stopped run, and pack its folder into one file, with which the same sweep can
+        resume it on another machine of the same kind.
+
+        Raises:
+            DiskError: If the disk is full.
+        """
+        self._note(trial, {"seconds": self._attempt(trial).get("seconds", 0.0) + seconds})
+        packed, part = self._packed(trial), self.path / f".{trial.id}.packing"
+        with disk_errors(packed):
+            with tarfile.open(part, "w") as archive:
+                archive.add(self.folder(trial), ".", filter=lambda m: None if m.name == "./lock" else m)
+            part.replace(packed)
 
     def _packed(self, trial: Named) -> Path:
         return self.path / f"{trial.id}.tar"
 
+    def _attempt(self, trial: Named) -> dict[str, Any]:
+        return json_or_empty(self.folder(trial) / ATTEMPT)
+
+    def _note(self, trial: Named, what: dict[str, Any]) -> None:
+        (self.folder(trial) / ATTEMPT).write_text(json.dumps(what) + "\n")
+
     def sign(self, trial: Named, seconds: float) -> None:
-        """Record from what a run came and how long it took, and remove its states if it has ended and they do
-        not stay. Seconds of several attempts are added up."""
-        before = self.signed(trial).get("seconds", 0.0)
-        label = {"seconds": round(before + seconds, 1), "commit": commit()}
+        """Record when and from what a finished run came, with the seconds of attempts that were stopped, and
+        remove its states if they do not stay."""
+        seconds += self._attempt(trial).get("seconds", 0.0)
+        label = {"seconds": round(seconds, 1), "commit": commit()}
         (self.folder(trial) / "sweep.json").write_text(json.dumps(label) + "\n")
-        if not self.keeps_states and self.run(trial).status == DONE:
+        (self.folder(trial) / ATTEMPT).unlink(missing_ok=True)
+        if not self.keeps_states:
             shutil.rmtree(self.folder(trial) / "state", ignore_errors=True)
 
     def signed(self, trial: Named) -> dict[str, Any]:

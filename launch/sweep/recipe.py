@@ -43,7 +43,7 @@ from fedsim.experiment import (
     resolved_hyperparameters,
 )
 from launch.configuration import names
-from launch.configuration.config import absolute_choice, absolute_users_files
+from launch.configuration.config import absolute_choice, absolute_users_files, with_auto
 from launch.configuration.config_files import merged
 from launch.configuration.execution import Execution
 from launch.configuration.presets import Preset
@@ -195,7 +195,9 @@ class Recipe:
         options = {"workers": 0, "devices": "cpu", **self.execution}
         if data_dir is not None:
             options["data_dir"] = data_dir
-        execution = convert(Execution, options, "[execution] of the recipe")
+        where = "[execution] of the recipe"
+        named = with_auto(options, lambda key, value: f"{key} = {value} in {where}")
+        execution = convert(Execution, named, where)
         selected(execution.track)
         return execution
 

@@ -26,10 +26,10 @@ from fedsim.errors import DataError, FedsimError, Interrupted, MismatchError, Us
 from fedsim.experiment import Experiment, convert
 from launch.configuration.execution import AUTO, Execution
 from launch.processes.fork_server import ENVIRONMENT
-from launch.runs.folder import DONE, INTERRUPTED, json_or_empty
+from launch.runs.folder import DONE, FAILED, json_or_empty
 from launch.sweep import ends_with_sweep
 from launch.sweep.ends_with_sweep import SWEEP
-from launch.sweep.pool import Pool
+from launch.sweep.pool import ATTEMPT, Pool
 from launch.sweep.recipe import Trial, one_numerics
 from workers.portable import environment_for
 from workers.scratch import Scratch, parent_of_sockets
@@ -109,8 +109,9 @@ def run_trials(
         while waiting or running:
             interrupt.check()
             if time.monotonic() >= until:
-                _stop(running, pool)
-                progress.stopped, running = len(waiting) + len(running), []
+                progress.stopped = len(waiting)
+                _stop(running, pool, progress, errors)
+                progress.running = ()
                 watch(progress)
                 break
             remote: list[Trial] = []  # in the hands of another sweep at this moment
@@ -162,20 +163,31 @@ def run_trials(
     return errors
 
 
-def _stop(running: Sequence[Running], pool: Pool) -> None:
-    """Let every run stop after its last committed round, and pack it."""
+def _stop(running: list[Running], pool: Pool, progress: Progress, errors: dict[str, str]) -> None:
+    """Let every run stop after its last committed round, and pack it; `running` is empty afterwards."""
     for r in running:
         r.process.terminate()
-    for r in running:
-        r.process.join(STOP)
-        if r.process.is_alive():
-            r.process.kill()
-            r.process.join()
-        if pool.run(r.trial).status == DONE or pool.begun(r.trial):
-            pool.sign(r.trial, time.monotonic() - r.began)
-        if pool.run(r.trial).status == INTERRUPTED:
-            pool.pack(r.trial)
-        pool.release(r.trial, r.claim)
+    until = time.monotonic() + STOP
+    while running:
+        r = running.pop()
+        try:
+            r.process.join(max(0.0, until - time.monotonic()))
+            if r.process.is_alive():
+                r.process.kill()
+                r.process.join()
+            seconds, status = time.monotonic() - r.began, pool.run(r.trial).status
+            if status == DONE:
+                pool.sign(r.trial, seconds)
+                progress.done += 1
+            elif status == FAILED:
+                errors[r.trial.id] = pool.error(r.trial)
+                progress.failed += 1
+            else:
+                progress.stopped += 1
+                if pool.resumable(r.trial):
+                    pool.pause(r.trial, seconds)
+        finally:
+            pool.release(r.trial, r.claim)
 
 
 @cache
@@ -262,13 +274,14 @@ def _end_with(sweep: int) -> None:
 
 
 def leave_summary(folder: Path, error: str) -> None:
-    """Write a summary with the error if the run could not write one; none if the disk is full. A run that
-    could not be resumed keeps its summary, and may be resumed later; its error is in sweep.json."""
-    path = folder / "summary.json"
+    """Write a summary with the error if the run could not write one; none if the disk is full.
+
+    A run that has committed rounds may be resumed once the reason is mended: its error is in a file beside.
+    """
     with contextlib.suppress(OSError):  # else a full disk would end the run's process with a traceback
         folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        if any((folder / "checkpoints").glob("*.checkpoint")):
+            attempt = json_or_empty(folder / ATTEMPT) | {"error": error}
+            (folder / ATTEMPT).write_text(json.dumps(attempt) + "\n")
+        elif not (path := folder / "summary.json").exists():
             path.write_text(json.dumps({"format": 1, "status": "failed", "error": error}) + "\n")
-        elif json_or_empty(path).get("status") == INTERRUPTED:
-            label = json_or_empty(folder / "sweep.json") | {"error": error}
-            (folder / "sweep.json").write_text(json.dumps(label) + "\n")

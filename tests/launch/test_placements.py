@@ -74,9 +74,10 @@ def test_one_worker_a_gpu_is_the_default(
 @pytest.mark.parametrize(
     ("lanes", "workers", "device", "clients", "expected"),
     [
-        (AUTO, 1, "cuda", 40, 10),
-        (AUTO, 4, "cuda", 10, 3),
-        (AUTO, 10, "cuda", 10, 1),
+        (AUTO, 2, "cuda", 40, 10),
+        (AUTO, 2, "cuda", 10, 5),
+        (AUTO, 4, "cuda", 80, 5),  # two share a GPU
+        (AUTO, 40, "cuda", 80, 1),
         (6, 4, "cuda", 10, 6),
         (AUTO, 4, "cpu", 40, 1),
         (AUTO, 0, "cuda", 40, 1),
@@ -84,10 +85,14 @@ def test_one_worker_a_gpu_is_the_default(
     ],
 )
 def test_as_many_lanes_as_clients_a_worker(
-    lanes: int, workers: int, device: Any, clients: int, expected: int
+    lanes: int, workers: int, device: Any, clients: int, expected: int, machine: Callable[[int], None]
 ) -> None:
+    machine(2)
     problem = problem_of(find("fedavg"), clients=clients, device=device)
     assert lanes_of(Execution(workers=workers, lanes=lanes), problem) == expected
+    remote = Execution(workers=workers, lanes=lanes, remote_workers=workers, devices="cuda")
+    if device == "cuda" and workers == 40:
+        assert lanes_of(remote, problem) == 2, "nobody knows which of them share a GPU"
 
 
 def test_a_large_model_has_one_lane(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,13 @@ def silence(machine: RoundMachine, workers: int, patience: float) -> TaskError:
 
 def doing(machine: RoundMachine, worker: int) -> str:
     """Describe what a worker is doing: its round and clients."""
-    held = machine.held_by(worker)
+    held, now = machine.held_by(worker), len(machine.doing(worker))
     if not held:
         return f"in round {machine.round}, between tasks"
-    later = f" (next: {', '.join(str(t.client) for t in held[1:])})" if held[1:] else ""
-    return f"in round {held[0].round}, at client {held[0].client}{later}"
+    clients = [str(item.client) for item in held]
+    later = f" (next: {', '.join(clients[now:])})" if held[now:] else ""
+    who = f"client {clients[0]}" if now == 1 else f"clients {', '.join(clients[:now])}"
+    return f"in round {held[0].round}, at {who}{later}"
 
 
 def task_failures(at: str, last: ProcessExit, count: int) -> TaskError:

@@ -8,6 +8,7 @@ deadlines.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from fedsim.errors import FedsimError, Interrupted, TaskError
 from fedsim.learning.gaussian import Model
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from fedsim.round_events import Command, Event, Folded, Give, Joined, Left, ScoreChunk, WorkItem
+from fedsim.round_events import Command, Event, Folded, Give, Joined, Left, ScoreChunk
 from fedsim.round_machine import RoundMachine
 from fedsim.tree import fold_order
 from workers import protocol_messages as messages
@@ -322,16 +323,14 @@ class Coordinator:
             self._handle(self.members.end_behind(behind))
 
     def _carry_out(self, commands: list[Command]) -> None:
+        given = Counter(c.worker for c in commands if isinstance(c, Give | ScoreChunk))
+        for worker, pieces in given.items():
+            if len(self.machine.held_by(worker)) <= pieces:  # it was idle: its lease begins
+                self.members.leases.heard(worker)
         for command in commands:
             match command:
                 case Give(worker, task):
-                    self._gives(worker, task)
+                    self.responses.filter.gave(worker, task)
                 case ScoreChunk(worker, chunk):
-                    self._gives(worker, chunk)
+                    self.responses.filter.gave(worker, chunk)
         self.executor.carry_out(commands)
-
-    def _gives(self, worker: int, piece: WorkItem) -> None:
-        """A lease begins when a worker that was idle gets work."""
-        self.responses.filter.gave(worker, piece)
-        if len(self.machine.held_by(worker)) <= 1:
-            self.members.leases.heard(worker)

@@ -347,14 +347,16 @@ class Membership:
         worker, edges = process_exit.worker, self.dispatch.edges
         starting = worker not in self.registration.ready
         between = f"between tasks in round {self.machine.round}"
-        at = _starting(worker) if starting else self.machine.doing(worker) or between
+        at: list[WorkItem | str] = [_starting(worker)] if starting else [*self.machine.doing(worker)]
         if not starting and edges is not None and edges.is_edge(worker):
-            at = f"edge server in round {self.machine.round}"
+            at = [f"edge server in round {self.machine.round}"]
+        at = at or [between]
         if worker not in self._expected:
-            self._task_failures[at] += 1
+            self._task_failures.update(at)
         self._expected.discard(worker)
-        if self._task_failures[at] >= MAX_TASK_FAILURES:
-            raise failures.task_failures(self._doing(worker), process_exit, self._task_failures[at])
+        most = max(self._task_failures[place] for place in at)
+        if most >= MAX_TASK_FAILURES:
+            raise failures.task_failures(self._doing(worker), process_exit, most)
         events = self.left(worker, process_exit.how)
         self.worker_pool.replace(worker, self.endpoint.accept())
         return events

@@ -16,9 +16,9 @@ from workers.transport.handshake import Hello
 from workers.transport.join_credentials import KeyPair
 from workers.transport.tcp_address import TcpAddress
 
-SEND_QUEUE = 40
-"""Envelopes queued for one worker; it never holds more than two tasks for each of 16 lanes and a few small
-envelopes."""
+SEND_QUEUE, TO_WORKER = 8, 160
+"""Envelopes that may be queued for one peer. A worker holds up to two tasks for each of 16 lanes, a state
+before each, and a few small envelopes; libzmq may count as many again that it has delivered."""
 HELLO_DEADLINE = 30.0
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -195,10 +195,10 @@ class Connection:
         self._context.term()
 
 
-def bound(socket: zmq.Socket[bytes], max_frame: int) -> None:
+def bound(socket: zmq.Socket[bytes], max_frame: int, to_send: int = SEND_QUEUE) -> None:
     """Set the options of both ends: no lingering, short queues, no frame above `max_frame` bytes."""
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+    socket.setsockopt(zmq.SNDHWM, to_send)
     socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
 

@@ -14,7 +14,7 @@ from fedsim.errors import AccessError, TaskError, WireError
 from fedsim.wire.envelope import NONE, Envelope, unpack
 from fedsim.wire.ledger import Ledger
 from workers.transport import tcp_counters
-from workers.transport.dealer import bound
+from workers.transport.dealer import TO_WORKER, bound
 from workers.transport.endpoint import Endpoint, Incoming
 from workers.transport.handshake import Hello, read_hello, refusal, rejoin
 from workers.transport.ingress_limiter import IngressLimiter
@@ -59,7 +59,7 @@ class ZmqEndpoint(Endpoint):
         self._context.set(zmq.MAX_SOCKETS, SOCKETS)
         self.socket = self._context.socket(zmq.ROUTER)
         """For pollers that wait for several sockets."""
-        bound(self.socket, max_frame)
+        bound(self.socket, max_frame, TO_WORKER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if listener.watched else None
