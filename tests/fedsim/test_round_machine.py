@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -40,6 +40,7 @@ from fedsim.round_events import (
     version,
 )
 from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, ProtocolError, RoundMachine
+from workers.coordinator.membership import Leases
 
 MOST_HELD = 2
 """Tasks per lane."""
@@ -856,3 +857,67 @@ def test_workers_with_lanes_share_the_tasks_of_a_round() -> None:
     assert not machine.handle(Arrived(1, TaskId(1, 1, 3, 0))), "four are left to it"
     (give,) = machine.handle(Arrived(1, TaskId(1, 1, 5, 0)))
     assert isinstance(give, Give) and (give.worker, give.task.client) == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("workers", "lanes", "chunks"), [(1, 1, 5), (10, 1, 5), (1, 2, 5), (1, 10, 5), (1, 10, 13)]
+)
+def test_evaluation_keeps_up_with_training_whatever_the_lanes(workers: int, lanes: int, chunks: int) -> None:
+    """Workers take what they hold in its order, as many tasks at once as they have lanes; a task takes ten
+    steps and more, a chunk one."""
+    rounds, clients = 40, 10
+    world = World(
+        clients, rounds, 1, rounds * (Participation(tuple(range(clients))),), chunks, 1, lanes=lanes
+    )
+    machine = world.machine(cost=lambda k: -k)
+    commands = deque([*machine.start(), *machine.handle(*map(Joined, range(workers)))])
+    queues: dict[int, deque[WorkItem]] = {w: deque() for w in range(workers)}
+    running: dict[int, list[tuple[WorkItem, int]]] = {w: [] for w in range(workers)}
+    unscored, behind = set(range(1)), list[int]()
+    scored: Counter[int] = Counter()
+    for step in range(10_000):
+        while commands:
+            match command := commands.popleft():
+                case Give(worker, task):
+                    queues[worker].append(task)
+                case ScoreChunk(worker, chunk):
+                    queues[worker].append(chunk)
+                case Close():
+                    commands.extend(machine.handle(Folded()))
+                case Commit():
+                    unscored.add(command.round)
+                    behind.append(len(unscored))
+                case Finish():
+                    assert max(behind) <= MAX_EVALUATIONS_BEHIND + 2
+                    return
+        for worker, queue in queues.items():
+            while queue and len(running[worker]) < lanes:
+                item = queue.popleft()
+                ends = step + (1 if isinstance(item, ChunkId) else 10 + item.client % 3)
+                running[worker].append((item, ends))
+            for item, _ in [r for r in running[worker] if r[1] <= step]:
+                if isinstance(item, ChunkId):
+                    scored[item.round] += 1
+                    unscored -= {r for r in unscored if scored[r] == chunks}
+                    commands.extend(machine.handle(Scored(worker, item)))
+                else:
+                    commands.extend(machine.handle(Arrived(worker, item)))
+            running[worker] = [r for r in running[worker] if r[1] > step]
+    raise AssertionError("the run does not end")
+
+
+def test_a_lease_begins_when_an_idle_worker_gets_several_tasks_at_once() -> None:
+    now = [0.0]
+    leases = Leases(10.0, lambda: now[0])
+    world = World(3, 2, 1, 2 * (Participation((0, 1, 2)),), 0, 1, lanes=3)
+    machine = world.machine()
+    commands = [*machine.start(), *machine.handle(Joined(0))]
+    leases.assigned(commands, machine)
+    for give in [c for c in commands if isinstance(c, Give)]:
+        leases.assigned(machine.handle(Arrived(0, give.task)), machine)
+    now[0] = 15.0  # the fold takes longer than a lease
+    commands = machine.handle(Folded())
+    leases.assigned(commands, machine)
+    assert len(machine.held_by(0)) == 3 and leases.over(machine.working) == []
+    now[0] = 26.0
+    assert leases.over(machine.working) == [0]

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from fedsim.errors import DiskError, UsageError
 from launch.cli import main
+from launch.configuration.execution import AUTO
 from launch.results.statistics import heading, shown, value
 from launch.runs.folder import RunFolder
 from launch.runs.tables import Curve
@@ -550,3 +551,49 @@ def test_a_packed_run_that_is_damaged_is_one_line(tmp_path: Path) -> None:
         and "remove it to begin the run anew" in done.stderr
     )
     assert not list(pool.path.glob(".*.lock"))
+
+
+def test_committed_rounds_outlive_an_attempt_that_fails(tmp_path: Path) -> None:
+    """A run that was killed has no summary; that it could not be resumed is not its end."""
+    text = 'title = "t"\n[[variant]]\nlabel = "a"\nexperiment = {algo = "fedavg", rounds = 1, clients = 2}\n'
+    pool = Pool(tmp_path / "runs")
+    (trial,) = Recipe.read(recipe(tmp_path, text)).trials()
+    folder = pool.folder(trial)
+    with at("evaluated", 1, lambda: snapshot(tmp_path / "run", folder)):
+        kept_run(tmp_path / "run", algo="fedavg", rounds=2)
+    (folder / "summary.json").unlink(missing_ok=True)
+    assert pool.begun(trial)
+    leave_summary(folder, "no data here")
+    assert pool.error(trial) == "no data here" and pool.begun(trial) and not pool.done(trial)
+    pool.pause(trial, 2.5)
+    pool.pause(trial, 4.0)
+    carried = Pool(tmp_path / "elsewhere")
+    carried.path.mkdir()
+    shutil.copy(pool.path / f"{trial.id}.tar", carried.path)
+    (carried.path / f".{trial.id}.unpacking").mkdir()  # of an attempt that was killed
+    assert carried.begun(trial) and not list(carried.path.glob("*.tar"))
+    carried.sign(trial, 1.0)
+    assert carried.signed(trial)["seconds"] == 7.5
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    assert not pool.begun(trial) and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("execution", "says"),
+    [("lanes = 0", "lanes = 0 in [execution] of the recipe: give a number of at least 1, or auto"),
+     ('workers = "auto"\nlanes = "auto"', "")],
+)  # fmt: skip
+def test_the_execution_of_a_recipe_is_read_as_that_of_a_run(
+    execution: str, says: str, tmp_path: Path
+) -> None:
+    text = (
+        f'title = "t"\n[execution]\n{execution}\n[[variant]]\nlabel = "a"\nexperiment = {{algo = "fedavg"}}\n'
+    )
+    read = Recipe.read(recipe(tmp_path, text))
+    if not says:
+        assert (read.how(None).workers, read.how(None).lanes) == (AUTO, AUTO)
+        return
+    with pytest.raises(UsageError) as refused:
+        read.how(None)
+    assert says in str(refused.value)

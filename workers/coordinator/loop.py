@@ -8,7 +8,6 @@ deadlines.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -323,10 +322,7 @@ class Coordinator:
             self._handle(self.members.end_behind(behind))
 
     def _carry_out(self, commands: list[Command]) -> None:
-        given = Counter(c.worker for c in commands if isinstance(c, Give | ScoreChunk))
-        for worker, pieces in given.items():
-            if len(self.machine.held_by(worker)) <= pieces:  # it was idle: its lease begins
-                self.members.leases.heard(worker)
+        self.members.leases.assigned(commands, self.machine)
         for command in commands:
             match command:
                 case Give(worker, task):

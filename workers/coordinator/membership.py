@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from fedsim.errors import AccessError, TaskError, WireError
-from fedsim.round_events import ChunkId, Event, Joined, Left, WorkItem
+from fedsim.round_events import ChunkId, Command, Event, Give, Joined, Left, ScoreChunk, WorkItem
 from fedsim.round_machine import RoundMachine
 from fedsim.wire.envelope import NONE, Envelope
 from workers import protocol_messages as messages
@@ -172,6 +172,13 @@ class Leases:
     def heard(self, worker: int) -> None:
         """Renew a worker's lease."""
         self._heard[worker] = self._clock()
+
+    def assigned(self, commands: Iterable[Command], machine: RoundMachine) -> None:
+        """Begin the leases of workers that were idle, and get work now."""
+        pieces = Counter(c.worker for c in commands if isinstance(c, Give | ScoreChunk))
+        for worker, count in pieces.items():
+            if len(machine.held_by(worker)) <= count:
+                self.heard(worker)
 
     def starts(self, worker: int) -> None:
         """Begin the lease of a worker that starts, if it has none."""
