@@ -82,12 +82,7 @@ class _Parsed:
 
 
 def schedule(
-    spec: str,
-    *,
-    clients: int,
-    seed: int,
-    sizes: tuple[int, ...] = (),
-    decided: Participants | None = None,
+    spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = (), decided: Participants | None = None
 ) -> Schedule:
     """The schedule that `--participation` names.
 

@@ -38,8 +38,7 @@ Silent = Annotated[
     Meta(description="what q_k of a client outside the round counts as: the participants' mean, or its last"),
 ]
 Rho = Annotated[
-    OverK,
-    Meta(description="penalty of all clients: weight of the distance to the global posterior"),
+    OverK, Meta(description="penalty of all clients: weight of the distance to the global posterior")
 ]
 Damping = Annotated[
     Annotated[float, Meta(gt=0, le=1)] | Literal["1/K", "1/|S|"],

@@ -15,12 +15,4 @@ from fedsim.data.catalogue import DATASETS, DatasetInfo
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.partitions import PARTITIONS, PartitionInfo, partition
 
-__all__ = [
-    "DATASETS",
-    "PARTITIONS",
-    "Dataset",
-    "DatasetInfo",
-    "PartitionInfo",
-    "load_dataset",
-    "partition",
-]
+__all__ = ["DATASETS", "PARTITIONS", "Dataset", "DatasetInfo", "PartitionInfo", "load_dataset", "partition"]

@@ -159,12 +159,7 @@ def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
 
 
 def _check(
-    info: PartitionInfo,
-    targets: npt.NDArray[Any],
-    classes: int,
-    clients: int,
-    seed: int,
-    fraction: float,
+    info: PartitionInfo, targets: npt.NDArray[Any], classes: int, clients: int, seed: int, fraction: float
 ) -> None:
     if clients < 1:
         raise UsageError(f"there must be at least 1 client, not {clients}")

@@ -159,9 +159,7 @@ def resnet20(shape: Shape, classes: int) -> nn.Module:
     """
     channels, _, _ = image("resnet20", shape)
     layers = OrderedDict[str, nn.Module](
-        conv=nn.Conv2d(channels, 16, 3, padding=1, bias=False),
-        norm=nn.GroupNorm(2, 16),
-        act=nn.ReLU(),
+        conv=nn.Conv2d(channels, 16, 3, padding=1, bias=False), norm=nn.GroupNorm(2, 16), act=nn.ReLU()
     )
     width = 16
     for stage, outputs in enumerate((16, 32, 64), start=1):

@@ -228,12 +228,7 @@ def corrected_sgd(
         return (loss,)
 
     loss = run_epochs(
-        shard,
-        advance,
-        how,
-        rng,
-        constants=("corrected_sgd", lr, anchor is None),
-        dtype=torch.float64,
+        shard, advance, how, rng, constants=("corrected_sgd", lr, anchor is None), dtype=torch.float64
     )
     return LocalFit(net.owned_copy(y), loss)
 

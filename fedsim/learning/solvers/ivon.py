@@ -67,8 +67,7 @@ class IvonTraining:
         bool, Meta(description="momentum and step count continue from the last task; false: from zero")
     ] = True
     cosine_rounds: Annotated[
-        int,
-        Meta(ge=0, description="lr falls to 0 along half a cosine over so many rounds; 0: constant"),
+        int, Meta(ge=0, description="lr falls to 0 along half a cosine over so many rounds; 0: constant")
     ] = 0
     noise: Annotated[
         Literal["independent", "common", "common_per_round"],
@@ -176,11 +175,7 @@ def ivon(
         return losses
 
     loss = run_epochs(
-        shard,
-        advance,
-        how,
-        rng,
-        constants=("ivon", how.beta1, how.beta2, how.samples, state.may_move),
+        shard, advance, how, rng, constants=("ivon", how.beta1, how.beta2, how.samples, state.may_move)
     )
     fit = IvonFit(
         MeanPrecision(net.owned_copy(state.mean), state.precision()),
