@@ -74,14 +74,9 @@ def tree_seconds(
 ) -> float:
     """The seconds until the last sums have arrived at the root.
 
-    Args:
-        tree: The edge servers.
-        links: Theirs.
-        deadline: Of an edge server's clients, in seconds; inf without one.
-        clients: Those that got the broadcast, (n,).
-        answers: Their own seconds (n,), and whether they sent an upload (n,).
-        sent: Their bytes down and up, (n,) each.
-        hops: Bytes of the edge servers.
+    deadline: of an edge server's clients, in seconds; inf without one. clients: those that got the broadcast,
+    (n,). answers: their own seconds (n,), and whether they sent an upload (n,). sent: their bytes down and
+    up, (n,) each.
     """
     owners, count = tree.owners[clients], len(tree.names)
     seconds, answered = answers

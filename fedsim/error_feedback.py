@@ -142,11 +142,7 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
 
 
 def error_feedback(algorithm: AnyAlgorithm, lossy: frozenset[str]) -> ErrorFeedback:
-    """The algorithm with error feedback on the upload fields that `lossy` codecs encode.
-
-    Raises:
-        UsageError: if none of them is one whose error may be fed back.
-    """
+    """The algorithm with error feedback on the upload fields that `lossy` codecs encode."""
     if not algorithm.fed_back:
         raise UsageError(
             f"--error-feedback: {algorithm.name} uploads no plain increments. Its uploads are absolute, or "

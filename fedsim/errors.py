@@ -117,12 +117,8 @@ def nearest(name: str, known: Iterable[str], close: float | None = None) -> str 
     """The known name that a wrong one was probably meant to be; None if none is near.
 
     It is the same in other letters or dashes, what other libraries call it, the only one that begins so, a
-    misspelt one, or one of a group (`lr` of `local.lr`).
-
-    Args:
-        name: The name that does not exist.
-        known: The names that there are.
-        close: The ratio of difflib from which a name counts as misspelt; by default CLOSE or CLOSE_SHORT.
+    misspelt one, or one of a group (`lr` of `local.lr`). close: the ratio of difflib from which a name counts
+    as misspelt; by default CLOSE or CLOSE_SHORT.
     """
     names = sorted(known)
     plain = {_plain(other): other for other in reversed(names)}
@@ -151,14 +147,10 @@ def _plain(name: str) -> str:
 def unknown(
     what: str, name: str, known: Iterable[str], shown: Callable[[str], str] = str, command: str = ""
 ) -> UsageError:
-    """The error for an unknown name: the nearest known one, and how to see the others.
+    """The error for an unknown name of a kind (`what`): the nearest known one, and how to see the others.
 
-    Args:
-        what: What it would be the name of.
-        name: The name.
-        known: The names that there are.
-        shown: How a known name is written.
-        command: The command that shows all of them; by default that of COMMANDS, if there is one.
+    shown: how a known name is written. command: the command that shows all of them; by default that of
+    COMMANDS.
     """
     names = sorted(known)
     meant = nearest(name, names)

@@ -14,11 +14,7 @@ from fedsim.seeds import seeded_torch
 
 
 def network_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:
-    """The network at the experiment's start.
-
-    Raises:
-        UsageError: If there is no such model, or it has no trained parameter.
-    """
+    """The network at the experiment's start."""
     shape = tuple(dataset.train_inputs.shape[1:])
     with seeded_torch(experiment.seed):
         module = build_model(experiment.model, shape, dataset.classes, dataset.likelihood)

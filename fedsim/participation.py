@@ -12,8 +12,8 @@ the base, so that a base gives the same participants with and without modifiers.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +27,8 @@ from fedsim.errors import DataError, UsageError
 from fedsim.seeds import RandomStream
 from fedsim.specs import Form, parse, plain_share, probability, split_modifiers, whole
 from fedsim.user_files import opened_text, other_separator
+
+OPTION = "--participation"
 
 
 @dataclass(frozen=True)
@@ -72,47 +74,31 @@ class Base:
     make: Callable[[tuple[str, ...], ClientPopulation], Participants]
 
 
-@dataclass(frozen=True)
-class _Parsed:
-    """A parsed spec: its base with arguments, and the chances of gone and lost."""
-
-    base: Base
-    arguments: tuple[str, ...]
-    chances: Mapping[str, float] = field(default_factory=dict)
-
-
 def schedule(
     spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = (), decided: Participants | None = None
 ) -> Schedule:
-    """The schedule that `--participation` names.
+    """The schedule that `--participation` names, BASE[+gone:P][+lost:P].
 
-    Args:
-        spec: `BASE[+gone:P][+lost:P]`.
-        clients: How many clients there are.
-        seed: The seed of the draws.
-        sizes: N_k of every client, if known.
-        decided: Who takes part where something else decides that (fedsim.asynchrony): the base is full then.
-
-    Raises:
-        UsageError: If the spec names no schedule or does not fit the clients.
-        DataError: If a trace file is wrong.
+    sizes: N_k of every client, if known. decided: who takes part where something else decides that
+    (fedsim.asynchrony): the base is full then.
     """
     population = ClientPopulation(clients, seed, sizes)
-    parsed = _parse(spec)
-    if decided is not None and parsed.base is not BASES["full"]:
+    base, arguments, chances = _parse(spec)
+    if decided is not None and base is not BASES["full"]:
         raise UsageError(
             f"--participation {spec}: with --async the virtual clock decides who is folded when; only "
             "full, and +gone:P or +lost:P behind it, go with that"
         )
-    participants = decided or parsed.base.make(parsed.arguments, population)
+    participants = decided or base.make(arguments, population)
 
     def participation(round: int) -> Participation:
-        base = _as_participation(participants(round))
-        selected, chances = base.participants, parsed.chances
-        dropouts = base.dropouts | _struck(selected, chances.get("gone", 0.0), population, round, "gone")
-        lost = _struck(selected, chances.get("lost", 0.0), population, round, "lost")
-        lost_uploads = base.lost_uploads | lost
-        return Participation(selected, lost_uploads - dropouts, dropouts)
+        drawn = participants(round)
+        if not isinstance(drawn, Participation):
+            drawn = Participation(tuple(drawn))
+        selected = drawn.participants
+        dropouts = drawn.dropouts | _struck(selected, chances.get("gone", 0.0), population, round, "gone")
+        lost = drawn.lost_uploads | _struck(selected, chances.get("lost", 0.0), population, round, "lost")
+        return Participation(selected, lost - dropouts, dropouts)
 
     return participation
 
@@ -256,27 +242,21 @@ SPECS = {
 # ---- specs
 
 
-def _parse(spec: str) -> _Parsed:
-    """The base of a schedule with its arguments, and the chances of its modifiers.
-
-    Raises:
-        UsageError: If the spec does not fit.
-    """
-    if spec.startswith(traces.PREFIX):
-        path, modifiers = traces.split(spec)
-        _, chances = split_modifiers(modifiers, "--participation", traces.MODIFIERS)
-        name, arguments = parse(f"{traces.PREFIX}{path}", "schedule", _FORMS)
-        return _Parsed(BASES[name], arguments, chances)
+def _parse(spec: str) -> tuple[Base, tuple[str, ...], Mapping[str, float]]:
+    """The base of a schedule, its arguments, and the chances of gone and lost."""
     path, modifiers = traces.split(spec)
-    if plugins.is_spec(path):
-        _, chances = split_modifiers(modifiers, "--participation", traces.MODIFIERS)
-        users = Base(Form(path), "", lambda _, population: users_schedule(path, population))
-        return _Parsed(users, (), chances)
-    head, chances = split_modifiers(plain_share(spec), "--participation", traces.MODIFIERS)
-    if ":" not in head and head not in _WORDS:
-        return _Parsed(_counted(head), (), chances)
+    if spec.startswith(traces.PREFIX):
+        _, chances = split_modifiers(modifiers, OPTION, traces.MODIFIERS)
+        head = f"{traces.PREFIX}{path}"
+    elif plugins.is_spec(path):
+        _, chances = split_modifiers(modifiers, OPTION, traces.MODIFIERS)
+        return Base(Form(path), "", lambda _, population: users_schedule(path, population)), (), chances
+    else:
+        head, chances = split_modifiers(plain_share(spec), OPTION, traces.MODIFIERS)
+        if ":" not in head and head not in _WORDS:
+            return _counted(head), (), chances
     name, arguments = parse(head, "schedule", _FORMS)
-    return _Parsed(BASES[name], arguments, chances)
+    return BASES[name], arguments, chances
 
 
 def _counted(text: str) -> Base:
@@ -301,11 +281,7 @@ def _counted(text: str) -> Base:
 
 
 def _number_of_clients(name: str, text: str, population: ClientPopulation) -> int:
-    """A number of clients from 1 to all.
-
-    Raises:
-        UsageError: If it is none.
-    """
+    """A number of clients from 1 to all."""
     count = whole(text)
     if not 0 < count <= population.clients:
         raise UsageError(
@@ -316,16 +292,13 @@ def _number_of_clients(name: str, text: str, population: ClientPopulation) -> in
 
 # ---- a user's own schedule, FILE.py:NAME
 
-OPTION = "--participation"
 TRIED = 3
 """Rounds that are drawn in two orders before the run, to see that a round does not depend on the last."""
 
 
 def users_schedule(spec: str, population: ClientPopulation) -> Callable[[int], Participation]:
-    """The schedule of a user's file, checked in every round.
-
-    Raises:
-        UsageError: if it is no function, if it fails, or if it is not pure.
+    """The schedule of a user's file; a UsageError if it is no function, fails, or depends on more than the
+    round.
     """
     make = plugins.load(spec, OPTION)
     if not callable(make):
@@ -399,8 +372,3 @@ def _same(spec: str, round: int, first: Participation, second: Participation) ->
             f"{_owner(spec)}: round {round} differs when it is drawn again. A schedule depends on nothing "
             "but the population and the round: draw from population.draws(round)"
         )
-
-
-def _as_participation(ids: Iterable[int] | Participation) -> Participation:
-    """The participation that a built-in schedule or a user's has drawn."""
-    return ids if isinstance(ids, Participation) else Participation(tuple(ids))

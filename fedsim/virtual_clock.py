@@ -115,17 +115,11 @@ class Clock:
         sent: tuple[Ints, Ints],
         hops: Hops | None = None,
     ) -> float:
-        """The duration of an exchange.
+        """The seconds of an exchange until its last upload, or sums, arrive.
 
-        Args:
-            clients: Those that got the broadcast, (n,).
-            answers: Their own seconds (n,), and whether they sent an upload (n,).
-            sent: Their bytes down and up, (n,) each.
-            hops: Bytes between edge servers and the root, if there is a tree.
-
-        Returns:
-            Seconds until the last upload, or sums, arrive. The deadline if a client missed it or
-            sent nothing.
+        It is the deadline if a client missed it or sent nothing. clients: those that got the broadcast, (n,).
+        answers: their own seconds (n,), and whether they sent an upload (n,). sent: their bytes down and up,
+        (n,) each. hops: bytes between edge servers and the root, if there is a tree.
         """
         if self.tree is None or self.edges is None or hops is None:
             seconds, answered = answers
@@ -136,17 +130,10 @@ class Clock:
         return max(lasts, 8 * float(hops.down.sum()) / shared[0], 8 * float(hops.up.sum()) / shared[1])
 
     def exchange_seconds(self, slowest: float, silent: bool, bytes_down: int, bytes_up: int) -> float:
-        """The duration of an exchange without a tree.
+        """The seconds of an exchange without a tree: until `slowest`, the last upload, has arrived.
 
-        Args:
-            slowest: Seconds until the last upload arrived.
-            silent: True if a client got the broadcast and sent nothing.
-            bytes_down: Of all clients together.
-            bytes_up: Of all clients together.
-
-        Returns:
-            Seconds until the slowest upload arrives, and at least the time of all bytes on the server's link.
-            The deadline if a client missed it or sent nothing.
+        They are at least the time of all clients' bytes on the server's link. If a client missed the
+        deadline, or got the broadcast and sent nothing (silent), they are the deadline.
         """
         if silent and self.deadline < math.inf:
             return self.deadline
@@ -275,12 +262,7 @@ class ExchangeClock:
 def clock(
     link: str, compute: str, deadline: str, *, clients: int, seed: int, tree: Tree | None = None
 ) -> Clock | None:
-    """The clock that --link, --compute and --deadline describe; None if none of them is set.
-
-    Raises:
-        UsageError: If one of them cannot be parsed.
-        DataError: If the file of links is wrong.
-    """
+    """The clock that --link, --compute and --deadline describe; None if none of them is set."""
     if not (link or compute or deadline):
         return None
     limit = parse_time(deadline, "--deadline") if deadline else math.inf
@@ -298,11 +280,7 @@ def clock(
 
 
 def _edge_links(described: Mapping[str, Mapping[str, float]], tree: Tree | None) -> EdgeLinks | None:
-    """The links of a tree's edge servers.
-
-    Raises:
-        UsageError: If there is no tree, or no edge server of a name.
-    """
+    """The links of a tree's edge servers."""
     if tree is None:
         if described:
             raise UsageError("--link describes edge servers, and there are none: add --tree")

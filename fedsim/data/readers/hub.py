@@ -138,7 +138,7 @@ class HubDataset:
     @property
     def _words(self) -> Any:
         transformers = needed("transformers", "a tokenizer")
-        hub_folders.check_tokenizer(Path(str(self.tokenizer)), "a tokenizer")
+        hub_folders.check_configurations(Path(str(self.tokenizer)), "a tokenizer")
         return transformers.AutoTokenizer.from_pretrained(
             self.tokenizer, local_files_only=True, trust_remote_code=False
         )
