@@ -127,10 +127,6 @@ def by_ivon(
 
 
 def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:
-    """Check that VON can solve a model of `params` parameters with these settings.
-
-    Raises:
-        UsageError: for a full covariance of more than MAX_FULL parameters, or samples that are no pairs.
-    """
+    """Check that VON can solve a model of `params` parameters with these settings."""
     check_covariance(params, covariance, sibling)
     check_samples(how.samples)

@@ -135,11 +135,7 @@ class Registry:
         return NewMemory(news.inputs, news.weights, news.owners)
 
     def heard(self, k: int, up: Labelled, round: int) -> Registry:
-        """The registry after an upload.
-
-        Raises:
-            WireError: if the upload labels other points than the client's memory has.
-        """
+        """The registry after an upload, which must label the points that the client's memory has."""
         arrived, synced = self.arrived.clone(), self.synced.clone()
         synced[k] = round
         arrived[k] = arrived[k] if up.own is None else round

@@ -253,11 +253,7 @@ MAX_FULL = 3000
 
 
 def check_covariance(params: int, covariance: Covariance, sibling: str) -> None:
-    """Check that a model of `params` parameters is small enough for a covariance of this form.
-
-    Raises:
-        UsageError: for a full covariance of more than MAX_FULL parameters, naming the diagonal sibling.
-    """
+    """Check that a model of `params` parameters is small enough for a covariance of this form."""
     if covariance == "full" and params > MAX_FULL:
         raise UsageError(
             f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "

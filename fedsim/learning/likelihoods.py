@@ -93,11 +93,7 @@ class Likelihood:
         return calibration.table(tally[self.calibration]) if self.calibration else None
 
     def classes_only(self, what: str) -> None:
-        """Check that targets are classes, which `what` relies on.
-
-        Raises:
-            UsageError: If they are not.
-        """
+        """Check that targets are classes, which `what` relies on."""
         if self.name != "categorical":
             raise UsageError(
                 f"{what} is for targets that are classes; this data set's are {self.name}. Choose an "
@@ -109,11 +105,7 @@ class Likelihood:
 
 
 def _fits(outputs: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Check the shape of outputs, where a loss would fail obscurely or would broadcast.
-
-    Raises:
-        UsageError: If the shape is wrong.
-    """
+    """Check the shape of outputs, where a loss would fail obscurely or would broadcast."""
     if outputs.shape != shape:
         raise UsageError(
             f"the model gives outputs of shape {tuple(outputs.shape)} where {what} need {tuple(shape)}"
@@ -330,11 +322,7 @@ SEQUENCES = ("tokens", "token_classes")
 
 
 def likelihood(name: str) -> Likelihood:
-    """The likelihood of a name.
-
-    Raises:
-        UsageError: If there is none; the message names the nearest known one.
-    """
+    """The likelihood of a name."""
     if name not in LIKELIHOODS:
         raise unknown("likelihood", name, LIKELIHOODS)
     return LIKELIHOODS[name]

@@ -269,11 +269,7 @@ class QuadraticShard:
 
 
 def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
-    """Check that the optimiser is 'exact' for a loss with a closed-form minimiser, and only for such a loss.
-
-    Raises:
-        UsageError: If it is not; the message names the optimiser to use.
-    """
+    """Check that the optimiser is 'exact' if the loss has a closed-form minimiser, and only then."""
     if shard.exact and optimiser != "exact":
         raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
     if not shard.exact and optimiser == "exact":

@@ -21,11 +21,7 @@ Shape = tuple[int, ...]
 
 
 def image(name: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
-    """`shape` as (channels, height, width).
-
-    Raises:
-        UsageError: If it is not an image; the message names the model.
-    """
+    """`shape` as (channels, height, width)."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise UsageError(
             f"model {name!r} cannot take inputs of shape {shape}: it needs (channels, height, "

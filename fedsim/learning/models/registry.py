@@ -59,10 +59,6 @@ def build_model(name: str, shape: Shape, classes: int, likelihood: str = "catego
     (fedsim.model_specs), for inputs (n, *shape) and `classes` outputs.
 
     Draws the initialisation from torch's global generator; the caller seeds it.
-
-    Raises:
-        UsageError: If the name is unknown, the shape is empty, there are too few classes, the model cannot
-            take inputs of this shape, its outputs do not suit the likelihood, or a user's own model is wrong.
     """
     if not is_model_spec(name):
         return _base(ModelSpec(name), shape, classes, likelihood)[0]
@@ -123,11 +119,7 @@ def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.M
 
 
 def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.Module:
-    """The same module, once it has given outputs of the expected shape for two blank examples.
-
-    Raises:
-        UsageError: If it has not, is TorchScript, or has parameters without values.
-    """
+    """The same module, once it has given outputs of the expected shape for two blank examples."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise UsageError(
             f"{owner} is TorchScript (torch.jit), which is not trained here; bring the torch.nn.Module that "

@@ -337,11 +337,7 @@ def _exact_terms(prior_precision: Tensor, ess: float, dual: Gaussian | None) -> 
 def _exact(
     shard: QuadraticShard, prior_mean: Tensor, prior_precision: Tensor, ess: float, dual: Gaussian | None
 ) -> IvonFit:
-    """The minimum of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard.
-
-    Raises:
-        TaskError: if F is unbounded below in some direction.
-    """
+    """The minimum of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard."""
     d, u, v = (term.to(shard.linear) for term in _exact_terms(prior_precision, ess, dual))
     hessian = shard.hessian / shard.size
     precision = ess * (hessian.diagonal() - u + d)
