@@ -9,7 +9,7 @@
     joules_example             energy of one example (joules)
     server_up, server_down     the server's link, which all clients share; in a file the line `server`
     edge_up, edge_down, ...    with --tree, for every edge server; also edge_rtt, edge_clients_up and
-                               edge_clients_down (fedsim.edge_links); in a file the lines `edge NAME`
+                               edge_clients_down (fedsim.virtual_clock); in a file the lines `edge NAME`
 
 Directions are those of the clients: the server's `up` is the rate of all uploads together.
 """

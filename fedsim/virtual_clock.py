@@ -7,7 +7,14 @@ y and z ~ N(0, 1). z is drawn from (seed, round, client), y from (seed, round, e
 those of the ledger, so a codec that saves them saves time and energy. A client that sends nothing back has
 only the download. The server's own link is a fluid that all clients of an exchange share: the exchange lasts
 at least as long as the bytes of all of them take on it, in each direction; no client's own time changes.
-With a tree these are the bytes of the edge servers, and what edge servers add is in fedsim.edge_links.
+With a tree, whose edge servers have a link to the root and one that their clients share:
+
+    T_e = the time of the slowest upload of edge server e's clients, and at least the time of all their
+          bytes on clients_down and clients_up
+    E_e = rtt + 8 hop_down / down + T_e + 8 hop_up / up
+
+hop_down is the broadcast that the edge server gets once, hop_up the sums that it sends. An exchange lasts as
+long as the slowest E_e, and at least the time of all hops' bytes on the root's own link.
 
 No code sleeps, and measured time decides nothing: whether a client meets a deadline is a pure function of
 the configuration.
@@ -17,22 +24,97 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.client_devices import Computer, Devices, Floats, Link, network, parse_time
-from fedsim.edge_links import EdgeLinks, Hops, Ints, tree_seconds
 from fedsim.errors import UsageError
 from fedsim.round_events import TaskId
 from fedsim.seeds import standard_normals
 from fedsim.tree import Tree
 
+Ints = npt.NDArray[np.int64]
+
 BLOCK = 64
 """Clients whose jitter comes from one stream: a million streams take seconds to set up."""
 MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
 """The mean of |y|, y ~ N(0, 1)."""
+
+
+# ---- edge servers
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeLinks:
+    """Columns (E,): bits per second of the hop in both directions, the seconds of its round trip, and bits
+    per second of the link that the clients share."""
+
+    up: Floats
+    down: Floats
+    rtt: Floats
+    clients_up: Floats
+    clients_down: Floats
+
+    @staticmethod
+    def of(values: Mapping[str, Mapping[str, float]], names: tuple[str, ...]) -> EdgeLinks:
+        """values: the columns that differ from the default, by edge server, with '' for all others."""
+        every = values.get("", {})
+        columns = {
+            f.name: np.array([{**every, **values.get(e, {})}.get(f.name, _DEFAULT[f.name]) for e in names])
+            for f in fields(EdgeLinks)
+        }
+        return EdgeLinks(**columns)
+
+    @property
+    def shared(self) -> bool:
+        """True if clients of an edge server share a link."""
+        return bool(np.isfinite(self.clients_up).any() or np.isfinite(self.clients_down).any())
+
+
+_DEFAULT = {"rtt": 0.0, **dict.fromkeys(("up", "down", "clients_up", "clients_down"), math.inf)}
+COLUMNS = tuple(_DEFAULT)
+
+
+@dataclass(frozen=True, eq=False)
+class Hops:
+    """Stream bytes between each edge server and the root in one exchange, (E,) each; 0 for those without a
+    client in it."""
+
+    down: Ints
+    up: Ints
+
+
+def tree_seconds(
+    tree: Tree,
+    links: EdgeLinks,
+    deadline: float,
+    clients: Ints,
+    answers: tuple[Floats, npt.NDArray[np.bool_]],
+    sent: tuple[Ints, Ints],
+    hops: Hops,
+) -> float:
+    """The seconds until the last sums have arrived at the root.
+
+    deadline: of an edge server's clients, in seconds; inf without one. clients: those that got the broadcast,
+    (n,). answers: their own seconds (n,), and whether they sent an upload (n,). sent: their bytes down and
+    up, (n,) each.
+    """
+    owners, count = tree.owners[clients], len(tree.names)
+    seconds, answered = answers
+    slowest = np.zeros(count)
+    np.maximum.at(slowest, owners[answered], seconds[answered])
+    down, up = (np.bincount(owners, weights=w, minlength=count) for w in sent)
+    inside = np.maximum(slowest, np.maximum(8 * down / links.clients_down, 8 * up / links.clients_up))
+    if deadline < math.inf:
+        silent = np.bincount(owners[~answered], minlength=count) > 0
+        inside = np.where(silent, deadline, np.minimum(inside, deadline))
+    lasts = links.rtt + 8 * hops.down / links.down + inside + 8 * hops.up / links.up
+    return float(lasts[np.unique(owners)].max(initial=0.0))
+
+
+# ---- clients
 
 
 @dataclass(frozen=True, eq=False)

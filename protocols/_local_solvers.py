@@ -13,9 +13,8 @@ from collections.abc import Callable
 import torch
 
 from fedsim.learning.gaussian import Gaussian, Penalty
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, Smoothing, minimise
 from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
-from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.learning.solvers.von import VonTraining, check_samples, von
 from protocols._dual_rule import ClippedCavity, clipped_cavity, restored
 from protocols._site_algorithm import LocalProblem, SiteFit

@@ -164,10 +164,6 @@ def _per_class(log_probabilities: Tensor, right: Tensor, targets: Tensor) -> lis
     return sums_of_classes
 
 
-def _categorical_tally(outputs: Tensor, targets: Tensor) -> Tally:
-    return classified(outputs.log_softmax(dim=1), targets)
-
-
 def _categorical_numbers(tally: Tally) -> Numbers:
     examples, correct, nll = tally[:_CATEGORICAL]
     return {
@@ -266,7 +262,7 @@ CATEGORICAL = Likelihood(
     "categorical",
     F.cross_entropy,
     lambda classes: _CATEGORICAL,
-    _categorical_tally,
+    lambda outputs, targets: classified(outputs.log_softmax(dim=1), targets),
     _categorical_numbers,
     calibration=_OF_CLASSES,
     per_class=slice(_OF_CLASSES.stop, None),
