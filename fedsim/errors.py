@@ -71,33 +71,24 @@ CLOSE, CLOSE_SHORT, CLOSE_OF_SEVERAL = 0.7, 0.66, 0.8
 """Ratio of difflib from which a name is taken for a misspelt one: of long names, of three letters (one may be
 wrong), and where several names begin so."""
 
+_ELSEWHERE = {
+    "algo": ("algorithm", "method"),
+    "batch_size": ("batch", "bs", "minibatch"),
+    "bf16": ("bfloat16",),
+    "clients": ("n_clients", "num_clients"),
+    "dataset": ("data",),
+    "epochs": ("num_epochs",),
+    "f16": ("float16", "fp16"),
+    "lr": ("eta", "learning_rate", "step_size", "stepsize"),
+    "out": ("output", "output_dir"),
+    "rounds": ("n_rounds", "num_rounds"),
+    "seed": ("random_seed", "random_state"),
+    "workers": ("n_jobs", "num_workers"),
+}
 ALIASES = {
-    "algorithm": ("algo",),
-    "batch": ("batch_size",),
-    "bfloat16": ("bf16",),
-    "bs": ("batch_size",),
-    "data": ("dataset",),
-    "eta": ("lr",),
-    "float16": ("f16",),
-    "fp16": ("f16",),
-    "learning_rate": ("lr",),
+    **{alias: (name,) for name, aliases in _ELSEWHERE.items() for alias in aliases},
     "local_epochs": ("local.epochs", "epochs"),
     "local_lr": ("local.lr", "lr"),
-    "method": ("algo",),
-    "minibatch": ("batch_size",),
-    "n_clients": ("clients",),
-    "n_jobs": ("workers",),
-    "n_rounds": ("rounds",),
-    "num_clients": ("clients",),
-    "num_epochs": ("epochs",),
-    "num_rounds": ("rounds",),
-    "num_workers": ("workers",),
-    "output": ("out",),
-    "output_dir": ("out",),
-    "random_seed": ("seed",),
-    "random_state": ("seed",),
-    "step_size": ("lr",),
-    "stepsize": ("lr",),
 }
 """Names in other libraries, and the names here; the first that exists is suggested."""
 

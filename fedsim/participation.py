@@ -303,7 +303,15 @@ def users_schedule(spec: str, population: ClientPopulation) -> Callable[[int], P
     make = plugins.load(spec, OPTION)
     if not callable(make):
         raise UsageError(f"{_owner(spec)} is a {type(make).__name__}; name a function (population)")
-    draws = [_created(spec, make, population) for _ in range(2)]
+    draws: list[Callable[[int], Any]] = []
+    for _ in range(2):
+        with plugins.user_code_errors(spec, OPTION, f"calling it for {population.clients} clients"):
+            draw = make(population)
+        if not callable(draw):
+            raise UsageError(
+                f"{_owner(spec)} must return a function (round); it returns a {type(draw).__name__}"
+            )
+        draws.append(draw)
 
     def participation(round: int) -> Participation:
         first, second = (_drawn(spec, draw, round, population.clients) for draw in draws)
@@ -319,17 +327,6 @@ def users_schedule(spec: str, population: ClientPopulation) -> Callable[[int], P
 
 def _owner(spec: str) -> str:
     return f"{OPTION} {plugins.short(spec)}"
-
-
-def _created(
-    spec: str, make: Callable[[ClientPopulation], Any], population: ClientPopulation
-) -> Callable[[int], Any]:
-    with plugins.user_code_errors(spec, OPTION, f"calling it for {population.clients} clients"):
-        draw = make(population)
-    if not callable(draw):
-        raise UsageError(f"{_owner(spec)} must return a function (round); it returns a {type(draw).__name__}")
-    created: Callable[[int], Any] = draw
-    return created
 
 
 def _drawn(spec: str, draw: Callable[[int], Any], round: int, clients: int) -> Participation:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.client_devices import Computer, Devices, Floats, Link, network, parse_time
+from fedsim.client_devices import Devices, Floats, Link, network, parse_time
 from fedsim.errors import UsageError
 from fedsim.round_events import TaskId
 from fedsim.seeds import standard_normals
@@ -128,16 +128,6 @@ class Clock:
     server: Link = Link()
     tree: Tree | None = None
     edges: EdgeLinks | None = None
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """By client."""
-        return tuple(self.devices.link(k) for k in range(len(self.devices.up)))
-
-    @property
-    def computers(self) -> tuple[Computer, ...]:
-        """By client."""
-        return tuple(self.devices.computer(k) for k in range(len(self.devices.up)))
 
     def seconds(
         self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int, exchange: int = 1
