@@ -34,7 +34,6 @@ from fedsim.virtual_clock import Clock, indices
 FORM = Form("fedbuff", ("B",), help="the uploads of one step of the server, 1 to K, such as fedbuff:3")
 DAMPING = 0.5
 """The exponent of FedBuff: an upload of staleness s has weight (1 + s)^-DAMPING."""
-USAGE = f"{FORM.usage}[+damp:P]"
 
 
 @dataclass(frozen=True)

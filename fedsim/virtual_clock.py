@@ -74,7 +74,6 @@ class EdgeLinks:
 
 
 _DEFAULT = {"rtt": 0.0, **dict.fromkeys(("up", "down", "clients_up", "clients_down"), math.inf)}
-COLUMNS = tuple(_DEFAULT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,7 @@ class Hops:
     up: Ints
 
 
-def tree_seconds(
+def _tree_seconds(
     tree: Tree,
     links: EdgeLinks,
     deadline: float,
@@ -95,11 +94,9 @@ def tree_seconds(
     sent: tuple[Ints, Ints],
     hops: Hops,
 ) -> float:
-    """The seconds until the last sums have arrived at the root.
+    """The seconds until the last sums have arrived at the root; the arguments are those of Clock.duration.
 
-    deadline: of an edge server's clients, in seconds; inf without one. clients: those that got the broadcast,
-    (n,). answers: their own seconds (n,), and whether they sent an upload (n,). sent: their bytes down and
-    up, (n,) each.
+    deadline: of an edge server's clients, in seconds; inf without one.
     """
     owners, count = tree.owners[clients], len(tree.names)
     seconds, answered = answers
@@ -197,7 +194,7 @@ class Clock:
             seconds, answered = answers
             slowest, silent = float(seconds[answered].max(initial=0.0)), not answered.all()
             return self.exchange_seconds(slowest, silent, int(sent[0].sum()), int(sent[1].sum()))
-        lasts = tree_seconds(self.tree, self.edges, self.deadline, clients, answers, sent, hops)
+        lasts = _tree_seconds(self.tree, self.edges, self.deadline, clients, answers, sent, hops)
         shared = self.server.down, self.server.up
         return max(lasts, 8 * float(hops.down.sum()) / shared[0], 8 * float(hops.up.sum()) / shared[1])
 

@@ -169,7 +169,7 @@ class ExponentialFamily:
     """The messages of an edge server: the change of prod t_k or prod z_k; the second has prod q_k, too."""
 
     def exchange(self, silent: Silent = "participants", *, averages: bool) -> Exchange:
-        """averages: whether the server uses the mean of the q_k."""
+        """The exchange of a round; averages: True if the server uses the mean of the q_k."""
         up = self.up if silent == "participants" else self.increment
         return Exchange(self.down, up, self.sums[averages and silent == "participants"])
 

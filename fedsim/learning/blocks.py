@@ -91,7 +91,7 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
 
 
 def _wholes(pieces: Sequence[Tensor], out: Sequence[Tensor], size: int) -> list[Tensor]:
-    """Where the vectors of these pieces go: into those of `out`, if they are of the same kind."""
+    """The vectors for these pieces: those of `out`, if they are of the same kind, else new ones."""
     kinds = [(t.dtype, (size,) if t.dim() else ()) for t in pieces]
     if [(t.dtype, tuple(t.shape)) for t in out] == kinds:
         return [o if t.dim() else t for o, t in zip(out, pieces, strict=True)]

@@ -276,4 +276,4 @@ def constant_part(penalty: Penalty) -> tuple[object, ...]:
 
 
 Model = Point | Gaussian | Samples
-"""What an algorithm returns to be evaluated."""
+"""The kinds of models that an algorithm returns for evaluation."""

@@ -65,8 +65,8 @@ class Likelihood:
         calibration: Where a tally has its calibration tally; None: it has none.
         per_class: Where a tally has the counts, correct ones and nll per class; None: it has none.
         rows: How many examples' outputs are computed at a time, to bound memory.
-        averages: Whether predictions can be averaged over samples of a posterior.
-        has_accuracy: Whether there is a test accuracy; targets that are numbers have none.
+        averages: True if predictions can be averaged over samples of a posterior.
+        has_accuracy: True if there is a test accuracy; targets that are numbers have none.
     """
 
     name: str

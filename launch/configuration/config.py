@@ -115,11 +115,7 @@ class Overrides:
 
 
 def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-    """Resolve the options of the command line.
-
-    Raises:
-        UsageError: naming the option, key or file that is wrong.
-    """
+    """Resolve the options of the command line."""
     return Overrides.of(options).resolve()
 
 
