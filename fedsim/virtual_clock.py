@@ -295,23 +295,19 @@ class ExchangeClock:
         self._down, self._up, self._answers, self._counted = {}, {}, {}, set()
         if self._clock is None:
             return None
-        joules = self._joules(down, up)
+        ids = sorted(down)
+        clients = indices(ids)
+        sent = indices([down[k] for k in ids]), indices([up.get(k, 0) for k in ids])
+        joules = None
+        if self._clock.devices.has_energy:
+            sizes = indices([self._sizes[k] if k in up else 0 for k in ids])
+            joules = math.fsum(self._clock.joules_of(clients, sizes, *sent).tolist())
         if self._decided and round:
             return ExchangeCost(self._decided(round), joules)
-        clients = indices(sorted(down))
-        seconds = np.array([answers.get(k, 0.0) for k in sorted(down)])
-        answered = np.array([k in answers for k in sorted(down)], dtype=np.bool_)
-        sent = indices([down[k] for k in sorted(down)]), indices([up.get(k, 0) for k in sorted(down)])
+        seconds = np.array([answers.get(k, 0.0) for k in ids])
+        answered = np.array([k in answers for k in ids], dtype=np.bool_)
         hops = self._hops(round, clients, counted, up)
         return ExchangeCost(self._clock.duration(clients, (seconds, answered), sent, hops), joules)
-
-    def _joules(self, down: Mapping[int, int], up: Mapping[int, int]) -> float | None:
-        if self._clock is None or not self._clock.devices.has_energy:
-            return None
-        ids = sorted(down)
-        sizes = indices([self._sizes[k] if k in up else 0 for k in ids])
-        sent = indices([down[k] for k in ids]), indices([up.get(k, 0) for k in ids])
-        return math.fsum(self._clock.joules_of(indices(ids), sizes, *sent).tolist())
 
     def _hops(self, round: int, clients: Ints, counted: Set[int], up: Mapping[int, int]) -> Hops | None:
         tree = None if self._clock is None else self._clock.tree

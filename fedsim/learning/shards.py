@@ -259,6 +259,15 @@ class QuadraticShard:
         return rows
 
 
+def endless_batches(
+    shard: Shard | QuadraticShard, size: int, rng: RandomStream
+) -> Iterator[Batch | QuadraticShard]:
+    """The batches of one epoch in random order, then those of the next, without an end."""
+    order = rng.torch("batches")
+    while True:
+        yield from shard.epoch(size, order)
+
+
 def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
     """Check that the optimiser is 'exact' if the loss has a closed-form minimiser, and only then."""
     if shard.exact and optimiser != "exact":
