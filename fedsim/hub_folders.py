@@ -132,8 +132,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def files_inside(folder: Path) -> tuple[Path, ...]:
-    """All files of a folder, in an order that does not depend on the machine; programs and links out are
-    refused.
+    """All files of a folder, in an order that does not depend on the machine.
+
+    A program, or a link that leads out of the folder, is an error.
     """
     paths = sorted(folder.rglob("*"))  # it does not follow links to folders
     for path in paths:

@@ -1,6 +1,6 @@
 """Schedules of participation: pure functions of (seed, round, client population).
 
-A schedule is a base, which draws the participants, and modifiers, which strike some of them:
+A schedule is a base, which draws the participants, and modifiers, which affect some of them:
 
     BASE[+gone:P][+lost:P]        such as 0.3, coin:0.3, markov:0.1,0.5+lost:0.05, trace:who.csv
 
@@ -96,14 +96,14 @@ def schedule(
         if not isinstance(drawn, Participation):
             drawn = Participation(tuple(drawn))
         selected = drawn.participants
-        dropouts = drawn.dropouts | _struck(selected, chances.get("gone", 0.0), population, round, "gone")
-        lost = drawn.lost_uploads | _struck(selected, chances.get("lost", 0.0), population, round, "lost")
+        dropouts = drawn.dropouts | _affected(selected, chances.get("gone", 0.0), population, round, "gone")
+        lost = drawn.lost_uploads | _affected(selected, chances.get("lost", 0.0), population, round, "lost")
         return Participation(selected, lost - dropouts, dropouts)
 
     return participation
 
 
-def _struck(
+def _affected(
     participants: tuple[int, ...], chance: float, population: ClientPopulation, round: int, what: str
 ) -> frozenset[int]:
     """The participants that a modifier affects: one draw per client, so that the others do not matter."""
