@@ -205,16 +205,13 @@ def _ascending(ids: npt.NDArray[np.int64]) -> tuple[int, ...]:
     return tuple(np.sort(ids).tolist())
 
 
-_SHARE = Base(Form("0.3"), "that share of the clients, uniformly, fresh every round", _full)
-_COUNT = Base(Form("3"), "that many clients, uniformly, fresh every round", _full)
-
 BASES: Mapping[str, Base] = MappingProxyType(
     {
         base.form.name: base
         for base in (
             Base(Form("full"), "every client, every round", _full),
-            _SHARE,
-            _COUNT,
+            Base(Form("0.3"), "that share of the clients, uniformly, fresh every round", _full),
+            Base(Form("3"), "that many clients, uniformly, fresh every round", _full),
             Base(Form("coin", ("P",)), "each client with probability P; a round may be empty", _coin),
             Base(Form("robin", ("N",)), "N clients in turn: 0 to N-1, then N to 2N-1, ...", _robin),
             Base(Form("size", ("N",)), "N clients, in proportion to their number of examples", _by_size),

@@ -148,17 +148,12 @@ def own_settings() -> Iterator[None]:
         for _ in range(torch._C._len_torch_function_stack()):
             closing.enter_context(overrides._pop_mode_temporarily())
         closing.enter_context(torch.inference_mode(False))
-        generators = (random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
-        closing.callback(_restore, generators)
+        closing.callback(random.setstate, random.getstate())
+        closing.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
+        closing.callback(torch.set_rng_state, torch.get_rng_state())
         closing.enter_context(settings_kept())
         fix_settings()
         yield
-
-
-def _restore(generators: tuple[Any, Any, Any]) -> None:
-    random.setstate(generators[0])
-    np.random.set_state(generators[1])  # noqa: NPY002
-    torch.set_rng_state(generators[2])
 
 
 @contextmanager
