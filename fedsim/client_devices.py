@@ -88,6 +88,12 @@ class Devices:
         """All clients have this link and this computer."""
         return Devices(**{name: np.full(clients, value) for name, value in _numbers(link, computer).items()})
 
+    def link(self, client: int) -> Link:
+        return Link(**{f.name: float(getattr(self, f.name)[client]) for f in fields(Link)})
+
+    def computer(self, client: int) -> Computer:
+        return Computer(**{f.name: float(getattr(self, f.name)[client]) for f in fields(Computer)})
+
     @property
     def has_energy(self) -> bool:
         """True if anything costs a client energy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +24,11 @@ def created(link: str = "", compute: str = "", deadline: str = "", clients: int 
 
 
 def links(c: Clock) -> tuple[Link, ...]:
-    columns = (getattr(c.devices, f.name).tolist() for f in fields(Link))
-    return tuple(Link(*values) for values in zip(*columns, strict=True))
+    return tuple(c.devices.link(k) for k in range(len(c.devices.up)))
 
 
 def computers(c: Clock) -> tuple[Computer, ...]:
-    columns = (getattr(c.devices, f.name).tolist() for f in fields(Computer))
-    return tuple(Computer(*values) for values in zip(*columns, strict=True))
+    return tuple(c.devices.computer(k) for k in range(len(c.devices.up)))
 
 
 def test_seconds_are_those_of_the_formula() -> None:
