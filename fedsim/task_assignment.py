@@ -21,7 +21,7 @@ ANYWHERE = -1
 class ProtocolError(Exception):
     """An event that cannot happen: a defect of the caller, or a stale or forged message.
 
-    A worker joined twice, or answers for a task or chunk that it does not hold.
+    Examples are a worker that joins twice, and one that answers for a task or chunk that it does not hold.
     """
 
 

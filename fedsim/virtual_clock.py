@@ -186,9 +186,9 @@ class Clock:
     ) -> float:
         """The seconds of an exchange until its last upload, or sums, arrive.
 
-        It is the deadline if a client missed it or sent nothing. clients: those that got the broadcast, (n,).
-        answers: their own seconds (n,), and whether they sent an upload (n,). sent: their bytes down and up,
-        (n,) each. hops: bytes between edge servers and the root, if there is a tree.
+        If a client missed the deadline or sent nothing, they are the deadline. clients: those that got the
+        broadcast, (n,). answers: their own seconds (n,), and whether they sent an upload (n,). sent: their
+        bytes down and up, (n,) each. hops: bytes between edge servers and the root, if there is a tree.
         """
         if self.tree is None or self.edges is None or hops is None:
             seconds, answered = answers

@@ -128,29 +128,27 @@ def _source(info: DatasetInfo, root: Path | None) -> tuple[tuple[Path, ...], Cal
         )
     if wrong := no_folder(root):
         raise DataError(f"the data folder {root} (--data-dir or FEDSIM_DATA) {wrong}")
-    if info.name in ("mnist", "fashion_mnist"):
-        files = _source_files(info, root, suffixes=("", ".gz"))
-        return files, partial(idx.read_mnist_like, files)
     if info.name in ("cifar10", "cifar100"):
-        return _cifar_source(info, root)
-    files = _source_files(info, root)
-    if info.name == "cifar10_jpeg":
-        return files, partial(cifar.read_jpeg, files[0])
-    if info.name == "uci_credit":
-        return files, partial(credit.read_credit, files[0])
-    if info.name == "emnist62":
-        return files, partial(tff.read_emnist, files)
-    if info.name == "cifar100_lda":
-        return files, partial(tff.read_cifar100, files)
-    if info.name == "stackoverflow_nwp":
-        return files, partial(stackoverflow.read_next_words, files, info.clients)
-    if info.name == "stackoverflow_lr":
-        return files, partial(stackoverflow.read_tags, files, info.clients)
-    return files, partial(heart.read_heart, files)
+        _refuse_pickles(info, root)
+    packed = ("", ".gz") if info.name in ("mnist", "fashion_mnist") else ("",)
+    files = _source_files(info, root, packed)
+    readers: dict[str, Callable[[], Arrays]] = {
+        "mnist": partial(idx.read_mnist_like, files),
+        "fashion_mnist": partial(idx.read_mnist_like, files),
+        "cifar10": partial(cifar.read_binary, files, 1),
+        "cifar100": partial(cifar.read_binary, files, 2),
+        "cifar10_jpeg": partial(cifar.read_jpeg, files[0]),
+        "uci_credit": partial(credit.read_credit, files[0]),
+        "flamby_heart": partial(heart.read_heart, files),
+        "emnist62": partial(tff.read_emnist, files),
+        "cifar100_lda": partial(tff.read_cifar100, files),
+        "stackoverflow_lr": partial(stackoverflow.read_tags, files, info.clients),
+        "stackoverflow_nwp": partial(stackoverflow.read_next_words, files, info.clients),
+    }
+    return files, readers[info.name]
 
 
-def _cifar_source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Callable[[], Arrays]]:
-    label_bytes = 1 if info.name == "cifar10" else 2
+def _refuse_pickles(info: DatasetInfo, root: Path) -> None:
     pickled = root / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[info.name]
     binary = root / Path(info.files[0]).parent
     if not binary.is_dir() and pickled.is_dir():
@@ -158,8 +156,6 @@ def _cifar_source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Call
             f"data set {info.name!r}: {pickled} holds pickles, which are not read, because a pickle can run "
             f"code; the publisher has the same images as binary files: {info.source} (DIR is {root})"
         )
-    files = _source_files(info, root)
-    return files, partial(cifar.read_binary, files, label_bytes)
 
 
 def _source_files(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -> tuple[Path, ...]:
