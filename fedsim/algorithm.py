@@ -271,10 +271,10 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return {}
 
     def check(self, params: int) -> None:
-        """Check that the algorithm can work on a model of `params` parameters.
+        """Check that the algorithm can work on a model of P = `params` parameters.
 
         Raises:
-            UsageError: if the algorithm cannot work on a model of P = `params` parameters.
+            UsageError: if it cannot.
         """
 
     @abstractmethod

@@ -34,7 +34,6 @@ from fedsim.virtual_clock import Clock, indices
 FORM = Form("fedbuff", ("B",), help="the uploads of one step of the server, 1 to K, such as fedbuff:3")
 DAMPING = 0.5
 """The exponent of FedBuff: an upload of staleness s has weight (1 + s)^-DAMPING."""
-USAGE = f"{FORM.usage}[+damp:P]"
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,7 @@ class AsyncRule:
 
 
 def async_rule(text: str, clients: int) -> AsyncRule:
-    """The rule that --async names.
-
-    Raises:
-        UsageError: If it has another form.
-    """
+    """The rule that --async names."""
     head, modifiers = split_modifiers(text, "--async", ("damp",), exponent)
     _, arguments = parse(head, "rule of --async", {FORM.name: FORM})
     buffer = whole(arguments[0])
@@ -181,7 +176,7 @@ class Asynchrony:
         return self.schedule.weight(round - self.answered(round, client), self.damping)
 
     def participants(self, round: int) -> tuple[int, ...]:
-        """The staleness of a round's uploads; empty in a synchronous run."""
+        """The clients whose uploads a round folds; empty in a synchronous run."""
         return () if self.schedule is None or not round else self.schedule.step(round).participants
 
     def origins(self, round: int) -> tuple[int, ...]:
@@ -200,11 +195,7 @@ def asynchrony(
     sizes: tuple[int, ...],
     message_bytes: tuple[int, int],
 ) -> Asynchrony:
-    """The schedule of --async. message_bytes: bytes of a broadcast and an upload on the stream.
-
-    Raises:
-        UsageError: If it does not fit the algorithm or the other options.
-    """
+    """The schedule of --async. message_bytes: bytes of a broadcast and an upload on the stream."""
     parsed = async_rule(rule, len(sizes))
     if clock is None:
         raise UsageError(

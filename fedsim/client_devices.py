@@ -9,7 +9,7 @@
     joules_example             energy of one example (joules)
     server_up, server_down     the server's link, which all clients share; in a file the line `server`
     edge_up, edge_down, ...    with --tree, for every edge server; also edge_rtt, edge_clients_up and
-                               edge_clients_down (fedsim.edge_links); in a file the lines `edge NAME`
+                               edge_clients_down (fedsim.virtual_clock); in a file the lines `edge NAME`
 
 Directions are those of the clients: the server's `up` is the rate of all uploads together.
 """
@@ -110,12 +110,7 @@ class Network:
 
 
 def network(link: str, compute: str, *, clients: int) -> Network:
-    """The devices that --link and --compute describe.
-
-    Raises:
-        UsageError: If one of them cannot be parsed.
-        DataError: If the file of links is wrong.
-    """
+    """The devices that --link and --compute describe."""
     of_all = computer(compute, f"--compute {compute}")
     if is_file(link):
         file = _File(link, clients, of_all)
@@ -137,11 +132,7 @@ def is_file(link: str) -> bool:
 
 
 def computer(text: str, where: str) -> Computer:
-    """Parse a computer: 5ms, 200/s or 5ms,noise=0.3.
-
-    Raises:
-        UsageError: If it has another form; the message starts with `where`.
-    """
+    """Parse a computer: 5ms, 200/s or 5ms,noise=0.3. Messages start with `where`."""
     if not text:
         return Computer()
     first, _, rest = text.partition(",")
@@ -280,11 +271,7 @@ def _numbers(link: Link, computer: Computer) -> dict[str, float]:
 
 
 def parse_value(key: str, text: str, where: str) -> float:
-    """A value of --link KEY=VALUE,..., in bits per second, seconds or joules; messages start with `where`.
-
-    Raises:
-        UsageError: If there is no such key, or the value is wrong.
-    """
+    """A value of --link KEY=VALUE,..., in bits per second, seconds or joules; messages start with `where`."""
     read = _READ.get(key)
     if read is None or key == "noise":
         shown = f"{key}={text}" if key else text
@@ -299,11 +286,7 @@ def _rate(text: str, where: str) -> float:
 
 
 def parse_time(text: str, where: str) -> float:
-    """Seconds, of a time such as 40ms.
-
-    Raises:
-        UsageError: If it has another form; the message starts with `where`.
-    """
+    """The seconds of a time such as 40ms; messages start with `where`."""
     if result := _TIME.fullmatch(text):
         return float(result[1]) * _SCALE[result[2]]
     raise UsageError(f"{where}: {text!r} is no time; write 40ms, 2s or 150us")

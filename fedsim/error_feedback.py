@@ -13,16 +13,15 @@ upload as decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, make_dataclass, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Model
 from fedsim.wire.schema import all_fields
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
@@ -36,6 +35,11 @@ def with_residuals(client: type) -> type:
     return make_dataclass("WithResiduals", columns, frozen=True)
 
 
+def _of_inner(name: str) -> Any:
+    """A property, which may be a method, that is the inner algorithm's."""
+    return property(attrgetter(f"inner.{name}"))
+
+
 @dataclass(frozen=True)
 class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
     """`inner` with its fields ((exchange, name), ...) corrected; everything else is inner's."""
@@ -43,54 +47,43 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
     inner: AnyAlgorithm
     fields: tuple[tuple[int, str], ...]
 
+    name = _of_inner("name")
+    paper = _of_inner("paper")
+    default_model = _of_inner("default_model")
+    default_rounds = _of_inner("default_rounds")
+    default_codecs = _of_inner("default_codecs")
+    eval_samples = _of_inner("eval_samples")
+    stale_damping = _of_inner("stale_damping")
+    server_type = _of_inner("server_type")
+    exchanges = _of_inner("exchanges")
+    setup = _of_inner("setup")
+    public_inputs = _of_inner("public_inputs")
+    sizes_on_wire = _of_inner("sizes_on_wire")
+    check = _of_inner("check")
+    server_init = _of_inner("server_init")
+    broadcast = _of_inner("broadcast")
+    broadcast_to = _of_inner("broadcast_to")
+    server_update = _of_inner("server_update")
+    no_sums = _of_inner("no_sums")
+    sums = _of_inner("sums")
+    add = _of_inner("add")
+    from_sums = _of_inner("from_sums")
+    merged = _of_inner("merged")
+    check_stale = _of_inner("check_stale")
+    stale_update = _of_inner("stale_update")
+    model = _of_inner("model")
+    report = _of_inner("report")
+
     def __post_init__(self) -> None:
-        for name in (
-            "name",
-            "paper",
-            "default_model",
-            "server_type",
-            "default_rounds",
-            "eval_samples",
-            "stale_damping",
-            "default_codecs",
-        ):
-            object.__setattr__(self, name, getattr(self.inner, name, ""))
         object.__setattr__(self, "client_type", with_residuals(self.inner.client_type))
 
     @property
     def unwrapped(self) -> AnyAlgorithm:
         return self.inner
 
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return self.inner.exchanges
-
-    @property
-    def setup(self) -> tuple[Exchange, ...]:
-        return self.inner.setup
-
-    def sizes_on_wire(self, clients: int, classes: int) -> Mapping[str, int]:
-        return self.inner.sizes_on_wire(clients, classes)
-
-    @property
-    def public_inputs(self) -> int:
-        return self.inner.public_inputs
-
-    def check(self, params: int) -> None:
-        self.inner.check(params)
-
-    def server_init(self, ctx: Context) -> Any:
-        return self.inner.server_init(ctx)
-
     def client_init(self, ctx: Context, k: int) -> Any:
         zero = torch.zeros_like(ctx.start, dtype=torch.float64)
         return self.client_type(self.inner.client_init(ctx, k), (zero,) * len(self.fields))
-
-    def broadcast(self, server: Any, ctx: Context) -> Any:
-        return self.inner.broadcast(server, ctx)
-
-    def broadcast_to(self, server: Any, k: int, ctx: Context) -> object | None:
-        return self.inner.broadcast_to(server, k, ctx)
 
     def client_update(self, client: Any, down: Any, shard: AnyShard, task: Task) -> tuple[Any, Any]:
         draft, up = self.inner.client_update(client.inner, down, shard, task)
@@ -110,43 +103,9 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
         """The fields of this exchange, with their place among the residuals; the set-up has none."""
         return [(i, name) for i, (e, name) in enumerate(self.fields) if task.round and e == task.exchange]
 
-    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
-        return self.inner.server_update(server, down, ups, ctx)
-
-    def no_sums(self, down: Any, ctx: Context) -> Any:
-        return self.inner.no_sums(down, ctx)
-
-    def sums(self, server: Any, down: Any, ctx: Context) -> Any:
-        return self.inner.sums(server, down, ctx)
-
-    def add(self, sums: Any, down: Any, k: int, up: Any, ctx: Context) -> Any:
-        return self.inner.add(sums, down, k, up, ctx)
-
-    def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
-        return self.inner.from_sums(server, down, sums, ctx)
-
-    def merged(self, sums: Any, sent: Any) -> Any:
-        return self.inner.merged(sums, sent)
-
-    def check_stale(self, damped: bool) -> None:
-        self.inner.check_stale(damped)
-
-    def stale_update(self, server: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
-        return self.inner.stale_update(server, arrivals, ctx)
-
-    def model(self, server: Any, ctx: Context) -> Model:
-        return self.inner.model(server, ctx)
-
-    def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
-        return self.inner.report(server, ctx)
-
 
 def error_feedback(algorithm: AnyAlgorithm, lossy: frozenset[str]) -> ErrorFeedback:
-    """The algorithm with error feedback on the upload fields that `lossy` codecs encode.
-
-    Raises:
-        UsageError: if none of them is one whose error may be fed back.
-    """
+    """The algorithm with error feedback on the upload fields that `lossy` codecs encode."""
     if not algorithm.fed_back:
         raise UsageError(
             f"--error-feedback: {algorithm.name} uploads no plain increments. Its uploads are absolute, or "

@@ -71,33 +71,24 @@ CLOSE, CLOSE_SHORT, CLOSE_OF_SEVERAL = 0.7, 0.66, 0.8
 """Ratio of difflib from which a name is taken for a misspelt one: of long names, of three letters (one may be
 wrong), and where several names begin so."""
 
+_ELSEWHERE = {
+    "algo": ("algorithm", "method"),
+    "batch_size": ("batch", "bs", "minibatch"),
+    "bf16": ("bfloat16",),
+    "clients": ("n_clients", "num_clients"),
+    "dataset": ("data",),
+    "epochs": ("num_epochs",),
+    "f16": ("float16", "fp16"),
+    "lr": ("eta", "learning_rate", "step_size", "stepsize"),
+    "out": ("output", "output_dir"),
+    "rounds": ("n_rounds", "num_rounds"),
+    "seed": ("random_seed", "random_state"),
+    "workers": ("n_jobs", "num_workers"),
+}
 ALIASES = {
-    "algorithm": ("algo",),
-    "batch": ("batch_size",),
-    "bfloat16": ("bf16",),
-    "bs": ("batch_size",),
-    "data": ("dataset",),
-    "eta": ("lr",),
-    "float16": ("f16",),
-    "fp16": ("f16",),
-    "learning_rate": ("lr",),
+    **{alias: (name,) for name, aliases in _ELSEWHERE.items() for alias in aliases},
     "local_epochs": ("local.epochs", "epochs"),
     "local_lr": ("local.lr", "lr"),
-    "method": ("algo",),
-    "minibatch": ("batch_size",),
-    "n_clients": ("clients",),
-    "n_jobs": ("workers",),
-    "n_rounds": ("rounds",),
-    "num_clients": ("clients",),
-    "num_epochs": ("epochs",),
-    "num_rounds": ("rounds",),
-    "num_workers": ("workers",),
-    "output": ("out",),
-    "output_dir": ("out",),
-    "random_seed": ("seed",),
-    "random_state": ("seed",),
-    "step_size": ("lr",),
-    "stepsize": ("lr",),
 }
 """Names in other libraries, and the names here; the first that exists is suggested."""
 
@@ -117,12 +108,8 @@ def nearest(name: str, known: Iterable[str], close: float | None = None) -> str 
     """The known name that a wrong one was probably meant to be; None if none is near.
 
     It is the same in other letters or dashes, what other libraries call it, the only one that begins so, a
-    misspelt one, or one of a group (`lr` of `local.lr`).
-
-    Args:
-        name: The name that does not exist.
-        known: The names that there are.
-        close: The ratio of difflib from which a name counts as misspelt; by default CLOSE or CLOSE_SHORT.
+    misspelt one, or one of a group (`lr` of `local.lr`). close: the ratio of difflib from which a name counts
+    as misspelt; by default CLOSE or CLOSE_SHORT.
     """
     names = sorted(known)
     plain = {_plain(other): other for other in reversed(names)}
@@ -151,14 +138,10 @@ def _plain(name: str) -> str:
 def unknown(
     what: str, name: str, known: Iterable[str], shown: Callable[[str], str] = str, command: str = ""
 ) -> UsageError:
-    """The error for an unknown name: the nearest known one, and how to see the others.
+    """The error for an unknown name of a kind (`what`): the nearest known one, and how to see the others.
 
-    Args:
-        what: What it would be the name of.
-        name: The name.
-        known: The names that there are.
-        shown: How a known name is written.
-        command: The command that shows all of them; by default that of COMMANDS, if there is one.
+    shown: how a known name is written. command: the command that shows all of them; by default that of
+    COMMANDS.
     """
     names = sorted(known)
     meant = nearest(name, names)

@@ -13,17 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Protocol,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -48,15 +38,11 @@ def option(
 ) -> Meta:
     """Describe a field, from which its option of the command line is generated.
 
-    Args:
-        description: The option's help text, without the default.
-        metavar: The name of the option's value in the help.
-        where: Its section in `launch --help-all`, a key of launch.configuration.options.SECTIONS;
-            behind it the other help texts that have it: "usual" for `fedsim launch --help`; "plan", if bytes
-            depend on it; "resume", if it may change.
-        default: The default as the help shows it, if the field's own default is not what a reader wants.
-        name: The option's name, if it is not the field's with dashes; "" for a field without an option.
-        **limits: ge, gt, le or lt, as msgspec.Meta has them.
+    metavar: the name of the value in the help. where: the option's section in `launch --help-all`, a key of
+    launch.configuration.options.SECTIONS; behind it the other help texts that have it: "usual" for `fedsim
+    launch --help`; "plan", if bytes depend on it; "resume", if it may change. default: the default as the
+    help shows it, if the field's own is not what a reader wants. name: the option's name, if it is not the
+    field's with dashes; "" for a field without an option. limits: ge, gt, le or lt, as msgspec.Meta has them.
     """
     section, *shown = where.split() or [""]
     extra = {"metavar": metavar, "default": default, "name": name}
@@ -248,19 +234,16 @@ Named = Callable[[str, Any], str]
 
 
 def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named | None = None) -> T:
-    """Build a configuration dataclass, naming the key that is wrong.
+    """Build a configuration dataclass from `values`, by field; a UsageError names the key that is wrong.
 
-    Args:
-        kind: The dataclass.
-        values: By field.
-        where: What has these keys, for errors.
-        named: How an error begins that is about a value; by default with `where` and the key.
-
-    Raises:
-        UsageError: for an unknown key (with the nearest known one) or a bad value; a number must be finite.
+    where: what has these keys, for errors. named: how an error begins that is about a value; by default with
+    `where` and the key. Numbers must be finite.
     """
     named = named or (lambda key, value: f"{where}: {key.removeprefix('hyperparameters.')} = {value!r}")
-    _check_keys(kind, values, where)
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise unknown(f"key in {where}:", key, known)
     values = _plain(values)
     for key, value in dotted(values):
         if isinstance(value, float) and not math.isfinite(value):
@@ -341,13 +324,6 @@ def _expected(hint: Any) -> str:
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
-    known = {f.name for f in fields(kind)}
-    for key in values:
-        if key not in known:
-            raise unknown(f"key in {where}:", key, known)
-
-
 def parse_setting(text: str) -> tuple[str, Any]:
     """key=value of --set; the value is a TOML scalar, anything else is a string (1/K)."""
     key, equals, value = text.partition("=")
@@ -362,11 +338,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def read_toml(path: Path, owner: str = "--config") -> dict[str, Any]:
-    """The contents of a configuration file.
-
-    Raises:
-        UsageError: with the path.
-    """
+    """The contents of a configuration file."""
     try:
         return tomllib.loads(read_text(path))
     except OSError as e:
@@ -399,11 +371,9 @@ def hyperparameter_names(algorithm: type) -> dict[str, str]:
 
 
 def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T:
-    """The algorithm with its defaults overridden by (short or dotted) names; in TOML a dotted name is
-    a table, so tables are taken as such.
+    """The algorithm with its defaults overridden by (short or dotted) names.
 
-    Raises:
-        UsageError: naming the key, and the nearest known one if it is unknown.
+    In TOML a dotted name is a table, so tables are taken as such.
     """
     where = f"hyperparameters of {getattr(algorithm, 'name', algorithm.__name__)}"
     names = hyperparameter_names(algorithm)

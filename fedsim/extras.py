@@ -10,13 +10,10 @@ from fedsim.errors import UsageError
 
 
 def needed(package: str, owner: str, extra: str = "models") -> Any:
-    """An optional package, which the extra of fedsim-wire installs.
+    """Import an optional package, which the extra of fedsim-wire installs; a UsageError says so if it is
+    missing.
 
-    Hugging Face's packages may not use the network, whatever the environment: a run downloads
-    nothing.
-
-    Raises:
-        UsageError: If it is not installed.
+    Hugging Face's packages may not use the network, whatever the environment: a run downloads nothing.
     """
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ[variable] = "1"

@@ -30,12 +30,8 @@ _SOURCES = re.compile(
 
 
 def check_model(folder: Path, owner: str) -> None:
-    """Refuse a model that is pickled, runs code, or reads anything elsewhere.
-
-    Raises:
-        UsageError: It begins with `owner`.
-    """
-    _check_configurations(folder, owner)
+    """Refuse a model that is pickled, runs code, or reads anything elsewhere. Errors begin with `owner`."""
+    check_configurations(folder, owner)
     if (folder / "adapter_config.json").is_file():
         raise UsageError(
             f"{owner}: {folder} has adapters of a model elsewhere (adapter_config.json); "
@@ -54,16 +50,8 @@ def check_model(folder: Path, owner: str) -> None:
             raise UsageError(f"{owner}: {path} names files that are no safetensors of this folder")
 
 
-def check_tokenizer(folder: Path, owner: str) -> None:
-    """Refuse a tokenizer that runs code or reads anything elsewhere.
-
-    Raises:
-        UsageError: It begins with `owner`.
-    """
-    _check_configurations(folder, owner)
-
-
-def _check_configurations(folder: Path, owner: str) -> None:
+def check_configurations(folder: Path, owner: str) -> None:
+    """Refuse a tokenizer or a model that runs code or reads anything elsewhere. Errors begin with `owner`."""
     program = next(iter(sorted(folder.glob("*.py"))), None)
     if program is not None:
         raise UsageError(
@@ -146,8 +134,7 @@ def _texts(value: Any) -> Iterator[str]:
 def files_inside(folder: Path) -> tuple[Path, ...]:
     """All files of a folder, in an order that does not depend on the machine.
 
-    Raises:
-        DataError: If one is a program, or a link that leads out of the folder.
+    A program, or a link that leads out of the folder, is an error.
     """
     paths = sorted(folder.rglob("*"))  # it does not follow links to folders
     for path in paths:
@@ -163,12 +150,8 @@ def files_inside(folder: Path) -> tuple[Path, ...]:
 def load(folder: Path, scratch: str) -> Any:
     """The splits of a data set, as datasets.load_from_disk and load_dataset return them.
 
-    Args:
-        folder: The folder.
-        scratch: A folder for what the library writes.
-
-    Raises:
-        DataError: If the folder refers to anything outside it, or needs a reader that is not in BUILDERS.
+    The library writes to `scratch`. A folder that refers to anything outside it, or that needs a reader that
+    is not in BUILDERS, is refused.
     """
     files_inside(folder)
     datasets = needed("datasets", f"data set hf:{folder.name}")

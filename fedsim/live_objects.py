@@ -42,11 +42,7 @@ def is_live(spec: str) -> bool:
 
 
 def load(spec: str, option: str) -> object:
-    """The object of this name.
-
-    Raises:
-        UsageError: if this process has none of this name.
-    """
+    """The object of this name."""
     if spec not in _objects:
         name, keyword = spec.rpartition(":")[2], spec.removeprefix(ROOT).partition("/")[0]
         raise UsageError(
@@ -122,14 +118,7 @@ def _pieces(thing: Any, seen: set[int]) -> Iterator[bytes]:
             if base.__module__ == thing.__module__:
                 yield from _pieces(base, seen)
         for key in sorted(vars(thing)):
-            if key not in (
-                "__doc__",
-                "__module__",
-                "__dict__",
-                "__weakref__",
-                "__abstractmethods__",
-                "_abc_impl",
-            ):
+            if key not in NOT_CODE:
                 yield key.encode()
                 yield from _pieces(vars(thing)[key], seen)
     elif hasattr(thing, "tobytes"):  # an array

@@ -71,11 +71,7 @@ class ModelSpec:
 
     @staticmethod
     def parse(text: str) -> ModelSpec:
-        """Take a spec apart.
-
-        Raises:
-            UsageError: If a modifier is wrong or stands twice, or as architecture.
-        """
+        """Parse a spec."""
         base, *modifiers = MODEL_MODIFIER.split(text)
         spec = ModelSpec(base)
         spec.architecture()
@@ -108,9 +104,6 @@ class ModelSpec:
         """The keywords with their values: numbers, truth values, None, words, or a list of one of these.
 
         timm reads or fetches what some of its keywords name, and unpickles it: they are refused.
-
-        Raises:
-            UsageError: If the name or a keyword does not describe an architecture.
         """
         if self.library == "timm" and not _TIMM_NAME.fullmatch(self.name):
             raise UsageError(
@@ -129,11 +122,7 @@ class ModelSpec:
         return values
 
     def files(self) -> tuple[Path, ...]:
-        """The files of weights and configuration that the model is made of, apart from FILE.py.
-
-        Raises:
-            UsageError: If the folder or the file does not exist, or as fedsim.hub_folders.check_model.
-        """
+        """The files of weights and configuration that the model is made of, apart from FILE.py."""
         paths: list[Path] = []
         if self.library == "hf":
             folder = Path(self.name).expanduser()
@@ -203,11 +192,7 @@ def absolute(text: str) -> str:
 
 
 def sources(text: str) -> dict[str, str]:
-    """{name of a file of the model: sha256}: the same for a copy elsewhere; {} for a model without files.
-
-    Raises:
-        UsageError: As ModelSpec.files.
-    """
+    """{name of a file of the model: sha256}: the same for a copy elsewhere; {} for a model without files."""
     if not is_model_spec(text):
         return {}
     return {
@@ -223,11 +208,7 @@ def packages(text: str) -> tuple[str, ...]:
 
 
 def fingerprint(text: str) -> str:
-    """A model's identity by the bytes of its files: the same for a copy elsewhere.
-
-    Raises:
-        UsageError: As ModelSpec.files.
-    """
+    """A model's identity by the bytes of its files: the same for a copy elsewhere."""
     base = MODEL_MODIFIER.split(text)[0]
     own = plugins.fingerprint(base) if plugins.is_spec(base) else short(base)
     files = ",".join(f"{name}@{digest}" for name, digest in sources(text).items())

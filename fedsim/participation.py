@@ -1,6 +1,6 @@
 """Schedules of participation: pure functions of (seed, round, client population).
 
-A schedule is a base, which draws the participants, and modifiers, which strike some of them:
+A schedule is a base, which draws the participants, and modifiers, which affect some of them:
 
     BASE[+gone:P][+lost:P]        such as 0.3, coin:0.3, markov:0.1,0.5+lost:0.05, trace:who.csv
 
@@ -12,8 +12,8 @@ the base, so that a base gives the same participants with and without modifiers.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +27,8 @@ from fedsim.errors import DataError, UsageError
 from fedsim.seeds import RandomStream
 from fedsim.specs import Form, parse, plain_share, probability, split_modifiers, whole
 from fedsim.user_files import opened_text, other_separator
+
+OPTION = "--participation"
 
 
 @dataclass(frozen=True)
@@ -72,57 +74,36 @@ class Base:
     make: Callable[[tuple[str, ...], ClientPopulation], Participants]
 
 
-@dataclass(frozen=True)
-class _Parsed:
-    """A parsed spec: its base with arguments, and the chances of gone and lost."""
-
-    base: Base
-    arguments: tuple[str, ...]
-    chances: Mapping[str, float] = field(default_factory=dict)
-
-
 def schedule(
-    spec: str,
-    *,
-    clients: int,
-    seed: int,
-    sizes: tuple[int, ...] = (),
-    decided: Participants | None = None,
+    spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = (), decided: Participants | None = None
 ) -> Schedule:
-    """The schedule that `--participation` names.
+    """The schedule that `--participation` names, BASE[+gone:P][+lost:P].
 
-    Args:
-        spec: `BASE[+gone:P][+lost:P]`.
-        clients: How many clients there are.
-        seed: The seed of the draws.
-        sizes: N_k of every client, if known.
-        decided: Who takes part where something else decides that (fedsim.asynchrony): the base is full then.
-
-    Raises:
-        UsageError: If the spec names no schedule or does not fit the clients.
-        DataError: If a trace file is wrong.
+    sizes: N_k of every client, if known. decided: who takes part where something else decides that
+    (fedsim.asynchrony): the base is full then.
     """
     population = ClientPopulation(clients, seed, sizes)
-    parsed = _parse(spec)
-    if decided is not None and parsed.base is not BASES["full"]:
+    base, arguments, chances = _parse(spec)
+    if decided is not None and base is not BASES["full"]:
         raise UsageError(
             f"--participation {spec}: with --async the virtual clock decides who is folded when; only "
             "full, and +gone:P or +lost:P behind it, go with that"
         )
-    participants = decided or parsed.base.make(parsed.arguments, population)
+    participants = decided or base.make(arguments, population)
 
     def participation(round: int) -> Participation:
-        base = _as_participation(participants(round))
-        selected, chances = base.participants, parsed.chances
-        dropouts = base.dropouts | _struck(selected, chances.get("gone", 0.0), population, round, "gone")
-        lost = _struck(selected, chances.get("lost", 0.0), population, round, "lost")
-        lost_uploads = base.lost_uploads | lost
-        return Participation(selected, lost_uploads - dropouts, dropouts)
+        drawn = participants(round)
+        if not isinstance(drawn, Participation):
+            drawn = Participation(tuple(drawn))
+        selected = drawn.participants
+        dropouts = drawn.dropouts | _affected(selected, chances.get("gone", 0.0), population, round, "gone")
+        lost = drawn.lost_uploads | _affected(selected, chances.get("lost", 0.0), population, round, "lost")
+        return Participation(selected, lost - dropouts, dropouts)
 
     return participation
 
 
-def _struck(
+def _affected(
     participants: tuple[int, ...], chance: float, population: ClientPopulation, round: int, what: str
 ) -> frozenset[int]:
     """The participants that a modifier affects: one draw per client, so that the others do not matter."""
@@ -224,16 +205,13 @@ def _ascending(ids: npt.NDArray[np.int64]) -> tuple[int, ...]:
     return tuple(np.sort(ids).tolist())
 
 
-_SHARE = Base(Form("0.3"), "that share of the clients, uniformly, fresh every round", _full)
-_COUNT = Base(Form("3"), "that many clients, uniformly, fresh every round", _full)
-
 BASES: Mapping[str, Base] = MappingProxyType(
     {
         base.form.name: base
         for base in (
             Base(Form("full"), "every client, every round", _full),
-            _SHARE,
-            _COUNT,
+            Base(Form("0.3"), "that share of the clients, uniformly, fresh every round", _full),
+            Base(Form("3"), "that many clients, uniformly, fresh every round", _full),
             Base(Form("coin", ("P",)), "each client with probability P; a round may be empty", _coin),
             Base(Form("robin", ("N",)), "N clients in turn: 0 to N-1, then N to 2N-1, ...", _robin),
             Base(Form("size", ("N",)), "N clients, in proportion to their number of examples", _by_size),
@@ -261,27 +239,21 @@ SPECS = {
 # ---- specs
 
 
-def _parse(spec: str) -> _Parsed:
-    """The base of a schedule with its arguments, and the chances of its modifiers.
-
-    Raises:
-        UsageError: If the spec does not fit.
-    """
-    if spec.startswith(traces.PREFIX):
-        path, modifiers = traces.split(spec)
-        _, chances = split_modifiers(modifiers, "--participation", traces.MODIFIERS)
-        name, arguments = parse(f"{traces.PREFIX}{path}", "schedule", _FORMS)
-        return _Parsed(BASES[name], arguments, chances)
+def _parse(spec: str) -> tuple[Base, tuple[str, ...], Mapping[str, float]]:
+    """The base of a schedule, its arguments, and the chances of gone and lost."""
     path, modifiers = traces.split(spec)
-    if plugins.is_spec(path):
-        _, chances = split_modifiers(modifiers, "--participation", traces.MODIFIERS)
-        users = Base(Form(path), "", lambda _, population: users_schedule(path, population))
-        return _Parsed(users, (), chances)
-    head, chances = split_modifiers(plain_share(spec), "--participation", traces.MODIFIERS)
-    if ":" not in head and head not in _WORDS:
-        return _Parsed(_counted(head), (), chances)
+    if spec.startswith(traces.PREFIX):
+        _, chances = split_modifiers(modifiers, OPTION, traces.MODIFIERS)
+        head = f"{traces.PREFIX}{path}"
+    elif plugins.is_spec(path):
+        _, chances = split_modifiers(modifiers, OPTION, traces.MODIFIERS)
+        return Base(Form(path), "", lambda _, population: users_schedule(path, population)), (), chances
+    else:
+        head, chances = split_modifiers(plain_share(spec), OPTION, traces.MODIFIERS)
+        if ":" not in head and head not in _WORDS:
+            return _counted(head), (), chances
     name, arguments = parse(head, "schedule", _FORMS)
-    return _Parsed(BASES[name], arguments, chances)
+    return BASES[name], arguments, chances
 
 
 def _counted(text: str) -> Base:
@@ -306,11 +278,7 @@ def _counted(text: str) -> Base:
 
 
 def _number_of_clients(name: str, text: str, population: ClientPopulation) -> int:
-    """A number of clients from 1 to all.
-
-    Raises:
-        UsageError: If it is none.
-    """
+    """A number of clients from 1 to all."""
     count = whole(text)
     if not 0 < count <= population.clients:
         raise UsageError(
@@ -321,21 +289,26 @@ def _number_of_clients(name: str, text: str, population: ClientPopulation) -> in
 
 # ---- a user's own schedule, FILE.py:NAME
 
-OPTION = "--participation"
 TRIED = 3
 """Rounds that are drawn in two orders before the run, to see that a round does not depend on the last."""
 
 
 def users_schedule(spec: str, population: ClientPopulation) -> Callable[[int], Participation]:
-    """The schedule of a user's file, checked in every round.
-
-    Raises:
-        UsageError: if it is no function, if it fails, or if it is not pure.
+    """The schedule of a user's file; a UsageError if it is no function, fails, or depends on more than the
+    round.
     """
     make = plugins.load(spec, OPTION)
     if not callable(make):
         raise UsageError(f"{_owner(spec)} is a {type(make).__name__}; name a function (population)")
-    draws = [_created(spec, make, population) for _ in range(2)]
+    draws: list[Callable[[int], Any]] = []
+    for _ in range(2):
+        with plugins.user_code_errors(spec, OPTION, f"calling it for {population.clients} clients"):
+            draw = make(population)
+        if not callable(draw):
+            raise UsageError(
+                f"{_owner(spec)} must return a function (round); it returns a {type(draw).__name__}"
+            )
+        draws.append(draw)
 
     def participation(round: int) -> Participation:
         first, second = (_drawn(spec, draw, round, population.clients) for draw in draws)
@@ -351,17 +324,6 @@ def users_schedule(spec: str, population: ClientPopulation) -> Callable[[int], P
 
 def _owner(spec: str) -> str:
     return f"{OPTION} {plugins.short(spec)}"
-
-
-def _created(
-    spec: str, make: Callable[[ClientPopulation], Any], population: ClientPopulation
-) -> Callable[[int], Any]:
-    with plugins.user_code_errors(spec, OPTION, f"calling it for {population.clients} clients"):
-        draw = make(population)
-    if not callable(draw):
-        raise UsageError(f"{_owner(spec)} must return a function (round); it returns a {type(draw).__name__}")
-    created: Callable[[int], Any] = draw
-    return created
 
 
 def _drawn(spec: str, draw: Callable[[int], Any], round: int, clients: int) -> Participation:
@@ -404,8 +366,3 @@ def _same(spec: str, round: int, first: Participation, second: Participation) ->
             f"{_owner(spec)}: round {round} differs when it is drawn again. A schedule depends on nothing "
             "but the population and the round: draw from population.draws(round)"
         )
-
-
-def _as_participation(ids: Iterable[int] | Participation) -> Participation:
-    """The participation that a built-in schedule or a user's has drawn."""
-    return ids if isinstance(ids, Participation) else Participation(tuple(ids))

@@ -69,11 +69,7 @@ def short(choice: str) -> str:
 
 
 def fingerprint(spec: str) -> str:
-    """A spec's identity by the bytes of its file: the same for a copy elsewhere.
-
-    Raises:
-        UsageError: if an argument is wrong.
-    """
+    """A spec's identity by the bytes of its file: the same for a copy elsewhere."""
     path, name = path_and_name(spec)
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -83,12 +79,7 @@ def fingerprint(spec: str) -> str:
 
 
 def load(spec: str, option: str) -> object:
-    """The object that `spec` names; `option` is the option for error messages ("--algo").
-
-    Raises:
-        UsageError: if there is no such file or no such name in it (with the nearest one), or if executing
-            the file fails (with the line).
-    """
+    """The object that `spec` names; `option` is the option for error messages ("--algo")."""
     if live_objects.is_live(spec):
         return live_objects.load(spec, option)
     path, name = path_and_name(spec)

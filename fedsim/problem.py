@@ -32,9 +32,9 @@ from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.frozen import frozen_digest, share_frozen
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
+from fedsim.learning.models.registry import network_of
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
-from fedsim.network import network_of
 from fedsim.participation import Schedule, schedule
 from fedsim.process_settings import settings_kept
 from fedsim.round_events import version

@@ -122,11 +122,7 @@ SETTINGS = tuple(_settings())
 
 
 def fix_settings() -> None:
-    """Give all settings the values of a fresh interpreter.
-
-    Raises:
-        UsageError: if torch's functions are intercepted in this thread, which only the caller can end.
-    """
+    """Give all settings the values of a fresh interpreter; refuse what only the caller can end."""
     for setting in SETTINGS:
         if setting.get() != setting.value:
             setting.set(setting.value)
@@ -145,25 +141,19 @@ def flushes_denormals() -> bool:
 def own_settings() -> Iterator[None]:
     """A block with the settings of a fresh interpreter, which restores the caller's, including those of
     fix_numerics: the number of threads and the flushing of denormals.
-
-    Raises:
-        UsageError: if the caller intercepts torch's functions; it names the interceptor.
     """
     _refuse("fedsim cannot run in this block")
     with ExitStack() as closing:
-        closing.enter_context(_without_default_device())
+        # tensors are created on the CPU, in spite of torch.set_default_device or `with torch.device(...)`
+        for _ in range(torch._C._len_torch_function_stack()):
+            closing.enter_context(overrides._pop_mode_temporarily())
         closing.enter_context(torch.inference_mode(False))
-        generators = (random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
-        closing.callback(_restore, generators)
+        closing.callback(random.setstate, random.getstate())
+        closing.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
+        closing.callback(torch.set_rng_state, torch.get_rng_state())
         closing.enter_context(settings_kept())
         fix_settings()
         yield
-
-
-def _restore(generators: tuple[Any, Any, Any]) -> None:
-    random.setstate(generators[0])
-    np.random.set_state(generators[1])  # noqa: NPY002
-    torch.set_rng_state(generators[2])
 
 
 @contextmanager
@@ -184,27 +174,8 @@ def settings_kept() -> Iterator[None]:
         torch.set_flush_denormal(flushes)
 
 
-@contextmanager
-def _without_default_device() -> Iterator[None]:
-    """A block in which tensors are created on the CPU, in spite of torch.set_default_device or `with
-    torch.device(...)` around it."""
-    with ExitStack() as closing:
-        for _ in range(_modes()):
-            closing.enter_context(overrides._pop_mode_temporarily())
-        yield
-
-
-def _modes() -> int:
-    count: int = torch._C._len_torch_function_stack()
-    return count
-
-
 def _refuse(begin: str | None) -> None:
-    """Refuse what intercepts torch's functions in this thread; `begin`: except the default device.
-
-    Raises:
-        UsageError: it names the interceptor.
-    """
+    """Refuse what intercepts torch's functions in this thread; `begin`: except the default device."""
     devices = DeviceContext if begin else ()
     modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     names = [

@@ -108,9 +108,8 @@ class RoundMachine:
     def start(self, resumed: bool = False, unscored: Sequence[int] = ()) -> list[Command]:
         """Open the first round. Call it once, before any event.
 
-        Args:
-            resumed: `round` was committed before (0: the set-up).
-            unscored: Committed rounds whose evaluation is missing.
+        resumed: `round` was committed before (0: the set-up). unscored: committed rounds without an
+        evaluation.
         """
         for number in unscored:
             self._evaluate(number)
@@ -123,8 +122,7 @@ class RoundMachine:
     def handle(self, *events: Event) -> list[Command]:
         """Take an event, or several of the same moment, and return the commands that follow.
 
-        Raises:
-            ProtocolError: If an event does not fit the state, which does not change then.
+        An event that does not fit the state is a ProtocolError and changes nothing.
         """
         commands = [command for event in events for command in self._take(event)]
         return commands + self._assignment.assign(self.round, self._participation.dropouts)
@@ -180,7 +178,7 @@ class RoundMachine:
 
     @property
     def working(self) -> list[int]:
-        """The workers that hold work."""
+        """The workers that hold work; while there are any, silence of all workers means trouble."""
         return self._assignment.working
 
     def doing(self, worker: int) -> list[WorkItem]:
@@ -190,10 +188,6 @@ class RoundMachine:
     def evaluates(self, round: int) -> bool:
         """Return whether this round's model is evaluated."""
         return evaluates(round, self.rounds, self.eval_every, self.chunks)
-
-    def busy(self) -> bool:
-        """Return whether any worker holds work, so that silence of all workers means trouble."""
-        return bool(self._assignment.working)
 
     # ---- rounds
 

@@ -42,12 +42,7 @@ class Form:
 
 
 def parse(text: str, what: str, forms: Mapping[str, Form]) -> tuple[str, tuple[str, ...]]:
-    """The name of a spec NAME[:ARG,...], and its arguments.
-
-    Raises:
-        UsageError: If the name is unknown (with the nearest known one), or if the number of arguments does
-            not fit (with the usage).
-    """
+    """The name of a spec NAME[:ARG,...], and its arguments; the errors name the nearest name or the usage."""
     name, colon, rest = text.partition(":")
     if name not in forms:
         raise unknown(what, name, forms, lambda known: forms[known].usage)
@@ -64,14 +59,8 @@ def split_modifiers(
 ) -> tuple[str, Mapping[str, float]]:
     """A spec without its modifiers, and the number P of every modifier +NAME:P.
 
-    Args:
-        text: The spec.
-        what: Its owner, for messages.
-        names: The modifiers.
-        read: What P is, as (text, whose) -> number; without it a probability.
-
-    Raises:
-        UsageError: If a modifier is unknown, is given twice, or has no such number.
+    what: the option, for messages. names: the modifiers. read: turns (text, owner) into P; by default P is a
+    probability.
     """
     head, *modifiers = text.split("+")
     numbers: dict[str, float] = {}
@@ -94,11 +83,7 @@ def plain_share(text: str) -> str:
 
 
 def probability(text: str, owner: str) -> float:
-    """A number from 0 to 1, or a percentage.
-
-    Raises:
-        UsageError: If it is none.
-    """
+    """A number from 0 to 1, or a percentage."""
     value = number(plain_share(text))
     if not 0 <= value <= 1:
         raise UsageError(f"{owner}: {text!r} is no probability from 0 to 1")
@@ -106,11 +91,7 @@ def probability(text: str, owner: str) -> float:
 
 
 def exponent(text: str, owner: str) -> float:
-    """A finite number from 0 on.
-
-    Raises:
-        UsageError: If it is none.
-    """
+    """A finite number from 0 on."""
     value = number(text)
     if not 0 <= value < math.inf:
         raise UsageError(f"{owner}: {text!r} is no exponent; write a number from 0 on, such as 0.5")
@@ -131,15 +112,9 @@ def whole(text: str) -> int:
 
 
 def key_values(text: str, owner: str = "", repeatable: Collection[str] = ()) -> tuple[tuple[str, str], ...]:
-    """KEY=VALUE,... as pairs; the value is empty where there is no equals sign.
+    """KEY=VALUE,... as pairs; the value is empty where there is no equals sign. A key may not occur twice.
 
-    Args:
-        text: The pairs.
-        owner: The beginning of an error.
-        repeatable: Keys that may occur several times, with different values.
-
-    Raises:
-        UsageError: for a key that occurs twice.
+    owner: the beginning of an error. repeatable: keys that may occur several times, with different values.
     """
     parts = [part.partition("=") for part in text.split(",") if part]
     keys = [f"{key}={value}" if key in repeatable else key for key, _, value in parts]

@@ -19,7 +19,10 @@ ANYWHERE = -1
 
 
 class ProtocolError(Exception):
-    """An event that cannot happen: a defect of the caller, or a stale or forged message."""
+    """An event that cannot happen: a defect of the caller, or a stale or forged message.
+
+    Examples are a worker that joins twice, and one that answers for a task or chunk that it does not hold.
+    """
 
 
 @dataclass
@@ -77,21 +80,13 @@ class TaskAssignment:
         self._to_score.extend(ChunkId(round, chunk) for chunk in range(chunks))
 
     def join(self, worker: int) -> None:
-        """Add a worker without work.
-
-        Raises:
-            ProtocolError: If the worker has joined already.
-        """
+        """Add a worker without work."""
         if worker in self._load:
             raise ProtocolError(f"worker {worker} joined twice")
         self._load[worker] = []
 
     def leave(self, worker: int) -> None:
-        """Move a worker's tasks and chunks to the front of the queues, and forget which clients it cached.
-
-        Raises:
-            ProtocolError: If the worker has not joined.
-        """
+        """Move a worker's tasks and chunks to the front of the queues, and forget which clients it cached."""
         if worker not in self._load:
             raise ProtocolError(f"worker {worker} left without having joined")
         back: list[TaskId] = []
@@ -109,22 +104,14 @@ class TaskAssignment:
         self._home = {k: w for k, w in self._home.items() if w != worker}
 
     def take(self, worker: int, task: TaskId) -> None:
-        """Remove an answered task from a worker's load.
-
-        Raises:
-            ProtocolError: If the worker does not hold the task.
-        """
+        """Remove an answered task from a worker's load."""
         if self._in_flight.get(task) != worker:
             raise ProtocolError(f"worker {worker} does not hold {task}")
         del self._in_flight[task]
         self._load[worker].remove(task)
 
     def take_back(self, worker: int, task: TaskId) -> None:
-        """Queue a task again, before all others, for the first free worker.
-
-        Raises:
-            ProtocolError: If the worker does not hold the task.
-        """
+        """Queue a task again, before all others, for the first free worker."""
         self.take(worker, task)
         self.again(task)
 
@@ -138,11 +125,7 @@ class TaskAssignment:
         return self._waiting.setdefault((self.client_group(client), home), deque())
 
     def take_chunk(self, worker: int, chunk: ChunkId) -> None:
-        """Remove an evaluated chunk from a worker's load.
-
-        Raises:
-            ProtocolError: If the worker does not hold the chunk.
-        """
+        """Remove an evaluated chunk from a worker's load."""
         if chunk not in self._load.get(worker, []):
             raise ProtocolError(f"worker {worker} was not evaluating {chunk}")
         self._load[worker].remove(chunk)

@@ -76,12 +76,7 @@ def is_file(text: str) -> bool:
 
 
 def tree(text: str, clients: int) -> Tree | None:
-    """The tree that --tree describes; None if there is none.
-
-    Raises:
-        UsageError: If it does not fit the clients.
-        DataError: If its file is wrong.
-    """
+    """The tree that --tree describes; None if there is none."""
     if not text:
         return None
     if is_file(text):
@@ -102,14 +97,7 @@ def check_tree(
 ) -> None:
     """Check that edge servers can stand between an algorithm's clients and its server.
 
-    Args:
-        tree: The edge servers.
-        algorithm: The algorithm.
-        asynchronous: Whether uploads answer older broadcasts (--async).
-        last: Whether broadcasts refer to the ones before them.
-
-    Raises:
-        UsageError: If they cannot, saying why.
+    asynchronous: uploads answer older broadcasts (--async). last: broadcasts refer to the ones before them.
     """
     name = algorithm.name
     if algorithm.centralised:

@@ -24,9 +24,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 def opened_text(path: Path) -> Iterator[TextIO]:
     """A text file in UTF-8, with or without a byte order mark, and with its line ends; .gz is unpacked.
 
-    Raises:
-        OSError: If it cannot be opened.
-        DataError: If it is not UTF-8, also while the block reads on.
+    Another encoding is a DataError, also while the block reads on; a file that does not open is an OSError.
     """
     refuse_utf_16(path)
     with _opened(path) as file:
@@ -51,12 +49,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def refuse_utf_16(path: Path) -> None:
-    """Refuse a text that begins as UTF-16 does.
-
-    Raises:
-        OSError: If it cannot be opened.
-        DataError: Saying how to save the file.
-    """
+    """Refuse a text that begins as UTF-16 does; the error says how to save the file."""
     with _opened(path) as file:
         beginning = file.read(2)
     if beginning in _UTF_16 or b"\0" in beginning:

@@ -7,7 +7,14 @@ y and z ~ N(0, 1). z is drawn from (seed, round, client), y from (seed, round, e
 those of the ledger, so a codec that saves them saves time and energy. A client that sends nothing back has
 only the download. The server's own link is a fluid that all clients of an exchange share: the exchange lasts
 at least as long as the bytes of all of them take on it, in each direction; no client's own time changes.
-With a tree these are the bytes of the edge servers, and what edge servers add is in fedsim.edge_links.
+With a tree, whose edge servers have a link to the root and one that their clients share:
+
+    T_e = the time of the slowest upload of edge server e's clients, and at least the time of all their
+          bytes on clients_down and clients_up
+    E_e = rtt + 8 hop_down / down + T_e + 8 hop_up / up
+
+hop_down is the broadcast that the edge server gets once, hop_up the sums that it sends. An exchange lasts as
+long as the slowest E_e, and at least the time of all hops' bytes on the root's own link.
 
 No code sleeps, and measured time decides nothing: whether a client meets a deadline is a pure function of
 the configuration.
@@ -17,22 +24,94 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.client_devices import Computer, Devices, Floats, Link, network, parse_time
-from fedsim.edge_links import EdgeLinks, Hops, Ints, tree_seconds
+from fedsim.client_devices import Devices, Floats, Link, network, parse_time
 from fedsim.errors import UsageError
 from fedsim.round_events import TaskId
 from fedsim.seeds import standard_normals
 from fedsim.tree import Tree
 
+Ints = npt.NDArray[np.int64]
+
 BLOCK = 64
 """Clients whose jitter comes from one stream: a million streams take seconds to set up."""
 MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
 """The mean of |y|, y ~ N(0, 1)."""
+
+
+# ---- edge servers
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeLinks:
+    """Columns (E,): bits per second of the hop in both directions, the seconds of its round trip, and bits
+    per second of the link that the clients share."""
+
+    up: Floats
+    down: Floats
+    rtt: Floats
+    clients_up: Floats
+    clients_down: Floats
+
+    @staticmethod
+    def of(values: Mapping[str, Mapping[str, float]], names: tuple[str, ...]) -> EdgeLinks:
+        """values: the columns that differ from the default, by edge server, with '' for all others."""
+        every = values.get("", {})
+        columns = {
+            f.name: np.array([{**every, **values.get(e, {})}.get(f.name, _DEFAULT[f.name]) for e in names])
+            for f in fields(EdgeLinks)
+        }
+        return EdgeLinks(**columns)
+
+    @property
+    def shared(self) -> bool:
+        """True if clients of an edge server share a link."""
+        return bool(np.isfinite(self.clients_up).any() or np.isfinite(self.clients_down).any())
+
+
+_DEFAULT = {"rtt": 0.0, **dict.fromkeys(("up", "down", "clients_up", "clients_down"), math.inf)}
+
+
+@dataclass(frozen=True, eq=False)
+class Hops:
+    """Stream bytes between each edge server and the root in one exchange, (E,) each; 0 for those without a
+    client in it."""
+
+    down: Ints
+    up: Ints
+
+
+def _tree_seconds(
+    tree: Tree,
+    links: EdgeLinks,
+    deadline: float,
+    clients: Ints,
+    answers: tuple[Floats, npt.NDArray[np.bool_]],
+    sent: tuple[Ints, Ints],
+    hops: Hops,
+) -> float:
+    """The seconds until the last sums have arrived at the root; the arguments are those of Clock.duration.
+
+    deadline: of an edge server's clients, in seconds; inf without one.
+    """
+    owners, count = tree.owners[clients], len(tree.names)
+    seconds, answered = answers
+    slowest = np.zeros(count)
+    np.maximum.at(slowest, owners[answered], seconds[answered])
+    down, up = (np.bincount(owners, weights=w, minlength=count) for w in sent)
+    inside = np.maximum(slowest, np.maximum(8 * down / links.clients_down, 8 * up / links.clients_up))
+    if deadline < math.inf:
+        silent = np.bincount(owners[~answered], minlength=count) > 0
+        inside = np.where(silent, deadline, np.minimum(inside, deadline))
+    lasts = links.rtt + 8 * hops.down / links.down + inside + 8 * hops.up / links.up
+    return float(lasts[np.unique(owners)].max(initial=0.0))
+
+
+# ---- clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,16 +125,6 @@ class Clock:
     server: Link = Link()
     tree: Tree | None = None
     edges: EdgeLinks | None = None
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """By client."""
-        return tuple(self.devices.link(k) for k in range(len(self.devices.up)))
-
-    @property
-    def computers(self) -> tuple[Computer, ...]:
-        """By client."""
-        return tuple(self.devices.computer(k) for k in range(len(self.devices.up)))
 
     def seconds(
         self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int, exchange: int = 1
@@ -115,38 +184,25 @@ class Clock:
         sent: tuple[Ints, Ints],
         hops: Hops | None = None,
     ) -> float:
-        """The duration of an exchange.
+        """The seconds of an exchange until its last upload, or sums, arrive.
 
-        Args:
-            clients: Those that got the broadcast, (n,).
-            answers: Their own seconds (n,), and whether they sent an upload (n,).
-            sent: Their bytes down and up, (n,) each.
-            hops: Bytes between edge servers and the root, if there is a tree.
-
-        Returns:
-            Seconds until the last upload, or sums, arrive. The deadline if a client missed it or
-            sent nothing.
+        If a client missed the deadline or sent nothing, they are the deadline. clients: those that got the
+        broadcast, (n,). answers: their own seconds (n,), and whether they sent an upload (n,). sent: their
+        bytes down and up, (n,) each. hops: bytes between edge servers and the root, if there is a tree.
         """
         if self.tree is None or self.edges is None or hops is None:
             seconds, answered = answers
             slowest, silent = float(seconds[answered].max(initial=0.0)), not answered.all()
             return self.exchange_seconds(slowest, silent, int(sent[0].sum()), int(sent[1].sum()))
-        lasts = tree_seconds(self.tree, self.edges, self.deadline, clients, answers, sent, hops)
+        lasts = _tree_seconds(self.tree, self.edges, self.deadline, clients, answers, sent, hops)
         shared = self.server.down, self.server.up
         return max(lasts, 8 * float(hops.down.sum()) / shared[0], 8 * float(hops.up.sum()) / shared[1])
 
     def exchange_seconds(self, slowest: float, silent: bool, bytes_down: int, bytes_up: int) -> float:
-        """The duration of an exchange without a tree.
+        """The seconds of an exchange without a tree: until `slowest`, the last upload, has arrived.
 
-        Args:
-            slowest: Seconds until the last upload arrived.
-            silent: True if a client got the broadcast and sent nothing.
-            bytes_down: Of all clients together.
-            bytes_up: Of all clients together.
-
-        Returns:
-            Seconds until the slowest upload arrives, and at least the time of all bytes on the server's link.
-            The deadline if a client missed it or sent nothing.
+        They are at least the time of all clients' bytes on the server's link. If a client missed the
+        deadline, or got the broadcast and sent nothing (silent), they are the deadline.
         """
         if silent and self.deadline < math.inf:
             return self.deadline
@@ -239,23 +295,19 @@ class ExchangeClock:
         self._down, self._up, self._answers, self._counted = {}, {}, {}, set()
         if self._clock is None:
             return None
-        joules = self._joules(down, up)
+        ids = sorted(down)
+        clients = indices(ids)
+        sent = indices([down[k] for k in ids]), indices([up.get(k, 0) for k in ids])
+        joules = None
+        if self._clock.devices.has_energy:
+            sizes = indices([self._sizes[k] if k in up else 0 for k in ids])
+            joules = math.fsum(self._clock.joules_of(clients, sizes, *sent).tolist())
         if self._decided and round:
             return ExchangeCost(self._decided(round), joules)
-        clients = indices(sorted(down))
-        seconds = np.array([answers.get(k, 0.0) for k in sorted(down)])
-        answered = np.array([k in answers for k in sorted(down)], dtype=np.bool_)
-        sent = indices([down[k] for k in sorted(down)]), indices([up.get(k, 0) for k in sorted(down)])
+        seconds = np.array([answers.get(k, 0.0) for k in ids])
+        answered = np.array([k in answers for k in ids], dtype=np.bool_)
         hops = self._hops(round, clients, counted, up)
         return ExchangeCost(self._clock.duration(clients, (seconds, answered), sent, hops), joules)
-
-    def _joules(self, down: Mapping[int, int], up: Mapping[int, int]) -> float | None:
-        if self._clock is None or not self._clock.devices.has_energy:
-            return None
-        ids = sorted(down)
-        sizes = indices([self._sizes[k] if k in up else 0 for k in ids])
-        sent = indices([down[k] for k in ids]), indices([up.get(k, 0) for k in ids])
-        return math.fsum(self._clock.joules_of(indices(ids), sizes, *sent).tolist())
 
     def _hops(self, round: int, clients: Ints, counted: Set[int], up: Mapping[int, int]) -> Hops | None:
         tree = None if self._clock is None else self._clock.tree
@@ -275,12 +327,7 @@ class ExchangeClock:
 def clock(
     link: str, compute: str, deadline: str, *, clients: int, seed: int, tree: Tree | None = None
 ) -> Clock | None:
-    """The clock that --link, --compute and --deadline describe; None if none of them is set.
-
-    Raises:
-        UsageError: If one of them cannot be parsed.
-        DataError: If the file of links is wrong.
-    """
+    """The clock that --link, --compute and --deadline describe; None if none of them is set."""
     if not (link or compute or deadline):
         return None
     limit = parse_time(deadline, "--deadline") if deadline else math.inf
@@ -298,11 +345,7 @@ def clock(
 
 
 def _edge_links(described: Mapping[str, Mapping[str, float]], tree: Tree | None) -> EdgeLinks | None:
-    """The links of a tree's edge servers.
-
-    Raises:
-        UsageError: If there is no tree, or no edge server of a name.
-    """
+    """The links of a tree's edge servers."""
     if tree is None:
         if described:
             raise UsageError("--link describes edge servers, and there are none: add --tree")

@@ -72,11 +72,7 @@ NEEDED = ("name", "default_model", "server_type", "client_type")
 
 
 def find(name: str) -> type[AnyAlgorithm]:
-    """The algorithm class of a registered name, or of path/to/file.py:ClassName.
-
-    Raises:
-        UsageError: naming the nearest known algorithm or what is wrong with the file.
-    """
+    """The algorithm class of a registered name, or of path/to/file.py:ClassName."""
     if plugins.is_spec(name):
         return _users(name)
     for algorithm in REGISTRY:

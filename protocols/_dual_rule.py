@@ -38,8 +38,7 @@ Silent = Annotated[
     Meta(description="what q_k of a client outside the round counts as: the participants' mean, or its last"),
 ]
 Rho = Annotated[
-    OverK,
-    Meta(description="penalty of all clients: weight of the distance to the global posterior"),
+    OverK, Meta(description="penalty of all clients: weight of the distance to the global posterior")
 ]
 Damping = Annotated[
     Annotated[float, Meta(gt=0, le=1)] | Literal["1/K", "1/|S|"],
@@ -159,17 +158,10 @@ class DualRule:
         prior: Gaussian,
         project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
     ) -> Consensus:
-        """The server's step.
+        """The server's step, project(server_step), after which q_g must be a distribution.
 
-        Args:
-            q: The broadcast as decoded.
-            total: prod t_k, or prod z_k, with what the uploads have changed.
-            mean_q: The mean of their q_k.
-            prior: The regulariser.
-            project: Takes the result of server_step into the family.
-
-        Raises:
-            TaskError: if q_g is no distribution.
+        q: the broadcast as decoded. total: prod t_k, or prod z_k, with what the uploads have changed. mean_q:
+        the mean of their q_k. prior: the regulariser.
         """
         new = proper(project(self._merged(prior, total, mean_q)), "the global posterior q_g")
         length = float(torch.linalg.vector_norm(self._moved(new, q)))
@@ -260,11 +252,7 @@ def residual(local: Gaussian, q: Gaussian) -> float:
 
 
 def proper(q: Gaussian, what: str) -> Gaussian:
-    """q, after a check that it is a distribution.
-
-    Raises:
-        TaskError: if it is no distribution, saying where and what to do.
-    """
+    """q, after a check that it is a distribution."""
     precision = torch.as_tensor(q.precision)
     lost = int((~torch.isfinite(q.shift)).sum()) + int((~torch.isfinite(precision)).sum())
     if lost:

@@ -13,9 +13,8 @@ from collections.abc import Callable
 import torch
 
 from fedsim.learning.gaussian import Gaussian, Penalty
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, Smoothing, minimise
 from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
-from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.learning.solvers.von import VonTraining, check_samples, von
 from protocols._dual_rule import ClippedCavity, clipped_cavity, restored
 from protocols._site_algorithm import LocalProblem, SiteFit
@@ -127,10 +126,6 @@ def by_ivon(
 
 
 def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:
-    """Check that VON can solve a model of `params` parameters with these settings.
-
-    Raises:
-        UsageError: for a full covariance of more than MAX_FULL parameters, or samples that are no pairs.
-    """
+    """Check that VON can solve a model of `params` parameters with these settings."""
     check_covariance(params, covariance, sibling)
     check_samples(how.samples)

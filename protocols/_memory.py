@@ -8,7 +8,7 @@ the next round in which that client takes part (docs/references/equations.md#fed
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import torch
 from msgspec import Meta
@@ -92,16 +92,6 @@ class CovUp:
     own: OwnMemory | None = None
 
 
-class Labelled(Protocol):
-    """An upload that labels its client's memory."""
-
-    @property
-    def logits(self) -> Tensor: ...
-
-    @property
-    def own(self) -> OwnMemory | None: ...
-
-
 @dataclass(frozen=True)
 class Registry:
     """The server's record of all memory.
@@ -134,12 +124,8 @@ class Registry:
         news = self.points.rows(rows)
         return NewMemory(news.inputs, news.weights, news.owners)
 
-    def heard(self, k: int, up: Labelled, round: int) -> Registry:
-        """The registry after an upload.
-
-        Raises:
-            WireError: if the upload labels other points than the client's memory has.
-        """
+    def heard(self, k: int, up: Up | CovUp, round: int) -> Registry:
+        """The registry after an upload, which must label the points that the client's memory has."""
         arrived, synced = self.arrived.clone(), self.synced.clone()
         synced[k] = round
         arrived[k] = arrived[k] if up.own is None else round

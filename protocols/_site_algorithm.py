@@ -28,16 +28,7 @@ from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
 from fedsim.wire.schema import map_tensors
-from protocols._dual_rule import (
-    CapDual,
-    Consensus,
-    Damping,
-    Dual,
-    DualRule,
-    MeanFactor,
-    Rho,
-    Silent,
-)
+from protocols._dual_rule import CapDual, Consensus, Damping, Dual, DualRule, MeanFactor, Rho, Silent
 from protocols._site_messages import (
     DIAGONAL,
     FULL,
@@ -336,10 +327,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     def report(self, server: Consensus, ctx: Context) -> Mapping[str, float]:
         """rho, and the dual residual rho sqrt(K) |S_g (m_g' - m_g)|."""
-        return {
-            "rho": self.penalty(ctx.at()),
-            "dual_residual": server.dual_residual,
-        }
+        return {"rho": self.penalty(ctx.at()), "dual_residual": server.dual_residual}
 
     def dual_mismatch(self, server: Consensus, clients: Iterable[Client]) -> float | None:
         return server.total.mismatch(product((c.dual.z or c.dual.site) for c in clients))

@@ -169,7 +169,7 @@ class ExponentialFamily:
     """The messages of an edge server: the change of prod t_k or prod z_k; the second has prod q_k, too."""
 
     def exchange(self, silent: Silent = "participants", *, averages: bool) -> Exchange:
-        """averages: whether the server uses the mean of the q_k."""
+        """The exchange of a round; averages: True if the server uses the mean of the q_k."""
         up = self.up if silent == "participants" else self.increment
         return Exchange(self.down, up, self.sums[averages and silent == "participants"])
 
@@ -253,11 +253,7 @@ MAX_FULL = 3000
 
 
 def check_covariance(params: int, covariance: Covariance, sibling: str) -> None:
-    """Check that a model of `params` parameters is small enough for a covariance of this form.
-
-    Raises:
-        UsageError: for a full covariance of more than MAX_FULL parameters, naming the diagonal sibling.
-    """
+    """Check that a model of `params` parameters is small enough for a covariance of this form."""
     if covariance == "full" and params > MAX_FULL:
         raise UsageError(
             f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "

@@ -57,10 +57,7 @@ class BregmanADMM(SiteAlgorithm):
     delta: PriorPrecision = 1.0
     rho: Rho = 1.0
     damping: Annotated[float, Meta(gt=0, le=1, description="factor c of the dual step; 1 in the paper")] = 0.1
-    dual: Annotated[
-        Literal["paper", "release"],
-        Meta(description="sign and factor of V_k's step"),
-    ] = "paper"
+    dual: Annotated[Literal["paper", "release"], Meta(description="sign and factor of V_k's step")] = "paper"
     cap_dual: CapDual = True
     local: VonTraining = VonTraining()
 

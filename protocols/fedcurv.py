@@ -33,7 +33,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
-from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Count, Curvature, Delta, Mean, Scalar, Shift, Sum
@@ -114,7 +113,7 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
             penalties=(others,),
             moments=client.moments,
         )
-        change = Gaussian.at(fit.weights, mean_fisher(shard, fit.weights)) / client.fisher
+        change = Gaussian.at(fit.weights, shard.mean_fisher(fit.weights)) / client.fisher
         up = Up(fit.weights, torch.as_tensor(change.precision), change.shift, fit.loss)
         return Client(client.fisher, fit.carried), up
 

@@ -38,7 +38,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
-from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Curvature, Mean, Scalar
@@ -100,7 +99,7 @@ class FisherMerge(Algorithm[Server, Client, Down, Up]):
         if self.fisher == "true":
             information = shard.curvature(fit.weights, "exact", task.rng) / shard.size
         else:
-            information = mean_fisher(shard, fit.weights)
+            information = shard.mean_fisher(fit.weights)
         return client, Up(fit.weights, information, fit.loss)
 
     def server_update(

@@ -34,7 +34,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
-from fedsim.learning.curvature.fisher import mean_fisher, squared_gradients
+from fedsim.learning.curvature.fisher import squared_gradients
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
@@ -70,7 +70,7 @@ class FOLA(GaussianProduct):
             fit = minimise(
                 shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,)
             )
-            return fit.weights, mean_fisher(shard, fit.weights), fit.loss
+            return fit.weights, shard.mean_fisher(fit.weights), fit.loss
         gathered = torch.zeros_like(down.mean)
 
         def gather(inputs: Tensor, targets: Tensor) -> None:

@@ -33,7 +33,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
-from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from protocols._gaussian_product import (
@@ -63,7 +62,7 @@ class LaplaceOffline(GaussianProduct):
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
         fit = minimise(shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,))
-        return fit.weights, mean_fisher(shard, fit.weights), fit.loss
+        return fit.weights, shard.mean_fisher(fit.weights), fit.loss
 
     def precision(self, fisher: Tensor, down: Down, r: int) -> Tensor:
         return running_mean(fisher, down.curvature, r) if self.running_mean else fisher

@@ -33,12 +33,11 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-import torch
 from msgspec import Meta
 from torch import Tensor
 
@@ -46,6 +45,7 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import BatchSize
 from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Point
+from fedsim.learning.shards import endless_batches
 from fedsim.seeds import RandomStream
 from fedsim.wire.schema import Mean, Scalar
 
@@ -108,7 +108,7 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
         x, total, seen = down.mean.clone(), 0.0, 0
         control = (self.p / self.lr * (down.mean.double() + client.dual)).to(x)
         with shard.noise(task.rng.key("dropout")):
-            for batch in islice(_batches(shard, self.batch_size, task.rng), self.steps(task.rng)):
+            for batch in islice(endless_batches(shard, self.batch_size, task.rng), self.steps(task.rng)):
                 gradient, loss = batch.loss_gradient(x)
                 x = x - self.lr * (gradient - control)
                 total, seen = total + loss * batch.size, seen + batch.size
@@ -133,10 +133,3 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         return {"local_steps": float(self.steps(ctx.rng))}
-
-
-def _batches(shard: AnyShard, size: int, rng: RandomStream) -> Iterator[Any]:
-    """Batches of one epoch after the other, without an end."""
-    order: torch.Generator = rng.torch("batches")
-    while True:
-        yield from shard.epoch(size, order)

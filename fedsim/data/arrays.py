@@ -87,16 +87,7 @@ ARRAY_RULES: Mapping[str, ArrayRules] = MappingProxyType(
 def checked(
     owner: str, shape: tuple[int, ...], classes: int, arrays: Arrays, hint: str, likelihood: str
 ) -> Arrays:
-    """Check that arrays fit each other, the shape of one input, the classes and the likelihood.
-
-    Dtypes are those of the table above.
-
-    Returns:
-        The same arrays.
-
-    Raises:
-        DataError: If they do not fit; its text begins with `owner`.
-    """
+    """Return `arrays`, if they fit each other, the shape of one input, the classes and the likelihood."""
     for part in ("train", "test"):
         inputs, targets = arrays[f"{part}_inputs"], arrays[f"{part}_targets"]
         if len(inputs) == len(targets) == 0:
@@ -166,11 +157,7 @@ def _reach(values: Array) -> str:
 
 
 def check_array(owner: str, name: str, array: object, likelihood: str) -> None:
-    """Check that a user's array is a numpy array of the right dtype and number of dimensions.
-
-    Raises:
-        DataError: If it is not; its text begins with `owner`.
-    """
+    """Refuse a user's array unless it is a numpy array of the right dtype and number of dimensions."""
     rules = ARRAY_RULES[likelihood]
     inputs, centres = name.endswith("inputs"), name == "centres"
     dtypes = rules.inputs if inputs else ("int64",) if centres else (rules.targets,)
@@ -188,13 +175,10 @@ def check_array(owner: str, name: str, array: object, likelihood: str) -> None:
             f"{owner}: {name} must be {' or '.join(dtypes)}, not {array.dtype}; convert it with "
             f".astype(numpy.{dtypes[0]})"
         )
-    if inputs:
-        fits, needed = array.ndim >= 2, "(examples, ...)"
-    elif centres or likelihood == "categorical":
-        fits, needed = array.ndim == 1, "(examples,)"
-    else:
-        fits, needed = array.ndim >= 2, "(examples, ...)"
+    one_number = centres or (likelihood == "categorical" and not inputs)
+    fits = array.ndim == 1 if one_number else array.ndim >= 2
     if not fits:
+        needed = "(examples,)" if one_number else "(examples, ...)"
         raise DataError(f"{owner}: {name} must have the shape {needed}, not {array.shape}")
 
 
@@ -207,15 +191,10 @@ _ROWS = 4096
 def data_digest(
     train: tuple[Array, Array], test: tuple[Array, Array], clients: Sequence[npt.NDArray[np.int64]]
 ) -> str:
-    """One number for all data of an experiment: equal digests mean the same data in the same split.
+    """The digest (xxh3_128, 32 hexadecimal digits) of all data of an experiment: shapes, dtypes and values.
 
-    Args:
-        train: Inputs and targets for training.
-        test: Inputs and targets for evaluation.
-        clients: The training rows of every client, in the client's order.
-
-    Returns:
-        32 hexadecimal digits (xxh3_128) over shapes, dtypes and values.
+    train, test: inputs and targets. clients: the training rows of every client, in the client's order.
+    Equal digests mean the same data in the same split.
     """
     hashed = xxhash.xxh3_128()
     for k, rows in enumerate(clients):

@@ -17,11 +17,11 @@ class DatasetInfo:
     """One line of `fedsim list datasets`.
 
     shape           of one input, without the example axis
-    scale           "scaled" inputs are x / scale (images into [0, 1]); 1 for tables
     files           relative to the data folder (empty: needs none). Of idx files either FILE or
                     FILE.gz will do
-    default_inputs  the choice that matches the published experiments on this data set
     source          where the public data comes from and under which licence
+    scale           "scaled" inputs are x / scale (images into [0, 1]); 1 for tables
+    default_inputs  the choice that matches the published experiments on this data set
     likelihood      what targets are: a name of fedsim.learning.likelihoods
     clients         of a data set too large to be read whole: how many of its clients are read, unless
                     NAME:CLIENTS says another number; 0: all of them, always
@@ -31,10 +31,10 @@ class DatasetInfo:
     description: str
     shape: tuple[int, ...]
     classes: int
-    scale: float
     files: tuple[str, ...]
-    default_inputs: Inputs
     source: str
+    scale: float = 1.0
+    default_inputs: Inputs = "scaled"
     likelihood: str = "categorical"
     clients: int = 0
 
@@ -68,7 +68,6 @@ _ALL = (
         classes=10,
         scale=16.0,
         files=(),
-        default_inputs="scaled",
         source="scikit-learn's digits.csv.gz (UCI optical recognition of digits, CC BY 4.0)",
     ),
     DatasetInfo(
@@ -78,7 +77,6 @@ _ALL = (
         classes=10,
         scale=255.0,
         files=_idx_files("MNIST"),
-        default_inputs="scaled",
         source="MNIST idx files, CC BY-SA 3.0; torchvision.datasets.MNIST(DIR, download=True)",
     ),
     DatasetInfo(
@@ -99,7 +97,6 @@ _ALL = (
         classes=10,
         scale=255.0,
         files=tuple(f"cifar-10-batches-bin/{name}" for name in _CIFAR10_FILES),
-        default_inputs="scaled",
         source="unpack cifar-10-binary.tar.gz into DIR; no licence stated, cite Krizhevsky 2009",
     ),
     DatasetInfo(
@@ -109,7 +106,6 @@ _ALL = (
         classes=100,
         scale=255.0,
         files=("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
-        default_inputs="scaled",
         source="unpack cifar-100-binary.tar.gz into DIR; no licence stated, cite Krizhevsky 2009",
     ),
     DatasetInfo(
@@ -119,7 +115,6 @@ _ALL = (
         classes=10,
         scale=255.0,
         files=("CIFAR10/cifar10-jpeg-q75.npz.xz",),
-        default_inputs="scaled",
         source="a lossy copy made for this project, not published: results on it are labelled "
         'CIFAR-10-JPEG. With the original files use the data set "cifar10"',
     ),
@@ -128,7 +123,6 @@ _ALL = (
         description="credit approval, 42 raw features as in the FedLap release; 521 train, 131 test",
         shape=(42,),
         classes=2,
-        scale=1.0,
         files=("UCICredit/crx.data",),
         default_inputs="raw",
         source="UCI Credit Approval (crx.data of credit+approval.zip), CC BY 4.0",
@@ -138,7 +132,6 @@ _ALL = (
         description="heart disease at 4 hospitals, 13 raw features by FLamby's rule; 486 train, 254 test",
         shape=(13,),
         classes=2,
-        scale=1.0,
         files=tuple(
             f"HeartDisease/processed.{centre}.data"
             for centre in ("cleveland", "hungarian", "switzerland", "va")
@@ -153,7 +146,6 @@ _ALL = (
         classes=62,
         scale=255.0,
         files=("fed_emnist/fed_emnist_train.h5", "fed_emnist/fed_emnist_test.h5"),
-        default_inputs="scaled",
         source=f"unpack {_TFF}fed_emnist.tar.bz2 into DIR/fed_emnist; cite Cohen 2017 (EMNIST), "
         "Caldas 2018 (LEAF)",
     ),
@@ -164,7 +156,6 @@ _ALL = (
         classes=100,
         scale=255.0,
         files=("fed_cifar100/fed_cifar100_train.h5", "fed_cifar100/fed_cifar100_test.h5"),
-        default_inputs="scaled",
         source=f"unpack {_TFF}fed_cifar100.tar.bz2 into DIR/fed_cifar100; no licence stated, "
         "cite Krizhevsky 2009",
     ),
@@ -174,7 +165,6 @@ _ALL = (
         "or N with stackoverflow_lr:N (5 MB each), at most 10000 test",
         shape=(10_000,),
         classes=500,
-        scale=1.0,
         files=_stackoverflow_files("word_count", "tag_count"),
         default_inputs="raw",
         source=f"unpack {_TFF}stackoverflow.tar.bz2, stackoverflow.word_count.tar.bz2 and "
@@ -188,7 +178,6 @@ _ALL = (
         "or N with stackoverflow_nwp:N (30 kB each), at most 10000 test",
         shape=(20,),
         classes=10_004,
-        scale=1.0,
         files=_stackoverflow_files("word_count"),
         default_inputs="raw",
         source=f"unpack {_TFF}stackoverflow.tar.bz2 and stackoverflow.word_count.tar.bz2 into "

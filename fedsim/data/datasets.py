@@ -71,28 +71,22 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     if not info.files:
         arrays = digits.read_digits(digits.digits_file())
     else:
-        sources, read = _source(info, _data_dir(info.name, data_dir))
+        sources, read = _source(info, _data_dir(data_dir))
         folder = f"{info.name}-{info.clients}" if info.clients else info.name
-        arrays = cached(folder, sources, lambda: _public(info, read()))
+        owner, hint = f"data set {info.name!r}", "a file is not the public one"
+
+        def build() -> Arrays:
+            return checked(owner, info.shape, info.classes, read(), hint, info.likelihood)
+
+        arrays = cached(folder, sources, build)
     for array in arrays.values():
         array.setflags(write=False)
-    return Dataset(
-        name=name,
-        train_inputs=arrays["train_inputs"],
-        train_targets=arrays["train_targets"],
-        test_inputs=arrays["test_inputs"],
-        test_targets=arrays["test_targets"],
-        classes=info.classes,
-        scale=info.scale,
-        centres=arrays.get("centres"),
-        likelihood=info.likelihood,
-    )
+    return Dataset(name=name, classes=info.classes, scale=info.scale, likelihood=info.likelihood, **arrays)
 
 
 def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
     """A folder of the datasets package, or a file with a table."""
-    selected = data_dir if data_dir is not None else os.environ.get("FEDSIM_DATA") or None
-    root = Path(selected).expanduser() if selected else None
+    root = _data_dir(data_dir)
     parse = table_files.TableFile.parse if is_table(spec) else hub.HubDataset.parse
     described: hub.HubDataset | table_files.TableFile = parse(spec, root)
     files = described.files()
@@ -100,19 +94,12 @@ def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
     named = (spec, *(os.path.relpath(file, described.folder) for file in files))
     options = hashlib.sha256(os.fsencode("\0".join(named))).hexdigest()[:8]
     arrays = cached(f"{described.name}-{options}", files, described.read)
-    classes, scale = (float(value) for value in arrays["facts"])
-    likelihood = hub.likelihood_of(arrays["train_targets"])
-    dataset = Dataset(
-        spec,
-        arrays["train_inputs"],
-        arrays["train_targets"],
-        arrays["test_inputs"],
-        arrays["test_targets"],
-        int(classes),
-        scale,
-        arrays.get("centres"),
-        likelihood,
-    )
+    classes, scale = (float(value) for value in arrays.pop("facts"))
+    targets = arrays["train_targets"]
+    likelihood = "categorical" if targets.ndim == 1 else "token_classes"
+    if targets.dtype == np.float32:
+        likelihood = "gaussian"
+    dataset = Dataset(name=spec, classes=int(classes), scale=scale, likelihood=likelihood, **arrays)
     return _checked(dataset, described.owner)
 
 
@@ -127,44 +114,41 @@ def _selected(name: str) -> DatasetInfo:
     return replace(info, clients=whole(arguments[0]))
 
 
-def _data_dir(name: str, data_dir: Path | None) -> Path:
+def _data_dir(data_dir: Path | None) -> Path | None:
     selected = data_dir if data_dir is not None else os.environ.get("FEDSIM_DATA") or None
-    if selected is None:
+    return Path(selected).expanduser() if selected else None
+
+
+def _source(info: DatasetInfo, root: Path | None) -> tuple[tuple[Path, ...], Callable[[], Arrays]]:
+    """The files that `info` is read from in `root`, all existing, and how to read them."""
+    if root is None:
         raise DataError(
-            f"data set {name!r} needs files: say where they are with --data-dir DIR or the "
+            f"data set {info.name!r} needs files: say where they are with --data-dir DIR or the "
             "environment variable FEDSIM_DATA (only 'digits' needs none)"
         )
-    path = Path(selected).expanduser()
-    if wrong := no_folder(path):
-        raise DataError(f"the data folder {path} (--data-dir or FEDSIM_DATA) {wrong}")
-    return path
-
-
-def _source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Callable[[], Arrays]]:
-    """The files that `info` is read from in `root`, all existing, and how to read them."""
-    if info.name in ("mnist", "fashion_mnist"):
-        files = _source_files(info, root, suffixes=("", ".gz"))
-        return files, partial(idx.read_mnist_like, files)
+    if wrong := no_folder(root):
+        raise DataError(f"the data folder {root} (--data-dir or FEDSIM_DATA) {wrong}")
     if info.name in ("cifar10", "cifar100"):
-        return _cifar_source(info, root)
-    files = _source_files(info, root)
-    if info.name == "cifar10_jpeg":
-        return files, partial(cifar.read_jpeg, files[0])
-    if info.name == "uci_credit":
-        return files, partial(credit.read_credit, files[0])
-    if info.name == "emnist62":
-        return files, partial(tff.read_emnist, files)
-    if info.name == "cifar100_lda":
-        return files, partial(tff.read_cifar100, files)
-    if info.name == "stackoverflow_nwp":
-        return files, partial(stackoverflow.read_next_words, files, info.clients)
-    if info.name == "stackoverflow_lr":
-        return files, partial(stackoverflow.read_tags, files, info.clients)
-    return files, partial(heart.read_heart, files)
+        _refuse_pickles(info, root)
+    packed = ("", ".gz") if info.name in ("mnist", "fashion_mnist") else ("",)
+    files = _source_files(info, root, packed)
+    readers: dict[str, Callable[[], Arrays]] = {
+        "mnist": partial(idx.read_mnist_like, files),
+        "fashion_mnist": partial(idx.read_mnist_like, files),
+        "cifar10": partial(cifar.read_binary, files, 1),
+        "cifar100": partial(cifar.read_binary, files, 2),
+        "cifar10_jpeg": partial(cifar.read_jpeg, files[0]),
+        "uci_credit": partial(credit.read_credit, files[0]),
+        "flamby_heart": partial(heart.read_heart, files),
+        "emnist62": partial(tff.read_emnist, files),
+        "cifar100_lda": partial(tff.read_cifar100, files),
+        "stackoverflow_lr": partial(stackoverflow.read_tags, files, info.clients),
+        "stackoverflow_nwp": partial(stackoverflow.read_next_words, files, info.clients),
+    }
+    return files, readers[info.name]
 
 
-def _cifar_source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Callable[[], Arrays]]:
-    label_bytes = 1 if info.name == "cifar10" else 2
+def _refuse_pickles(info: DatasetInfo, root: Path) -> None:
     pickled = root / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[info.name]
     binary = root / Path(info.files[0]).parent
     if not binary.is_dir() and pickled.is_dir():
@@ -172,16 +156,10 @@ def _cifar_source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Call
             f"data set {info.name!r}: {pickled} holds pickles, which are not read, because a pickle can run "
             f"code; the publisher has the same images as binary files: {info.source} (DIR is {root})"
         )
-    files = _source_files(info, root)
-    return files, partial(cifar.read_binary, files, label_bytes)
 
 
 def _source_files(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -> tuple[Path, ...]:
-    """The first existing variant of every file of `info`.
-
-    Raises:
-        DataError: If a file is missing; the message names it.
-    """
+    """The first existing variant of every file of `info`."""
     result = []
     for name in info.files:
         variants = [root / (name + suffix) for suffix in suffixes]
@@ -196,12 +174,6 @@ def _source_files(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = (""
             )
         result.append(path)
     return tuple(result)
-
-
-def _public(info: DatasetInfo, arrays: Arrays) -> Arrays:
-    """The same arrays, if they are what the catalogue promises."""
-    hint = "a file is not the public one"
-    return checked(f"data set {info.name!r}", info.shape, info.classes, arrays, hint, info.likelihood)
 
 
 def _users(spec: str) -> Dataset:

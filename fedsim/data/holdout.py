@@ -30,10 +30,6 @@ def hold_out(
     """The clients' rows, and the training rows to score on (None: the test set).
 
     A pure function of its arguments; the folds of one seed divide the clients' rows.
-
-    Raises:
-        UsageError: If there is no such spec.
-        DataError: If it does not fit the data.
     """
     name, arguments = parse(spec, "--evaluate-on", _FORMS)
     if name == "test":
@@ -63,11 +59,8 @@ def hold_out(
 def set_aside(count: int, clients: tuple[Rows, ...], seed: int) -> tuple[tuple[Rows, ...], Rows]:
     """The clients' rows without `count` random ones, and those: inputs that are public, without labels.
 
-    A pure function of its arguments. What the clients do not have is not looked at, because it may be held
+    A pure function of its arguments. It draws from the clients' rows alone, because the others may be held
     out to score on.
-
-    Raises:
-        DataError: If a client would be left without examples.
     """
     used = np.unique(np.concatenate(clients))
     draws = np.random.Generator(np.random.PCG64([seed, 0x9B1]))

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from fedsim import plugins
 from fedsim.data import splits
-from fedsim.data.user_partitions import users_partition
 from fedsim.errors import DataError, UsageError
 from fedsim.specs import Form, number, parse
 
+OPTION = "--partition"
 _WITHOUT_CLASSES = ("iid", "natural")
 
 _CREDIT_CLIENTS = {name: len(table) for name, table in splits.CREDIT_TABLES.items()}
@@ -109,7 +109,7 @@ def partition(
         DataError: If a client would get no rows.
     """
     if plugins.is_spec(spec):
-        return users_partition(spec, targets, clients, seed, fraction)
+        return _users_partition(spec, targets, clients, seed, fraction)
     info, arguments = _parse(spec)
     _check(info, targets, classes, clients, seed, fraction)
     if info.name == "pachinko":
@@ -147,11 +147,7 @@ def partition(
 
 
 def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
-    """The partition of a spec `NAME:1,0.5` and all its arguments, positive and finite.
-
-    Raises:
-        UsageError: If the spec does not fit.
-    """
+    """The partition of a spec `NAME:1,0.5` and all its arguments, positive and finite."""
     name, texts = parse(spec, "partition", _FORMS)
     info = PARTITIONS[name]
     values = tuple(number(text) for text in texts)
@@ -163,12 +159,7 @@ def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
 
 
 def _check(
-    info: PartitionInfo,
-    targets: npt.NDArray[Any],
-    classes: int,
-    clients: int,
-    seed: int,
-    fraction: float,
+    info: PartitionInfo, targets: npt.NDArray[Any], classes: int, clients: int, seed: int, fraction: float
 ) -> None:
     if clients < 1:
         raise UsageError(f"there must be at least 1 client, not {clients}")
@@ -232,3 +223,45 @@ def _centres(centres: npt.NDArray[np.int64] | None, examples: int, clients: int)
             f"not {clients}"
         )
     return np.asarray(centres, dtype=np.int64)
+
+
+# ---- a user's own split
+
+
+def _users_partition(
+    spec: str, targets: npt.NDArray[Any], clients: int, seed: int, fraction: float
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """The rows of every client by FILE.py:NAME, a function (targets, clients, seed) that returns them."""
+    split, owner = plugins.load(spec, OPTION), f"{OPTION} {plugins.short(spec)}"
+    if not callable(split):
+        raise UsageError(f"{owner} is a {type(split).__name__}; name a function (targets, clients, seed)")
+    if fraction < 1:
+        raise UsageError(f"{owner} divides the rows itself; fraction must be 1")
+    results = []
+    for _ in range(2):
+        readable = targets.view()
+        readable.setflags(write=False)
+        with plugins.user_code_errors(spec, OPTION, f"calling it for {clients} clients"):
+            parts = list(split(readable, clients, seed))
+            if masked := [k for k, rows in enumerate(parts) if np.ma.is_masked(rows)]:
+                raise UsageError(f"{owner}: client {masked[0]} has masked rows; return the others alone")
+            results.append([np.asarray(rows) for rows in parts])
+    first, second = results
+    if len(first) != clients:
+        raise UsageError(f"{owner} returns rows of {len(first)} clients; there are {clients}")
+    for k, rows in enumerate(first):
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
+            raise UsageError(
+                f"{owner}: client {k} needs at least one row, as a row of whole numbers; it has an array of "
+                f"shape {rows.shape} and dtype {rows.dtype}"
+            )
+        if rows.min() < 0 or rows.max() >= len(targets):
+            raise UsageError(f"{owner}: client {k} has rows outside 0 .. {len(targets) - 1}")
+        if len(np.unique(rows)) < len(rows):
+            raise UsageError(f"{owner}: client {k} has a row twice")
+    if len(first) != len(second) or not all(map(np.array_equal, first, second)):
+        raise UsageError(
+            f"{owner} returned another split when it was called again; draw from "
+            "numpy.random.default_rng(seed)"
+        )
+    return tuple(rows.astype(np.int64) for rows in first)

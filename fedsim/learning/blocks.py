@@ -63,14 +63,12 @@ def accumulating(formula: F) -> F:
 def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> T:
     """Return formula(*values), computed block by block.
 
-    Args:
-        formula: Elementwise in all vectors (P,) of its arguments: it gives a tensor (P,), or a dataclass of
-            such tensors and of numbers that do not depend on the block.
-        values: Tensors and (nested) dataclasses of tensors. Vectors (P,) are cut; tensors without dimensions
-            are passed as they are. With a matrix among them, with vectors that the cache holds, or on a GPU
-            the formula is called once, with everything.
-        out: Where the result may be written, which can be one of `values`: a sum of this caller's own, or
-            what its owner gave up (fedsim.learning.ownership).
+    formula: elementwise in all vectors (P,) of its arguments. It gives a tensor (P,), or a dataclass of such
+    tensors and of numbers that do not depend on the block. values: tensors and (nested) dataclasses of
+    tensors. Vectors (P,) are cut; tensors without dimensions are passed as they are. With a matrix among
+    them, with vectors that the cache holds, or on a GPU the formula is called once, with everything. out:
+    where the result may be written, which can be one of `values`: a sum of this caller's own, or what its
+    owner gave up (fedsim.learning.ownership).
     """
     tensors = [t for value in values for t in tensors_of(value)]
     size = max((t.numel() for t in tensors), default=0)
@@ -93,7 +91,7 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
 
 
 def _wholes(pieces: Sequence[Tensor], out: Sequence[Tensor], size: int) -> list[Tensor]:
-    """Where the vectors of these pieces go: into those of `out`, if they are of the same kind."""
+    """The vectors for these pieces: those of `out`, if they are of the same kind, else new ones."""
     kinds = [(t.dtype, (size,) if t.dim() else ()) for t in pieces]
     if [(t.dtype, tuple(t.shape)) for t in out] == kinds:
         return [o if t.dim() else t for o, t in zip(out, pieces, strict=True)]

@@ -45,12 +45,8 @@ class LabelShares:
 
     @staticmethod
     def of(targets: npt.NDArray[Any], clients: Sequence[npt.NDArray[Any]], classes: int) -> LabelShares:
-        """Count labels.
-
-        Args:
-            targets: The classes of all training rows, (n,).
-            clients: The training rows of every client.
-            classes: C.
+        """Count labels. targets: the classes of all training rows, (n,). clients: the training rows of every
+        client.
         """
         owner = np.repeat(np.arange(len(clients)), [len(rows) for rows in clients])
         cells = owner * classes + targets[np.concatenate(clients)]
@@ -60,8 +56,7 @@ class LabelShares:
     def scores(self, tally: Sequence[float]) -> ClientScores:
         """The scores of the clients that have a class with test rows.
 
-        Args:
-            tally: The test rows per class, the correct ones among them and their summed nll: 3 C entries.
+        tally: the test rows per class, the correct ones among them and their summed nll, 3 C entries.
         """
         counts, correct, nll = np.array(tally, dtype=np.float64).reshape(3, -1)
         tested = counts > 0

@@ -16,15 +16,11 @@ from fedsim.errors import UsageError
 
 
 def freeze(module: nn.Module, train: str = "", freeze: str = "") -> None:
-    """Set requires_grad of all parameters, in place.
+    """Set requires_grad of all parameters of a model, in place.
 
-    Args:
-        module: The model. Parameters that it has frozen itself stay frozen, unless `train` matches them.
-        train: Comma-separated patterns of names, with * and ?; only matching parameters are trained. '': all.
-        freeze: Patterns of the parameters that are not trained.
-
-    Raises:
-        UsageError: If a pattern matches no parameter, or if nothing is left to train.
+    train: comma-separated patterns of names, with * and ?, of the parameters to train; '': all. Parameters
+    that the model has frozen itself stay frozen, unless `train` matches them. freeze: patterns of those not
+    to train.
     """
     parameters = dict(module.named_parameters())
     trained, frozen = _patterns(train, "--train", parameters), _patterns(freeze, "--freeze", parameters)
@@ -87,8 +83,7 @@ def is_frozen(part: nn.Module) -> bool:
 def kept_in_evaluation(module: nn.Module) -> list[nn.Module]:
     """The frozen modules with floating-point buffers: training mode would change their running statistics.
 
-    Raises:
-        UsageError: If a module that is trained has such buffers.
+    A trained module with such buffers is refused.
     """
     kept = []
     for name, part in module.named_modules():

@@ -75,14 +75,8 @@ class Held:
     ) -> tuple[Held, Tensor]:
         """This memory and its labels after an upload of one client.
 
-        Args:
-            labels: The labels (M, C) of this memory's rows.
-            owner: The client.
-            latest: The client's labels of its own rows, in their order.
-            first: The client's memory, if this upload is the first one that has it.
-
-        Raises:
-            WireError: If the labels do not fit the client's rows, or if it sends its memory a second time.
+        labels: (M, C), of this memory's rows. latest: the owner's labels of its own rows, in their order.
+        first: the owner's memory, if this upload is the first one that has it; a second one is a WireError.
         """
         known = int((self.owners == owner).sum())
         if len(latest) != (known if first is None else len(first.weights)) or (first is not None and known):

@@ -154,7 +154,7 @@ class Gaussian:
 
 
 def is_full(precision: Tensor | float) -> bool:
-    """Whether a precision is a matrix."""
+    """True if a precision is a matrix."""
     return isinstance(precision, Tensor) and precision.dim() == 2
 
 
@@ -193,8 +193,9 @@ def raised(precision: Tensor, least: float) -> Tensor:
 
 
 def count_raised(precision: Tensor, least: float) -> int:
-    """How many entries, or eigenvalues, of least I + `precision` are below `least`: of a full one below
-    least / 2, as `raised` has it."""
+    """The number of entries, or eigenvalues, of least I + `precision` that are below `least`: of a full one
+    below least / 2, as `raised` has it.
+    """
     if not is_full(precision):
         return int((precision < 0).sum())
     if _exceeds(precision, -least / 2):
@@ -203,7 +204,7 @@ def count_raised(precision: Tensor, least: float) -> int:
 
 
 def _exceeds(precision: Tensor, least: float) -> bool:
-    """Whether all eigenvalues of a full precision exceed `least`."""
+    """True if all eigenvalues of a full precision exceed `least`."""
     return Gaussian(precision[0], precision - identity(precision[0], least, full=True)).is_proper
 
 
@@ -275,4 +276,4 @@ def constant_part(penalty: Penalty) -> tuple[object, ...]:
 
 
 Model = Point | Gaussian | Samples
-"""What an algorithm returns to be evaluated."""
+"""The kinds of models that an algorithm returns for evaluation."""

@@ -65,8 +65,8 @@ class Likelihood:
         calibration: Where a tally has its calibration tally; None: it has none.
         per_class: Where a tally has the counts, correct ones and nll per class; None: it has none.
         rows: How many examples' outputs are computed at a time, to bound memory.
-        averages: Whether predictions can be averaged over samples of a posterior.
-        has_accuracy: Whether there is a test accuracy; targets that are numbers have none.
+        averages: True if predictions can be averaged over samples of a posterior.
+        has_accuracy: True if there is a test accuracy; targets that are numbers have none.
     """
 
     name: str
@@ -93,11 +93,7 @@ class Likelihood:
         return calibration.table(tally[self.calibration]) if self.calibration else None
 
     def classes_only(self, what: str) -> None:
-        """Check that targets are classes, which `what` relies on.
-
-        Raises:
-            UsageError: If they are not.
-        """
+        """Check that targets are classes, which `what` relies on."""
         if self.name != "categorical":
             raise UsageError(
                 f"{what} is for targets that are classes; this data set's are {self.name}. Choose an "
@@ -109,11 +105,7 @@ class Likelihood:
 
 
 def _fits(outputs: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Check the shape of outputs, where a loss would fail obscurely or would broadcast.
-
-    Raises:
-        UsageError: If the shape is wrong.
-    """
+    """Check the shape of outputs, where a loss would fail obscurely or would broadcast."""
     if outputs.shape != shape:
         raise UsageError(
             f"the model gives outputs of shape {tuple(outputs.shape)} where {what} need {tuple(shape)}"
@@ -170,10 +162,6 @@ def _per_class(log_probabilities: Tensor, right: Tensor, targets: Tensor) -> lis
     sums = [torch.bincount(each, row.cpu(), minlength=log_probabilities.shape[1]) for row in rows]
     sums_of_classes: list[float] = torch.cat(sums).tolist()
     return sums_of_classes
-
-
-def _categorical_tally(outputs: Tensor, targets: Tensor) -> Tally:
-    return classified(outputs.log_softmax(dim=1), targets)
 
 
 def _categorical_numbers(tally: Tally) -> Numbers:
@@ -274,7 +262,7 @@ CATEGORICAL = Likelihood(
     "categorical",
     F.cross_entropy,
     lambda classes: _CATEGORICAL,
-    _categorical_tally,
+    lambda outputs, targets: classified(outputs.log_softmax(dim=1), targets),
     _categorical_numbers,
     calibration=_OF_CLASSES,
     per_class=slice(_OF_CLASSES.stop, None),
@@ -330,11 +318,7 @@ SEQUENCES = ("tokens", "token_classes")
 
 
 def likelihood(name: str) -> Likelihood:
-    """The likelihood of a name.
-
-    Raises:
-        UsageError: If there is none; the message names the nearest known one.
-    """
+    """The likelihood of a name."""
     if name not in LIKELIHOODS:
         raise unknown("likelihood", name, LIKELIHOODS)
     return LIKELIHOODS[name]

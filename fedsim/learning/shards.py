@@ -140,29 +140,20 @@ class Shard:
 
         For sequences, whose loss is a mean over places, the sum is N_k times the mean over all places.
         """
-        if self.net.likelihood.name in SEQUENCES:
-            return self._curvature_of_sequences(weights, estimator, rng)
-        self.net.likelihood.classes_only("the diagonal GGN")
+        sequences = self.net.likelihood.name in SEQUENCES
+        if not sequences:
+            self.net.likelihood.classes_only("the diagonal GGN")
         self.net.load(weights)
-        chunks = torch.split(self.inputs, self.chunk)
-        return diagonal_ggn(
-            self.net.module,
-            (self.floats(chunk) for chunk in chunks),
-            columns=estimator,
-            generator=rng.torch("curvature"),
-        )
-
-    def _curvature_of_sequences(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
-        self.net.load(weights)
+        size = SEQUENCES_AT_ONCE if sequences else self.chunk
         counted = self.targets >= 0
         total = diagonal_ggn(
             self.net.module,
-            (self.floats(chunk) for chunk in torch.split(self.inputs, SEQUENCES_AT_ONCE)),
+            (self.floats(chunk) for chunk in torch.split(self.inputs, size)),
             columns=estimator,
             generator=rng.torch("curvature"),
-            counted=torch.split(counted, SEQUENCES_AT_ONCE),
+            counted=torch.split(counted, size) if sequences else None,
         )
-        return total * (self.size / max(int(counted.sum()), 1))
+        return total * (self.size / max(int(counted.sum()), 1)) if sequences else total
 
     def full_curvature(self, weights: Tensor) -> Tensor:
         """The GGN of the SUMMED loss at `weights`: (P, P) float32, symmetric."""
@@ -268,12 +259,17 @@ class QuadraticShard:
         return rows
 
 
-def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
-    """Check that the optimiser is 'exact' for a loss with a closed-form minimiser, and only for such a loss.
+def endless_batches(
+    shard: Shard | QuadraticShard, size: int, rng: RandomStream
+) -> Iterator[Batch | QuadraticShard]:
+    """The batches of one epoch in random order, then those of the next, without an end."""
+    order = rng.torch("batches")
+    while True:
+        yield from shard.epoch(size, order)
 
-    Raises:
-        UsageError: If it is not; the message names the optimiser to use.
-    """
+
+def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
+    """Check that the optimiser is 'exact' if the loss has a closed-form minimiser, and only then."""
     if shard.exact and optimiser != "exact":
         raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
     if not shard.exact and optimiser == "exact":

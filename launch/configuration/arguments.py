@@ -104,11 +104,7 @@ class Options(ExperimentOptions, total=False):
 
 
 def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-    """The experiment and its execution, checked.
-
-    Raises:
-        UsageError: naming the argument that is wrong.
-    """
+    """The experiment and its execution, checked."""
     check_keywords(options)
     base = experiment or DEFAULTS
     values = {f.name: getattr(base, f.name) for f in fields(base)}
@@ -143,11 +139,7 @@ def text_of(key: str, value: Any) -> str:
 
 
 def text_in_file(key: str, value: Any) -> Any:
-    """An argument of a sweep, whose runs are processes of their own.
-
-    Raises:
-        UsageError: for an object, saying what to write.
-    """
+    """An argument of a sweep, whose runs are processes of their own: an object is refused."""
     if key not in OBJECTS:
         return str(value) if isinstance(value, Path) else value
     text = text_of(key, value)
@@ -178,11 +170,7 @@ def _plain(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _execution(values: Mapping[str, Any]) -> Execution:
-    """The execution of the run: in this process, unless workers say otherwise.
-
-    Raises:
-        UsageError: if parts of it do not go together.
-    """
+    """The execution of the run: in this process, unless workers say otherwise."""
     texts = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
     if not texts.get("remote_workers"):
         texts.setdefault("workers", 0)
@@ -192,14 +180,7 @@ def _execution(values: Mapping[str, Any]) -> Execution:
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Refuse an argument that there is none of.
-
-    Args:
-        keywords: The arguments that Python has not checked.
-
-    Raises:
-        UsageError: with the nearest name, or the place where a hyperparameter is set.
-    """
+    """Refuse a keyword that is no argument; the error has the nearest name, or says how to set it."""
     known = {*EXECUTION, *(f.name for f in fields(Experiment))} - {"device"}
     for key, value in keywords.items():
         if key in known:
@@ -214,11 +195,7 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
 
 
 def check_objects(experiment: Experiment, execution: Execution) -> None:
-    """Refuse objects of this process where other processes compute.
-
-    Raises:
-        UsageError: saying what to write.
-    """
+    """Refuse objects of this process where other processes compute."""
     for key in ("algo", "dataset", "partition", "model"):
         spec = getattr(experiment, key)
         if execution.workers and live_objects.is_live(spec):

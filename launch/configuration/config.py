@@ -40,12 +40,7 @@ class Overrides:
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Overrides:
-        """Read what the command line has, over what the --config file has, over the preset.
-
-        Raises:
-            UsageError: naming the option, key or file that is wrong.
-            DataError: if --config is a manifest that is damaged.
-        """
+        """Read what the command line has, over what the --config file has, over the preset."""
         supplied = {key: value for key, value in options.items() if value is not None}
         config, preset = supplied.pop("config", None), supplied.pop("preset", "")
         settings = once("--set", map(parse_setting, supplied.pop("hyperparameters", ())))
@@ -88,11 +83,7 @@ class Overrides:
         )
 
     def resolve(self) -> tuple[Experiment, Execution]:
-        """Put the defaults under the values.
-
-        Raises:
-            UsageError: naming the option or key that is wrong.
-        """
+        """Put the defaults under the values, and check all."""
         execution = check_execution(self.execution, self)
         values = {**self.experiment, "hyperparameters": self.hyperparameters, "codecs": self.codecs}
         experiment = convert(Experiment, values, self.where("experiment"), self.named("experiment"))
@@ -124,20 +115,12 @@ class Overrides:
 
 
 def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-    """Resolve the options of the command line.
-
-    Raises:
-        UsageError: naming the option, key or file that is wrong.
-    """
+    """Resolve the options of the command line."""
     return Overrides.of(options).resolve()
 
 
 def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Execution:
-    """Build the execution, and check that its parts go together.
-
-    Raises:
-        UsageError: if they do not.
-    """
+    """Build the execution, and check that its parts go together."""
     named = overrides.named("execution")
     values = with_auto(values, named)
     execution = convert(Execution, values, overrides.where("execution"), named)
@@ -169,11 +152,7 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
 
 
 def with_auto(values: Mapping[str, Any], named: Named) -> Mapping[str, Any]:
-    """Replace `auto` for workers and lanes by AUTO.
-
-    Raises:
-        UsageError: for that number itself, and for no lanes.
-    """
+    """Replace `auto` for workers and lanes by AUTO; refuse that number itself, and no lanes."""
     values = dict(values)
     for key, least in (("workers", 0), ("lanes", 1)):
         if values.get(key) == "auto":
@@ -184,11 +163,7 @@ def with_auto(values: Mapping[str, Any], named: Named) -> Mapping[str, Any]:
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what may be written as a percentage: until (78%) and a share of the clients (30%).
-
-    Raises:
-        UsageError: for what is no accuracy.
-    """
+    """Read what may be written as a percentage: until (78%) and a share of the clients (30%)."""
     result = dict(values)
     if isinstance(result.get("until"), str):
         result["until"] = parsed_until(result["until"])
@@ -233,11 +208,7 @@ def absolute_choice(choice: str) -> str:
 
 
 def _refuse_unset(experiment: Mapping[str, Any], origins: Origins) -> None:
-    """Refuse a number of rounds or samples that only stands for the algorithm's own.
-
-    Raises:
-        UsageError: saying what to write.
-    """
+    """Refuse a number of rounds or samples that only stands for the algorithm's own."""
     for key, least, otherwise in (("rounds", 1, ""), ("eval_samples", 0, "; 0: none")):
         value = experiment.get(key)
         if isinstance(value, int) and value < least:
@@ -246,11 +217,7 @@ def _refuse_unset(experiment: Mapping[str, Any], origins: Origins) -> None:
 
 
 def _remote(execution: Execution, here: int) -> Execution:
-    """Count remote workers and those of this machine together, all over tcp.
-
-    Raises:
-        UsageError: if remote workers do not go with the rest.
-    """
+    """Count remote workers and those of this machine together, all over tcp."""
     if not execution.bind:
         raise UsageError(
             f"--remote-workers {execution.remote_workers} needs an address for them: "
@@ -261,10 +228,8 @@ def _remote(execution: Execution, here: int) -> Execution:
 
 
 def once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs of an option that is repeated, as a table.
-
-    Raises:
-        UsageError: for a key that stands there twice: the last would win in silence.
+    """The pairs of an option that is repeated, as a table. Of a key that stands there twice the last would
+    win.
     """
     result: dict[str, Any] = {}
     for key, value in pairs:

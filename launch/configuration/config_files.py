@@ -27,13 +27,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 def read_config(text: str) -> Tables:
-    """Read the tables of a --config; hyperparameters by dotted names.
-
-    Raises:
-        UsageError: naming the file and what is wrong in it.
-        DataError: if a manifest is damaged.
-        MismatchError: as check_lanes.
-    """
+    """Read the tables of a --config; hyperparameters by dotted names."""
     path, label = _split(text)
     if path.is_dir() or path.suffix == ".json":
         return _of_manifest(path / MANIFEST if path.is_dir() else path)
@@ -117,10 +111,8 @@ def _of_manifest(path: Path) -> Tables:
 
 
 def check_lanes(described: Mapping[str, Any], owner: str) -> None:
-    """Refuse a run whose workers computed several clients at once (`lanes`, decision 050).
-
-    Raises:
-        MismatchError: if it has lanes, because the bits would differ.
+    """Refuse a run whose workers computed several clients at once (`lanes`, decision 050): its bits are
+    others.
     """
     if (lanes := described.get("lanes", 1)) != 1:
         raise MismatchError(

@@ -10,11 +10,7 @@ from workers.transport.tcp_address import TcpAddress, interfaces
 
 
 def check_bind(bind: str) -> None:
-    """Refuse what is no tcp://ADDRESS:PORT, or where this machine cannot listen.
-
-    Raises:
-        UsageError: saying what to write.
-    """
+    """Refuse what is no tcp://ADDRESS:PORT, or where this machine cannot listen."""
     address = TcpAddress.to_listen(bind)
     if address.host in interfaces():  # ZeroMQ finds its address
         return

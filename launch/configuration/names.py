@@ -97,12 +97,7 @@ def heads(kind: str) -> tuple[str, ...]:
 def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda table, key: "") -> None:
     """Refuse a name that does not exist, before anything is imported; the rest is checked where it is used.
 
-    Args:
-        experiment: The experiment.
-        whence: Of a table and a key, the file that it is in, for errors.
-
-    Raises:
-        UsageError: with the nearest names.
+    whence: from a table and a key, the file that it is in, for errors.
     """
     check_name("algorithms", experiment.algo)
     if not experiment.dataset.startswith("hf:") and not is_table(experiment.dataset):
@@ -150,15 +145,9 @@ def asks_fewer(experiment: Experiment) -> bool:
 
 
 def check_once(algo: str, hyperparameters: Iterable[str], where: str) -> None:
-    """Refuse a hyperparameter given twice, by its short and by its dotted name.
+    """Refuse a hyperparameter that is set twice, by its short and by its dotted name.
 
-    Args:
-        algo: The algorithm; a user's own has unknown names.
-        hyperparameters: The names.
-        where: Their place, for the error.
-
-    Raises:
-        UsageError: naming both.
+    A user's own algorithm has unknown names. where: their place, for the error.
     """
     known = names("algorithms").get(algo)
     full: dict[str, str] = {}
@@ -181,11 +170,7 @@ _LABELS = {
 
 
 def check_name(kind: str, spec: str) -> None:
-    """Check the name of a spec NAME[:ARGUMENTS], and how many arguments it has; files of users pass.
-
-    Raises:
-        UsageError: as fedsim.specs.parse.
-    """
+    """Check the name of a spec NAME[:ARGUMENTS], and how many arguments it has; files of users pass."""
     if plugins.is_spec(spec):
         return
     if kind in ("algorithms", "models"):
@@ -196,11 +181,7 @@ def check_name(kind: str, spec: str) -> None:
 
 
 def _check_model(text: str) -> None:
-    """Check the name of a model and what stands behind it.
-
-    Raises:
-        UsageError: Also if a file or a folder does not exist.
-    """
+    """Check the name of a model, what stands behind it, and that its files exist."""
     spec = ModelSpec.parse(text)
     if not spec.library:
         check_name("models", spec.base)
@@ -208,11 +189,7 @@ def _check_model(text: str) -> None:
 
 
 def check_schedule(spec: str) -> None:
-    """Check the name of a schedule, and its modifiers.
-
-    Raises:
-        UsageError: as fedsim.specs.parse.
-    """
+    """Check the name of a schedule, and its modifiers."""
     if spec.startswith(traces.PREFIX) or plugins.is_spec(traces.split(spec)[0]):
         return
     head, _ = split_modifiers(spec, "--participation", traces.MODIFIERS)

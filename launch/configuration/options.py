@@ -135,13 +135,9 @@ def _is_usual(name: str) -> bool:
 def configuration_of(verb: str = "", default: str | None = None) -> Callable[[Function], Function]:
     """Give a command the options of an experiment and of its execution, --config and --preset.
 
-    A command takes all of them, to name one that does not fit; its help has those of `verb`. A
-    sweep takes those of the experiment, without the seed.
-
-    Args:
-        verb: "plan" or "resume": the help shows the fields that name it (fedsim.experiment.option). "sweep".
-            By default the help shows all.
-        default: The help's text for every default; by default, the default itself.
+    A command takes all of them, to name one that does not fit; its help has those of `verb`: "plan" or
+    "resume", the fields that name it (fedsim.experiment.option); "", all. A "sweep" takes those of the
+    experiment, without the seed. default: the help's text for every default; None: the default itself.
     """
     kinds = (Experiment,) if verb == "sweep" else (Experiment, Execution)
     shown = verb if verb in ("plan", "resume") else ""

@@ -16,11 +16,7 @@ NONE = "none"
 
 
 def parsed(text: str, option: str) -> float:
-    """Read an accuracy, such as 0.75 or 75%.
-
-    Raises:
-        UsageError: for what is none; it names the option.
-    """
+    """Read an accuracy, such as 0.75 or 75%; `option` is for the error."""
     try:
         number = Decimal(text.strip().removesuffix("%"))
         value = float(number / 100 if text.strip().endswith("%") else number)  # 76.4% is exactly 0.764
@@ -32,11 +28,7 @@ def parsed(text: str, option: str) -> float:
 
 
 def parsed_until(text: str) -> float:
-    """Read --until: an accuracy, such as 0.78 or 78%; none is 0.
-
-    Raises:
-        UsageError: for another text.
-    """
+    """Read --until: an accuracy, such as 0.78 or 78%; none is 0."""
     return 0.0 if text == NONE else parsed(text, "--until")
 
 

@@ -23,16 +23,10 @@ VECTORS, PER_STATE_VECTOR = 20, 6
 
 
 def by_cores(threads: int, clients: int, gpus: int) -> tuple[int, str]:
-    """The number before the model is known: one a GPU, or one for every `threads` cores; at most as many as
-    it takes to have all clients in work.
+    """The number before the model is known, and why.
 
-    Args:
-        threads: Threads of a worker.
-        clients: Clients of the experiment.
-        gpus: GPUs that the run uses; 0: it computes on the CPU.
-
-    Returns:
-        The number, and why.
+    It is one a GPU (gpus; 0: the run computes on the CPU), or one for every `threads` cores; at most as many
+    as it takes to have all clients in work.
     """
     cores = len(os.sched_getaffinity(0))
     workers, why = (gpus, f"{gpus} GPUs") if gpus else (max(1, cores // threads), f"{cores} cores")
@@ -79,11 +73,7 @@ which those of one task do."""
 
 
 def lanes_of(execution: Execution, problem: Problem) -> int:
-    """The number of tasks that each worker computes at once: 1 on CPUs, and where kernels are large.
-
-    Raises:
-        UsageError: For several on a CPU, or in process.
-    """
+    """The number of tasks that each worker computes at once: 1 on CPUs, and where kernels are large."""
     where = "on the CPU" if problem.experiment.device == "cpu" else "" if execution.workers else "in process"
     if where:
         if execution.lanes > 1:

@@ -16,12 +16,11 @@ from rich.markup import escape
 from fedsim.asynchrony import AsyncSchedule
 from fedsim.client_devices import Floats
 from fedsim.data.partitions import partition
-from fedsim.edge_links import Hops, Ints
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
 from fedsim.tree import Tree
-from fedsim.virtual_clock import Clock, indices
+from fedsim.virtual_clock import Clock, Hops, Ints, indices
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 from launch.configuration.execution import Execution
 from launch.configuration.presets import step_remark

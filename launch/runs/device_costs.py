@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.client_devices import Floats
-from fedsim.edge_links import Hops, Ints
 from fedsim.problem import Problem
 from fedsim.tree import Tree
-from fedsim.virtual_clock import Clock, indices
+from fedsim.virtual_clock import Clock, Hops, Ints, indices
 from fedsim.wire.ledger_rows import Entry
 
 Sent = dict[tuple[int, int], dict[int, list[int]]]

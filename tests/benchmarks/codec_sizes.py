@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from fedsim.experiment import Experiment
 from fedsim.learning.curvature.diagonal_ggn import diagonal_ggn
-from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.params import Layout
 from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import Spec, codec, pack_or_dense
@@ -75,7 +74,7 @@ def trained(data_dir: Path, rounds: int = 4) -> Trained:
     shard.net.load(mean)
     chunks = torch.split(shard.floats(shard.inputs), shard.chunk)
     ggn = diagonal_ggn(shard.net.module, chunks)
-    fisher = mean_fisher(shard, mean)
+    fisher = shard.mean_fisher(mean)
     return Trained(run.problem.net.layout, shard.size, down.value.mean, mean, fisher, ggn)
 
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fedsim.client_devices import Link
-from fedsim.edge_links import EdgeLinks, Hops
 from fedsim.errors import UsageError
 from fedsim.round_events import TaskId
 from fedsim.tree import tree
-from fedsim.virtual_clock import Clock, ExchangeClock, ExchangeCost, clock, indices
+from fedsim.virtual_clock import Clock, EdgeLinks, ExchangeClock, ExchangeCost, Hops, clock, indices
 
 
 def created(link: str, spec: str = "2x2", compute: str = "1ms", deadline: str = "") -> Clock:

@@ -247,7 +247,7 @@ class Simulator:
 
     def check_workers(self) -> None:
         assert all(len(pieces) <= MOST_HELD * self.world.lanes for pieces in self.held.values())
-        assert self.machine.busy() == any(self.held.values())
+        assert bool(self.machine.working) == any(self.held.values())
         for worker, pieces in self.held.items():
             tasks = [p for p in pieces if isinstance(p, TaskId)]
             assert sorted(self.machine.held_by(worker), key=str) == sorted(tasks, key=str)

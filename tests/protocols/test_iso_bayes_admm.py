@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
-from fedsim.learning.solvers.first_order import LocalTraining
-from fedsim.learning.solvers.smoothing import Smoothing
+from fedsim.learning.solvers.first_order import LocalTraining, Smoothing
 from fedsim.seeds import RandomStream
 from protocols.fedadmm import FedADMM
 from protocols.iso_bayes_admm import IsoBayesADMM

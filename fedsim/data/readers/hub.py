@@ -29,16 +29,19 @@ Source: https://huggingface.co/docs/datasets (load_from_disk, load_dataset).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedsim import hub_folders
-from fedsim.data.arrays import Array, Arrays
-from fedsim.data.readers import hub_columns, tables
+from fedsim.data import vocabulary
+from fedsim.data.arrays import EXACT, Array, Arrays, bundle
+from fedsim.data.readers import tables
+from fedsim.data.readers.images import pixels
 from fedsim.errors import DataError, FedsimError, UsageError
 from fedsim.extras import needed
 from fedsim.specs import Form, whole
@@ -57,7 +60,8 @@ class HubDataset:
     """A spec in its parts; `length` is 0 and `classes` 0 where the spec does not say them."""
 
     folder: Path
-    columns: Mapping[str, str]
+    label: str
+    client: str
     inputs: tuple[str, ...]
     tokenizer: Path | None
     length: int
@@ -65,16 +69,7 @@ class HubDataset:
 
     @staticmethod
     def parse(text: str, root: Path | None) -> HubDataset:
-        """Take a spec apart.
-
-        Args:
-            text: The spec.
-            root: The data folder, for relative folders; None: the working directory.
-
-        Raises:
-            UsageError: If a key is unknown or a value is wrong.
-            DataError: If the folder does not exist.
-        """
+        """Parse a spec. root: the data folder, for relative folders; None is the working directory."""
         name, _, rest = text.removeprefix(PREFIX).partition(",")
         values, inputs = tables.options(rest, text, FORM, KEYS)
         numbers = {key: whole(values.get(key, "0")) for key in ("length", "classes")}
@@ -82,32 +77,29 @@ class HubDataset:
             raise FORM.misuse("data set", text)
         folder = _there(name, root, text)
         tokenizer = _there(values["tokenizer"], root, text) if "tokenizer" in values else None
-        columns: dict[str, str] = {key: values[key] for key in ("label", "client") if key in values}
-        return HubDataset(folder, columns, inputs, tokenizer, numbers["length"], numbers["classes"])
+        label, client = values.get("label", ""), values.get("client", "")
+        return HubDataset(folder, label, client, inputs, tokenizer, **numbers)
 
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from, in an order that does not depend on the machine.
-
-        Raises:
-            DataError: As fedsim.hub_folders.files_inside.
-        """
+        """All files that it is read from, in an order that does not depend on the machine."""
         folders = [self.folder, *([self.tokenizer] if self.tokenizer else [])]
         return tuple(path for folder in folders for path in hub_folders.files_inside(folder))
 
     def read(self) -> Arrays:
-        """The arrays, and `facts`: the number of classes and the scale of the inputs.
-
-        Raises:
-            UsageError: If the package is missing, or a column is named that is not there.
-            DataError: If the data do not have one of the forms above.
-        """
+        """The arrays, and `facts`: the number of classes and the scale of the inputs."""
         for path in self.files():
             if path.suffix in TEXTS:
                 refuse_utf_16(path)
         splits = self._splits()
         train, names = splits[0], tuple(splits[0].column_names)
-        label = self._column("label", names, ("label", "labels")) if self._label != "next" else ""
-        client = self._column("client", names, ()) if "client" in self.columns else ""
+        client = self.client
+        label = self.label or next((name for name in ("label", "labels") if name in names), "")
+        if label == "next":
+            label = ""
+        elif label not in names:
+            raise tables.unknown_column(self.folder.name, "label", label, names)
+        if client and client not in names:
+            raise tables.unknown_column(self.folder.name, "client", client, names)
         if label and label not in splits[1].column_names:
             raise DataError(f"{self.owner}: its test split has no column {label}")
         inputs, white = self._inputs(splits, [n for n in names if n not in (label, client)])
@@ -119,21 +111,14 @@ class HubDataset:
         if label:
             targets, classes = self._targets(splits, label, inputs[0].shape[1:])
         else:
-            targets = [hub_columns.next_ids(rows, self._padding) for rows in inputs]
+            targets = [_next_ids(rows, self._padding) for rows in inputs]
             outputs = int(max(i.max() for i in inputs)) + 1
-            classes = max(outputs, self.classes, self._vocabulary)
-        arrays = {
-            "train_inputs": inputs[0],
-            "train_targets": targets[0],
-            "test_inputs": inputs[1],
-            "test_targets": targets[1],
-            "facts": np.array([classes, white]),
-        }
+            classes = max(outputs, self.classes, len(self._words) if self.tokenizer else 0)
+        centres = None
         if client:
-            arrays["centres"] = tables.clients(
-                hub_columns.table(self.owner, "train", train, [client], client), client
-            )
-        return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            centres = tables.clients(_table(self.owner, "train", train, [client], client), client)
+        arrays = bundle(inputs[0], targets[0], inputs[1], targets[1], centres, targets[0].dtype.type)
+        return {**arrays, "facts": np.array([classes, white])}
 
     @property
     def name(self) -> str:
@@ -146,22 +131,14 @@ class HubDataset:
         return f"data set hf:{self.folder.name}"
 
     @property
-    def _label(self) -> str:
-        return self.columns.get("label", "")
-
-    @property
     def _padding(self) -> int:
         padding = self._words.pad_token_id if self.tokenizer else None
         return 0 if padding is None else int(padding)
 
     @property
-    def _vocabulary(self) -> int:
-        return len(self._words) if self.tokenizer else 0
-
-    @property
     def _words(self) -> Any:
         transformers = needed("transformers", "a tokenizer")
-        hub_folders.check_tokenizer(Path(str(self.tokenizer)), "a tokenizer")
+        hub_folders.check_configurations(Path(str(self.tokenizer)), "a tokenizer")
         return transformers.AutoTokenizer.from_pretrained(
             self.tokenizer, local_files_only=True, trust_remote_code=False
         )
@@ -188,12 +165,6 @@ class HubDataset:
             )
         return parts["train"], test
 
-    def _column(self, key: str, names: Sequence[str], defaults: Sequence[str]) -> str:
-        column = self.columns.get(key) or next((d for d in defaults if d in names), "")
-        if column not in names:
-            raise tables.unknown_column(self.folder.name, key, column, names)
-        return column
-
     def _inputs(self, splits: Sequence[Any], rest: Sequence[str]) -> tuple[list[Array], float]:
         """The inputs of every split, and the number that stands for white (1 where there is none)."""
         train, names = splits[0], self.inputs or self._default_input(splits[0], rest)
@@ -203,10 +174,10 @@ class HubDataset:
             if name not in splits[1].column_names:
                 raise DataError(f"{self.owner}: its test split has no column {name}")
         if len(names) == 1 and type(train.features[names[0]]).__name__ == "Image":
-            return hub_columns.images(splits, names[0], self.owner)
-        if len(names) == 1 and not hub_columns.is_number(train.features[names[0]]):
-            return [self._ids(title, split, names[0]) for title, split in hub_columns.titled(splits)], 1.0
-        if self._label == "next":
+            return _images(splits, names[0], self.owner)
+        if len(names) == 1 and not _is_number(train.features[names[0]]):
+            return [self._ids(title, split, names[0]) for title, split in _titled(splits)], 1.0
+        if self.label == "next":
             raise DataError(f"{self.owner}: say which column the ids are: input=COLUMN of {', '.join(rest)}")
         columns = names or rest
         if columns and all(type(train.features[n]).__name__.startswith("Array") for n in columns):
@@ -217,11 +188,8 @@ class HubDataset:
         if missing:
             raise DataError(f"{self.owner}: its test split has no column {', '.join(missing)}")
         for name in columns:
-            hub_columns.same_classes(splits, name, self.owner)
-        parts = [
-            hub_columns.table(self.owner, title, split, columns)
-            for title, split in hub_columns.titled(splits)
-        ]
+            _same_classes(splits, name, self.owner)
+        parts = [_table(self.owner, title, split, columns) for title, split in _titled(splits)]
         return [*tables.features(parts, columns, bool(names), TEXT_HINT)], 1.0
 
     def _default_input(self, split: Any, names: Sequence[str]) -> tuple[str, ...]:
@@ -237,26 +205,21 @@ class HubDataset:
         """A column of texts or of lists: ids as int32 (n, T), or features as float32 (n, I)."""
         rows = list(split[column])
         if missing := [i for i, row in enumerate(rows) if row is None]:
-            raise DataError(
-                f"{self.owner}: {hub_columns.place(title)(missing[0])}, column {column} has no value"
-            )
+            raise DataError(f"{self.owner}: {_place(title)(missing[0])}, column {column} has no value")
         if rows and isinstance(rows[0], str):
             if self.tokenizer is None:
                 raise UsageError(
                     f"{self.owner}: column {column} is text; say tokenizer=FOLDER (with tokenizer.json)"
                 )
             rows = self._words(rows, truncation=True, max_length=self.length or LENGTH)["input_ids"]
-        return hub_columns.lists(rows, self.length, self._padding, f"{self.owner}: column {column}")
+        return _lists(rows, self.length, self._padding, f"{self.owner}: column {column}")
 
     def _targets(self, splits: Sequence[Any], label: str, shape: tuple[int, ...]) -> tuple[list[Array], int]:
         """Targets of every split, and how many outputs they need."""
         if isinstance(splits[0][0][label], list):
-            rows, outputs = hub_columns.classes_by_place(splits, label, shape[0], self.owner)
+            rows, outputs = _classes_by_place(splits, label, shape[0], self.owner)
             return rows, max(outputs, self.classes)
-        parts = [
-            hub_columns.table(self.owner, title, split, [label], label)
-            for title, split in hub_columns.titled(splits)
-        ]
+        parts = [_table(self.owner, title, split, [label], label) for title, split in _titled(splits)]
         return tables.targets(parts, label, self.classes)
 
 
@@ -272,8 +235,114 @@ def _there(name: str, root: Path | None, text: str) -> Path:
     return path
 
 
-def likelihood_of(targets: Array) -> str:
-    """The likelihood that fits the targets."""
-    if targets.dtype == np.float32:
-        return "gaussian"
-    return "categorical" if targets.ndim == 1 else "token_classes"
+# ---- columns of a split as arrays
+
+
+def _titled(splits: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """The splits for training and testing with their names."""
+    yield from zip(("train", "test"), splits, strict=True)
+
+
+def _place(title: str) -> Callable[[int], str]:
+    """The name of a split's rows in messages."""
+    return lambda row: f"row {row} of {title} (counted from 0)"
+
+
+def _table(owner: str, title: str, split: Any, columns: Sequence[str], label: str = "") -> tables.Table:
+    """Some columns of a split; the label's classes have their names."""
+    import pandas
+
+    frame = split.select_columns(list(columns)).to_pandas()
+    for name in columns:
+        feature = split.features[name]
+        if type(feature).__name__ == "Json":  # whose values pandas would make alike
+            frame[name] = pandas.Series(list(split[name]), dtype=object)
+        if name == label and type(feature).__name__ == "ClassLabel":
+            codes = frame[name].fillna(-1).astype(int)
+            codes = codes.where(codes.between(0, len(feature.names) - 1), -1)
+            frame[name] = pandas.Categorical.from_codes(codes, categories=feature.names)
+    return tables.Table(owner, title, frame, _place(title))
+
+
+def _same_classes(splits: Sequence[Any], name: str, owner: str) -> None:
+    """Refuse classes as features whose numbers stand for other names in the other split."""
+    names = [getattr(split.features[name], "names", None) for split in splits]
+    if names[0] != names[1]:
+        raise DataError(
+            f"{owner}: column {name} is numbered in another way in each split: "
+            f"{tables.listed(names[0] or ())} in train, {tables.listed(names[1] or ())} in test"
+        )
+
+
+def _images(splits: Sequence[Any], column: str, owner: str) -> tuple[list[Array], float]:
+    """A column of images as inputs of every split, and the number that stands for white."""
+    every = (
+        (f"the image of {_place(title)(row)}", partial(split[column].__getitem__, row))
+        for title, split in _titled(splits)
+        for row in range(len(split))
+    )
+    stacked, white = pixels(every, owner)
+    return [stacked[: len(splits[0])], stacked[len(splits[0]) :]], white
+
+
+def _lists(rows: Sequence[Any], length: int, padding: int, what: str) -> Array:
+    """Rows of ids as int32 (n, T), or of features as float32 (n, I)."""
+    try:
+        values = [np.asarray(row) for row in rows]
+    except ValueError:
+        values = []
+    kinds = {value.dtype.kind for value in values if value.size}
+    if not values or any(value.ndim != 1 for value in values) or not kinds <= set("iuf"):
+        raise DataError(f"{what}: its rows are neither lists of numbers, nor text, nor images")
+    longest = length or max(len(value) for value in values)
+    if "f" in kinds:
+        if any(len(value) != longest for value in values):
+            raise DataError(f"{what}: its rows of features differ in length")
+        return np.stack(values).astype(np.float32)
+    filled = _padded(values, longest, padding)
+    if filled.max(initial=0) > EXACT:
+        raise DataError(f"{what}: its ids reach {filled.max()}; they must be at most {EXACT}")
+    return filled.astype(np.int32)
+
+
+def _padded(values: Sequence[Array], length: int, padding: int) -> Array:
+    """Rows (n, length) int64, cut or filled with `padding`."""
+    filled = np.full((len(values), length), padding, dtype=np.int64)
+    for row, value in zip(filled, values, strict=True):
+        row[: min(len(value), length)] = value[:length]
+    return filled
+
+
+def _next_ids(ids: Array, padding: int) -> Array:
+    """The id behind every place; -1 at the end and where it is padding."""
+    shifted = np.full(ids.shape, vocabulary.NO_TARGET, dtype=np.int64)
+    shifted[:, :-1] = np.where(ids[:, 1:] == padding, vocabulary.NO_TARGET, ids[:, 1:])
+    return shifted
+
+
+def _classes_by_place(splits: Sequence[Any], label: str, length: int, owner: str) -> tuple[list[Array], int]:
+    """Targets (n, length) of lists of classes, -1 for none, and the number of classes."""
+    rows = []
+    names: list[Any] = [getattr(getattr(s.features[label], "feature", None), "names", None) for s in splits]
+    for (title, split), own in zip(_titled(splits), names, strict=True):
+        values = [np.asarray(row) for row in split[label]]
+        if not all(value.ndim == 1 and (value.dtype.kind in "iub" or not value.size) for value in values):
+            raise DataError(f"{owner}: column {label} of {title} has rows that are no lists of whole numbers")
+        filled = _padded(values, length, vocabulary.NO_TARGET)
+        if own != names[0]:
+            there, known = list(own or ()), list(names[0] or ())
+            occurring = {there[i] for i in np.unique(filled[filled >= 0])} if there and known else {""}
+            if not occurring <= set(known):
+                raise DataError(
+                    f"{owner}: column {label} of {title} has the classes {tables.listed(there)}; "
+                    f"those of train are {tables.listed(known)}"
+                )
+            number = [known.index(name) if name in known else vocabulary.NO_TARGET for name in there]
+            filled = np.where(filled >= 0, np.array(number)[filled], filled)
+        rows.append(filled)
+    return rows, max(len(names[0] or ()), *(int(r.max()) + 1 for r in rows))
+
+
+def _is_number(feature: Any) -> bool:
+    """Return whether a column of the package has numbers, one a row or in arrays."""
+    return str(getattr(feature, "dtype", "")).startswith(("int", "float", "uint", "bool"))

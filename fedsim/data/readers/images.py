@@ -25,17 +25,9 @@ _SEVERAL = ("MPO",)
 
 
 def pixels(images: Iterable[tuple[str, Callable[[], Any]]], owner: str) -> tuple[Array, float]:
-    """Pictures as inputs.
+    """Pictures as inputs (n, channels, height, width), uint8 or float32, and the number that means white.
 
-    Args:
-        images: What each is called, and how it is opened (a PIL.Image.Image).
-        owner: How a message begins.
-
-    Returns:
-        (n, channels, height, width), uint8 or float32; and the number that stands for white.
-
-    Raises:
-        DataError: If one cannot be read, has a mode that is not known, or they differ in size or mode.
+    images: of each, its name in messages and a function that opens it (as a PIL.Image.Image).
     """
     rows: list[Array] = []
     kinds: Counter[str] = Counter()

@@ -73,11 +73,7 @@ def read_tags(files: tuple[Path, ...], clients: int) -> Arrays:
 
 
 def most_frequent_words(path: Path, size: int) -> list[bytes]:
-    """The first `size` words of a word count.
-
-    Raises:
-        DataError: naming the line.
-    """
+    """The first `size` words of a word count."""
     words = []
     with path.open("rb") as file:
         for number, line in enumerate(islice(file, size), start=1):

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.data.arrays import Array, Arrays, rounded
+from fedsim.data.arrays import Array, Arrays, bundle, rounded
 from fedsim.data.readers import tables
 from fedsim.data.readers.digits import TEST_EVERY, every_nth_of_class
 from fedsim.errors import DataError
@@ -51,16 +51,7 @@ class TableFile:
 
     @staticmethod
     def parse(spec: str, root: Path | None) -> TableFile:
-        """Take a spec apart.
-
-        Args:
-            spec: The spec.
-            root: The data folder, for relative files that are not in the working directory.
-
-        Raises:
-            UsageError: If a key is unknown or a value is wrong.
-            DataError: If a file does not exist.
-        """
+        """Parse a spec. root: the data folder, for relative files that are not in the working directory."""
         name, _, rest = spec.partition(",")
         values, inputs = tables.options(rest, spec, FORM, KEYS)
         path = Path(name).expanduser()
@@ -97,24 +88,15 @@ class TableFile:
         return (self.path, self.test) if self.test else (self.path,)
 
     def read(self) -> Arrays:
-        """The arrays, and `facts`: the number of classes and the scale of the inputs.
-
-        Raises:
-            UsageError: If a column is named that is not there.
-            DataError: If the data do not have one of the forms above.
-        """
+        """The arrays, and `facts`: the number of classes and the scale of the inputs."""
         parts = [part for path in self.files() for part in _parts(path, self.owner, bool(self.label))]
         names, keras = parts[0].names, len(parts) == 2 and self.test is None
         label = self.label or next((name for name in ("y",) if keras), "")
         label = label or next((name for name in LABELS if name in names), "")
-        for key, columns in (
-            ("label", (label,)),
-            ("client", (self.client or label,)),
-            ("input", self.inputs),
-        ):
-            for column in columns:
-                if column not in names:
-                    raise tables.unknown_column(self.path.name, key, column, names)
+        columns = [("label", label), ("client", self.client or label), *(("input", n) for n in self.inputs)]
+        for key, column in columns:
+            if column not in names:
+                raise tables.unknown_column(self.path.name, key, column, names)
         features = self.inputs or tuple(n for n in names if n not in (label, self.client))
         if lacking := [n for n in (label, *features) if n not in parts[-1].names]:
             raise DataError(f"{self.owner}: {parts[-1].table.title} has no column {', '.join(lacking)}")
@@ -131,16 +113,8 @@ class TableFile:
                 )
             inputs, targets = ([rows[0][~test], rows[0][test]] for rows in (inputs, targets))
             centres = None if centres is None else np.unique(centres[~test], return_inverse=True)[1]
-        arrays = {
-            "train_inputs": inputs[0],
-            "train_targets": targets[0],
-            "test_inputs": inputs[1],
-            "test_targets": targets[1],
-            "facts": np.array([classes, white]),
-        }
-        if centres is not None:
-            arrays["centres"] = centres.astype(np.int64)
-        return {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        arrays = bundle(inputs[0], targets[0], inputs[1], targets[1], centres, targets[0].dtype.type)
+        return {**arrays, "facts": np.array([classes, white])}
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,13 +190,7 @@ def _csv(path: Path, owner: str) -> tables.Table:
     if wrong:
         raise DataError(f"{owner}: {wrong}")
     with opened_text(path) as file:
-        frame = pandas.read_csv(
-            file,
-            sep=separator,
-            keep_default_na=False,
-            na_values=[""],
-            low_memory=False,
-        )
+        frame = pandas.read_csv(file, sep=separator, keep_default_na=False, na_values=[""], low_memory=False)
     return tables.Table(
         owner, path.name, frame, lambda row: f"line {_line(path, separator, row)} of {path.name}"
     )

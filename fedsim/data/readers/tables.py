@@ -74,11 +74,7 @@ class Table:
 
 
 def options(text: str, spec: str, form: Form, keys: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """KEY=VALUE,... behind a data set, and the values of `input`, which alone may be repeated.
-
-    Raises:
-        UsageError: If a key is unknown, has no value, or is repeated.
-    """
+    """KEY=VALUE,... behind a data set, and the values of `input`, the only key that may be repeated."""
     values: dict[str, str] = {}
     inputs: list[str] = []
     for key, value in key_values(text, f"data set {spec!r}", repeatable=("input",)):
@@ -114,14 +110,7 @@ def _kind(series: Any) -> str:
 def features(tables: Sequence[Table], names: Sequence[str], selected: bool, hint: str = "") -> list[Array]:
     """Columns of numbers as inputs (n, len(names)) float32 of every table.
 
-    Args:
-        tables: The parts.
-        names: The columns.
-        selected: Whether the user named them.
-        hint: What else a user may do about a column that is no feature.
-
-    Raises:
-        DataError: If a column has other things than numbers, or float32 cannot hold one.
+    selected: the user named the columns. hint: what else a user may do with a column that is no feature.
     """
     refused = {name: _no_feature(tables, name, selected) for name in names}
     wrong = "; ".join(f"{name or '(no name)'} ({why})" for name, why in refused.items() if why)
@@ -193,11 +182,7 @@ def _exact(table: Table, name: str) -> Array:
 
 
 def _complete(table: Table, name: str) -> Any:
-    """A column without missing values; a blank text is one.
-
-    Raises:
-        DataError: If one is missing.
-    """
+    """A column, after a check that no value is missing; a blank text counts as missing."""
     series = table.column(name)
     missing = series.isna().to_numpy(dtype=bool)
     if _kind(series) in _NAMES:
@@ -213,17 +198,10 @@ def _complete(table: Table, name: str) -> Any:
 
 
 def targets(tables: Sequence[Table], name: str, classes: int) -> tuple[list[Array], int]:
-    """Targets of every table, and how many outputs they need.
+    """Targets of every table, training data first, and how many outputs they need.
 
-    Names are numbered as in the first table: as it has them (categorical), or in sorted order.
-
-    Args:
-        tables: The parts, training data first.
-        name: The column.
-        classes: How many classes there are; 0: as the data say; 1: a number to predict.
-
-    Raises:
-        DataError: If targets are missing, or mean one thing in one table and another in the other.
+    Names are numbered as in the first table: as it has them (categorical), or in sorted order. classes: how
+    many there are; 0: as the data say; 1: the column has numbers to predict.
     """
     kinds = [_kind(_complete(table, name)) for table in tables]
     if all(kind in _NAMES for kind in kinds) and classes != 1:
@@ -274,11 +252,7 @@ def _refuse_spaces(names: Iterable[str], what: str) -> None:
 
 
 def _to_predict(values: Sequence[Array], classes: int, what: str) -> bool:
-    """Return whether numbers are to be predicted, and not the numbers of classes.
-
-    Raises:
-        DataError: If numbers with a point are whole, and so may be either.
-    """
+    """Return whether numbers are to be predicted, and not the numbers of classes."""
     if all(value.dtype.kind in "iu" for value in values):
         return False
     every = np.unique(np.concatenate(values))
@@ -297,11 +271,7 @@ def _to_predict(values: Sequence[Array], classes: int, what: str) -> bool:
 
 
 def _check_classes(tables: Sequence[Table], name: str, values: Sequence[Array], classes: int) -> int:
-    """The number of classes in a column of whole numbers.
-
-    Raises:
-        DataError: If they are none, or if a table has some that the first has not.
-    """
+    """The number of classes in a column of whole numbers; later tables may not add classes."""
     for table, value in zip(tables, values, strict=True):
         if (low := value < 0).any():
             raise table.wrong(
@@ -328,11 +298,7 @@ def _check_classes(tables: Sequence[Table], name: str, values: Sequence[Array], 
 
 
 def clients(table: Table, name: str) -> npt.NDArray[np.int64]:
-    """The client of every row, numbered by their values in sorted order, (n,).
-
-    Raises:
-        DataError: If a row has none, or if values are of several types.
-    """
+    """The client of every row, numbered by their values in sorted order, (n,)."""
     series = _complete(table, name)
     kind = _kind(series)
     if kind not in (*_WHOLE, "floating", *_NAMES, "datetime64", "date"):

@@ -36,11 +36,7 @@ class ClientFile:
         self.ids: tuple[str, ...] = tuple(sorted(examples))
 
     def column(self, client: str, name: str, most: int | None = None) -> Array:
-        """The first `most` rows of examples/<client>/<name> (None: all).
-
-        Raises:
-            DataError: naming the key.
-        """
+        """The first `most` rows of examples/<client>/<name> (None: all)."""
         key = f"examples/{client}/{name}"
         try:
             return np.asarray(self._examples[client][name][:most])
@@ -50,11 +46,7 @@ class ClientFile:
             raise DataError(f"{self.path}: {key} cannot be read ({error}); fetch it again") from error
 
     def alike(self, client: str, names: tuple[str, ...], columns: tuple[Array, ...]) -> None:
-        """Check that the columns of a client have equally many rows.
-
-        Raises:
-            DataError: If they have not.
-        """
+        """Check that the columns of a client have equally many rows."""
         counts = [len(column) for column in columns]
         if len(set(counts)) > 1:
             message = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True))
@@ -65,12 +57,7 @@ class ClientFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[ClientFile]:
-    """One file.
-
-    Raises:
-        UsageError: without h5py.
-        DataError: if it is not HDF5 or has no group 'examples'.
-    """
+    """Open one file; h5py is needed only here."""
     try:
         h5py: Any = import_module("h5py")
     except ImportError:

@@ -5,7 +5,8 @@
     p_n = softmax(z_n),    s_{n,c} = column c of S_n
 
 H_n is the Hessian of the cross-entropy in the logits z_n; it does not depend on the label. Each
-column s_{n,c} of S_n is one vector-Jacobian product per example. The backward pass stops at the
+column s_{n,c} of S_n is one vector-Jacobian product per example. Sketches have columns S_n r with random
+signs r, whose squared products sum to the diagonal in expectation. The backward pass stops at the
 OUTPUTS of the layers that own parameters; the square is contracted layer by layer with the layer's
 recorded input, so per-example gradients never exist for dense layers, and only per chunk for the
 others. Of a sequence every place t that counts has a softmax of its own, H_n is block diagonal, and the
@@ -22,21 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from fedsim.errors import UsageError, unknown
-from fedsim.learning.curvature.columns import columns_of, columns_of_places
 from fedsim.learning.curvature.layer_calls import Call, checked_forward, eagerly
 from fedsim.learning.curvature.layer_rules import RULES, check_layers
 
 COLUMNS = ("exact", "sign", "top2_sign")
-
 
 SHARE = 8
 """A chunk may take this part of a GPU's memory."""
@@ -130,11 +131,66 @@ def diagonal_ggn(
                 continue
             logits, calls = checked_forward(module, x, layers, places)
             with torch.no_grad():
-                if places is None:
-                    _add_chunk(logits, columns_of(logits, columns, generator), calls, slots)
-                else:
-                    _add_chunk(logits, columns_of_places(logits, places, columns, generator), calls, slots)
+                _add_chunk(logits, _columns(logits, places, columns, generator), calls, slots)
     return total
+
+
+def _columns(
+    logits: Tensor, places: Tensor | None, columns: str, generator: torch.Generator | None
+) -> Sequence[Tensor]:
+    """Columns of the logits' shape, whose squared pullbacks sum to the diagonal, exactly or in expectation.
+
+    Of sequences, with logits (n, T, C), only the `places` (n, T) count. A sketch has signs that are
+    independent from place to place.
+    """
+    p = logits.softmax(-1)
+    classes = p.shape[-1]
+    if places is not None and columns == "exact":
+        return _EachPlace(p, places)
+    root = p.sqrt()
+    # With at most two classes the two largest columns are all of them.
+    if places is None and (columns == "exact" or (columns == "top2_sign" and classes <= 2)):
+        unit = torch.eye(classes, dtype=p.dtype, device=p.device)
+        return list(root.T[:, :, None] * (unit[:, None, :] - p))
+    if places is not None:
+        root = root * places[:, :, None]
+
+    def times(r: Tensor) -> Tensor:
+        """S_n r_n for r of the logits' shape."""
+        scaled = root * r
+        return scaled - p * scaled.sum(-1, keepdim=True)
+
+    assert generator is not None
+    # Drawn on the generator's own device, so that the device of the model does not matter.
+    bits = torch.randint(2, tuple(p.shape), generator=generator, device=generator.device)
+    signs = (2 * bits - 1).to(device=p.device, dtype=p.dtype)
+    if columns == "sign":
+        return [times(signs)]
+    # |s_c|^2 = p_c (1 - 2 p_c + sum_j p_j^2)
+    norms = p * (1 - 2 * p + p.square().sum(-1, keepdim=True))
+    largest = norms.topk(min(2, classes), dim=-1).indices
+    units = [F.one_hot(each, classes).to(p.dtype) for each in largest.unbind(-1)]
+    if places is not None:
+        units = [signs * unit for unit in units]
+    return [*map(times, units), times(signs.scatter(-1, largest, 0.0))]
+
+
+@dataclass(frozen=True, eq=False)
+class _EachPlace(Sequence[Tensor]):
+    """The T C exact columns (n, T, C) of sequences, computed one by one; p: (n, T, C), places: (n, T)."""
+
+    p: Tensor
+    places: Tensor
+
+    def __len__(self) -> int:
+        return self.p.shape[1] * self.p.shape[2]
+
+    def __getitem__(self, i: Any) -> Any:
+        place, c = divmod(i, self.p.shape[2])
+        column, p = torch.zeros_like(self.p), self.p[:, place]
+        unit = F.one_hot(torch.tensor(c, device=p.device), p.shape[1]).to(p.dtype)
+        column[:, place] = self.places[:, place, None] * p[:, c, None].sqrt() * (unit - p)
+        return column
 
 
 def contracts(module: nn.Module) -> bool:
@@ -150,7 +206,8 @@ def squared_pullback(module: nn.Module, inputs: Tensor, cotangent: Callable[[Ten
     """sum_n (J_n' r_n)^2 with the rows r_n of `cotangent(outputs)`, outputs (n, C) of the inputs (n, *shape):
     (P,), by one backward pass in eval mode.
 
-    Raises: UsageError as diagonal_ggn.
+    Raises:
+        UsageError: as diagonal_ggn.
     """
     layers = check_layers(module)
     total, slots = _accumulators(module)

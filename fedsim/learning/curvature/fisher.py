@@ -5,7 +5,6 @@ docs/references/curvature-and-solvers.md#empirical-fisher."""
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,14 +49,3 @@ def _uphill(net: Net, outputs: Tensor, targets: Tensor) -> Tensor:
         loss = net.likelihood.loss(leaf, targets)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return gradient * len(targets)
-
-
-class _HasFisher(Protocol):
-    """A client whose loss has an empirical Fisher information."""
-
-    def mean_fisher(self, weights: Tensor, chunk: int) -> Tensor: ...
-
-
-def mean_fisher(shard: _HasFisher, weights: Tensor, chunk: int = 64) -> Tensor:
-    """The mean of the squared gradients of a client's examples, (P,); `chunk` examples at a time."""
-    return shard.mean_fisher(weights, chunk)

@@ -100,8 +100,7 @@ def checked_forward(
 ) -> tuple[Tensor, list[Call]]:
     """The outputs for the examples x (n, *shape), and the calls of layers that reach them, one per layer.
 
-    Raises:
-        UsageError: where the contraction of these calls would not be exact.
+    A UsageError says where the contraction of these calls would not be exact.
     """
     logits, calls, structure = _forward(module, x, layers, places)
     if len(x) > 1 and structure not in _checked.setdefault(module, set()):
@@ -229,9 +228,8 @@ def _check_outputs(some: Tensor, same: Tensor) -> None:
 def check_functional(module: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> None:
     """Check that torch.func can differentiate a network in the parameters of these names, at the examples x.
 
-    Raises:
-        UsageError: if a forward pass uses a trained parameter that functional_call does not replace, because
-            the module holds it elsewhere too; or if the outputs for an example depend on others.
+    It cannot if a forward pass uses a trained parameter that functional_call does not replace, because the
+    module holds it elsewhere too; or if the outputs for an example depend on others.
     """
     with torch.enable_grad(), eagerly():
         outputs = functional_call(module, dict(values), (x[: 2 * FEW],))
@@ -260,8 +258,7 @@ def torch_func_errors(what: str) -> Iterator[None]:
 def _check_rows(logits: Tensor, calls: list[Call], layers: Mapping[nn.Module, str]) -> bool:
     """Return whether each example is seen to reach one row of the output of each call.
 
-    Raises:
-        UsageError: if an example reaches two rows of one, or two examples the same row.
+    An example that reaches two rows of one, or two examples that reach the same row, are an error.
     """
     edges = [call.output_edge for call in calls if call.output_edge is not None]
     if not edges:

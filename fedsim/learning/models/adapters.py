@@ -26,14 +26,10 @@ from fedsim.model_specs import Lora
 
 
 def load_weights(module: nn.Module, path: Path) -> frozenset[str]:
-    """Put the tensors of a safetensors file in place, by name.
+    """Put the tensors of a safetensors file in place, by name, and return the names of other parameters.
 
-    Returns:
-        The names of parameters that the file does not have, or has in another shape, such as a head for other
-        classes: they stay as they are.
-
-    Raises:
-        UsageError: If the file cannot be read, or if no tensor of it fits.
+    The file does not have these, or has them in another shape, such as a head for other classes: they stay as
+    they are.
     """
     try:
         values = load_file(path)
@@ -58,17 +54,10 @@ def load_weights(module: nn.Module, path: Path) -> frozenset[str]:
 
 
 def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, owner: str) -> nn.Module:
-    """Freeze a model and put adapters beside the layers of the target.
+    """Freeze a model, in place, and put adapters beside the layers of the target.
 
-    Args:
-        module: The model; it is changed.
-        lora: The adapters.
-        missing: Parameters without pretrained values; None: the model is not pretrained.
-        owner: The model in error texts.
-
-    Raises:
-        UsageError: If a name fits no module, or if parameters would stay frozen at random values beside
-            pretrained ones.
+    missing: parameters without pretrained values, which must not stay frozen at random values; None: the
+    model is not pretrained.
     """
     peft = needed("peft", "+lora:")
     names = [name for name, _ in module.named_modules() if name]

@@ -66,11 +66,7 @@ class ImageModel(nn.Module):
 def library_model(
     spec: ModelSpec, shape: Shape, classes: int, likelihood: str
 ) -> tuple[nn.Module, frozenset[str] | None]:
-    """A model of a library, and which of its parameters have no pretrained values (None: none have).
-
-    Raises:
-        UsageError: If the package is not installed, the model is unknown, or it does not take these data.
-    """
+    """A model of a library, and which of its parameters have no pretrained values (None: none have)."""
     with _complaints(spec.base):
         return (_timm if spec.library == "timm" else _transformers)(spec, shape, classes, likelihood)
 

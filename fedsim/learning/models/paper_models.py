@@ -21,11 +21,7 @@ Shape = tuple[int, ...]
 
 
 def image(name: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
-    """`shape` as (channels, height, width).
-
-    Raises:
-        UsageError: If it is not an image; the message names the model.
-    """
+    """`shape` as (channels, height, width)."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise UsageError(
             f"model {name!r} cannot take inputs of shape {shape}: it needs (channels, height, "
@@ -159,9 +155,7 @@ def resnet20(shape: Shape, classes: int) -> nn.Module:
     """
     channels, _, _ = image("resnet20", shape)
     layers = OrderedDict[str, nn.Module](
-        conv=nn.Conv2d(channels, 16, 3, padding=1, bias=False),
-        norm=nn.GroupNorm(2, 16),
-        act=nn.ReLU(),
+        conv=nn.Conv2d(channels, 16, 3, padding=1, bias=False), norm=nn.GroupNorm(2, 16), act=nn.ReLU()
     )
     width = 16
     for stage, outputs in enumerate((16, 32, 64), start=1):

@@ -23,8 +23,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedsim import plugins
+from fedsim.data.datasets import Dataset
 from fedsim.errors import UsageError, unknown
-from fedsim.learning.likelihoods import SEQUENCES
+from fedsim.experiment import Experiment
+from fedsim.learning.frozen import freeze
+from fedsim.learning.likelihoods import SEQUENCES, likelihood as likelihood_of
 from fedsim.learning.models.adapters import add_lora, load_weights
 from fedsim.learning.models.library_models import library_model
 from fedsim.learning.models.paper_models import (
@@ -37,8 +40,10 @@ from fedsim.learning.models.paper_models import (
     resnet20,
 )
 from fedsim.learning.models.tff_models import cnn_emnist, lstm, resnet18_gn
+from fedsim.learning.params import Net
 from fedsim.model_specs import ModelSpec, is_model_spec
 from fedsim.process_settings import settings_kept
+from fedsim.seeds import seeded_torch
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,6 @@ def build_model(name: str, shape: Shape, classes: int, likelihood: str = "catego
     (fedsim.model_specs), for inputs (n, *shape) and `classes` outputs.
 
     Draws the initialisation from torch's global generator; the caller seeds it.
-
-    Raises:
-        UsageError: If the name is unknown, the shape is empty, there are too few classes, the model cannot
-            take inputs of this shape, its outputs do not suit the likelihood, or a user's own model is wrong.
     """
     if not is_model_spec(name):
         return _base(ModelSpec(name), shape, classes, likelihood)[0]
@@ -123,11 +124,7 @@ def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.M
 
 
 def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.Module:
-    """The same module, once it has given outputs of the expected shape for two blank examples.
-
-    Raises:
-        UsageError: If it has not, is TorchScript, or has parameters without values.
-    """
+    """The same module, once it has given outputs of the expected shape for two blank examples."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise UsageError(
             f"{owner} is TorchScript (torch.jit), which is not trained here; bring the torch.nn.Module that "
@@ -148,6 +145,15 @@ def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.M
     if not list(module.parameters()):
         raise UsageError(f"{owner} has no parameters that could be trained")
     return module.train()
+
+
+def network_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:
+    """The network of an experiment, on flat buffers, with its start values."""
+    shape = tuple(dataset.train_inputs.shape[1:])
+    with seeded_torch(experiment.seed):
+        module = build_model(experiment.model, shape, dataset.classes, dataset.likelihood)
+        freeze(module, experiment.train, experiment.freeze)
+        return Net(module, device, likelihood_of(dataset.likelihood))
 
 
 _ALL = (

@@ -20,7 +20,6 @@ from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.epochs import run_epochs
-from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.seeds import RandomStream
 
 
@@ -59,6 +58,36 @@ class LocalTraining:
     def steps(self, examples: int) -> int:
         """The number of gradient steps of one local training on N_k = `examples`."""
         return self.epochs * math.ceil(examples / self.batch_size)
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """The smoothed loss E[l(w + eps)], eps ~ N(0, I/precision), as a mean over pairs w + eps and w - eps.
+
+    A pair's gradient is exact for a quadratic loss, up to rounding: terms of odd order in eps cancel.
+    """
+
+    precision: float
+    pairs: int
+
+    def loss_gradient(
+        self, net: Net, inputs: Tensor, targets: Tensor, weight: float | Tensor, draws: torch.Generator
+    ) -> Tensor:
+        """Write weight * grad E[mean loss] at net.weights into net.grads; return the mean loss (0-d).
+
+        net.weights (P,) are as before afterwards. Every call draws new noise, on the device of `draws`.
+        """
+        centre, total = net.snapshot(), torch.zeros_like(net.grads)
+        loss = torch.zeros((), device=net.device)
+        for _ in range(self.pairs):
+            eps = torch.randn(len(centre), generator=draws, device=draws.device) / self.precision**0.5
+            for point in (centre + eps, centre - eps):
+                net.load(point)
+                loss += net.loss_gradient(inputs, targets, weight)
+                total += net.grads
+        net.load(centre)
+        net.grads.copy_(total.div_(2 * self.pairs))
+        return loss / (2 * self.pairs)
 
 
 Watch = Callable[[Tensor, Tensor], None]
@@ -228,12 +257,7 @@ def corrected_sgd(
         return (loss,)
 
     loss = run_epochs(
-        shard,
-        advance,
-        how,
-        rng,
-        constants=("corrected_sgd", lr, anchor is None),
-        dtype=torch.float64,
+        shard, advance, how, rng, constants=("corrected_sgd", lr, anchor is None), dtype=torch.float64
     )
     return LocalFit(net.owned_copy(y), loss)
 

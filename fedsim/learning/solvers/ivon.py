@@ -67,8 +67,7 @@ class IvonTraining:
         bool, Meta(description="momentum and step count continue from the last task; false: from zero")
     ] = True
     cosine_rounds: Annotated[
-        int,
-        Meta(ge=0, description="lr falls to 0 along half a cosine over so many rounds; 0: constant"),
+        int, Meta(ge=0, description="lr falls to 0 along half a cosine over so many rounds; 0: constant")
     ] = 0
     noise: Annotated[
         Literal["independent", "common", "common_per_round"],
@@ -176,11 +175,7 @@ def ivon(
         return losses
 
     loss = run_epochs(
-        shard,
-        advance,
-        how,
-        rng,
-        constants=("ivon", how.beta1, how.beta2, how.samples, state.may_move),
+        shard, advance, how, rng, constants=("ivon", how.beta1, how.beta2, how.samples, state.may_move)
     )
     fit = IvonFit(
         MeanPrecision(net.owned_copy(state.mean), state.precision()),
@@ -342,11 +337,7 @@ def _exact_terms(prior_precision: Tensor, ess: float, dual: Gaussian | None) -> 
 def _exact(
     shard: QuadraticShard, prior_mean: Tensor, prior_precision: Tensor, ess: float, dual: Gaussian | None
 ) -> IvonFit:
-    """The minimum of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard.
-
-    Raises:
-        TaskError: if F is unbounded below in some direction.
-    """
+    """The minimum of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard."""
     d, u, v = (term.to(shard.linear) for term in _exact_terms(prior_precision, ess, dual))
     hessian = shard.hessian / shard.size
     precision = ess * (hessian.diagonal() - u + d)

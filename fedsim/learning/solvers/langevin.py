@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from typing import Annotated
 
 from msgspec import Meta
 from torch import Tensor
 
 from fedsim.hyperparameters import BatchSize
-from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.shards import QuadraticShard, Shard, endless_batches
 from fedsim.learning.solvers import LocalFit
 from fedsim.seeds import RandomStream
 
@@ -41,8 +41,8 @@ def langevin(
     prior is the prior's precision on the scale of the mean loss; noise() is a draw (P,). The loss is the mean
     over the steps. On a QuadraticShard gradients are exact.
     """
-    order, weights, total = rng.torch("batches"), start.clone(), 0.0
-    batches = (batch for _ in count() for batch in shard.epoch(how.batch_size, order))
+    weights, total = start.clone(), 0.0
+    batches = endless_batches(shard, how.batch_size, rng)
     with shard.noise(rng.key("dropout")):
         for batch in islice(batches, how.steps):
             gradient, loss = batch.loss_gradient(weights)

@@ -60,11 +60,7 @@ class Chain:
 
 
 def check_chain(params: int, chain: Chain) -> None:
-    """Check that a chain can be run for a model of `params` parameters.
-
-    Raises:
-        UsageError: for more than MAX_CHAIN parameters, or one sample without shrinkage.
-    """
+    """Check that a chain can be run for a model of `params` parameters."""
     if params > MAX_CHAIN:
         raise UsageError(
             f"the chain needs the curvature of P = {params:,} parameters as a P x P matrix; the limit is "

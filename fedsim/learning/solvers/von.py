@@ -125,11 +125,7 @@ def _exact(shard: QuadraticShard, cavity: Gaussian, temperature: float) -> Local
 
 
 def check_samples(samples: int) -> None:
-    """Check that VON can draw so many samples in pairs.
-
-    Raises:
-        UsageError: for a number that is neither even nor 1.
-    """
+    """Check that VON can draw so many samples in pairs."""
     if samples > 1 and samples % 2:
         raise UsageError(f"samples={samples}: VON draws pairs; use an even number, or 1 for the mean alone")
 
@@ -219,11 +215,7 @@ class _Root:
 
     @staticmethod
     def of(precision: Tensor) -> _Root:
-        """The square root of S.
-
-        Raises:
-            TaskError: if S is not positive definite or not finite.
-        """
+        """The square root of S, after a check that S is positive definite and finite."""
         _finite(precision, "precision")
         if precision.dim() == 1:
             bad, least = int((precision <= 0).sum()), float(precision.min())

@@ -52,11 +52,7 @@ class Preset:
 
     @staticmethod
     def read(name: str) -> Preset:
-        """Read a preset of this folder.
-
-        Raises:
-            UsageError: if there is none of this name.
-        """
+        """Read a preset of this folder."""
         if name not in names():
             raise unknown("preset", name, names())
         path = FOLDER / f"{name}.toml"
@@ -96,11 +92,7 @@ def names() -> tuple[str, ...]:
 
 
 def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experiment:
-    """The experiment of a preset for an algorithm, with `changes` over it (fedsim.preset).
-
-    Raises:
-        UsageError: for an unknown preset or field.
-    """
+    """The experiment of a preset for an algorithm, with `changes` over it (fedsim.preset)."""
     tables = Preset.read(name).tables(algo)
     hyperparameters = tables["hyperparameters"] | dict(dotted(changes.get("hyperparameters", {})))
     values = {**tables["experiment"], "algo": algo, **changes, "hyperparameters": hyperparameters}
@@ -108,14 +100,8 @@ def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experimen
 
 
 def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
-    """Return remarks about hyperparameters that were left at their defaults: lines, maybe none.
-
-    Args:
-        experiment: As of `remark`.
-        preset: As of `remark`.
-
-    Raises:
-        UsageError: for an unknown preset.
+    """Remarks, a line each, on hyperparameters that were left at their defaults; the arguments are
+    `remark`'s.
     """
     return tuple(line for line in (remark(experiment, preset), step_remark(experiment)) if line)
 
@@ -138,12 +124,7 @@ def step_remark(experiment: Experiment) -> str:
 def remark(experiment: Experiment, preset: str = "") -> str:
     """One line for the user on where the hyperparameters come from; "" if there is nothing to say.
 
-    Args:
-        experiment: with the hyperparameters that differ from the algorithm's defaults.
-        preset: the preset's name, if one was asked for.
-
-    Raises:
-        UsageError: for an unknown preset.
+    preset: the preset's name, if one was asked for.
     """
     if preset:
         return Preset.read(preset).source_of(experiment.algo)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
@@ -160,7 +159,7 @@ def test_the_empirical_fisher_is_the_sum_of_squared_gradients() -> None:
     net = Net(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
     shard = Shard(net, torch.randn(7, 5), torch.arange(7) % 3, 1.0)
     weights = net.snapshot()
-    result = mean_fisher(shard, weights, chunk=3)
+    result = shard.mean_fisher(weights, chunk=3)
     total = torch.zeros_like(weights)
     for x, y in zip(shard.inputs, shard.targets, strict=True):
         net.load(weights)

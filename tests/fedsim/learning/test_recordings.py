@@ -19,9 +19,15 @@ from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.recordings import KEPT, cuda_graphs
 from fedsim.learning.shards import Shard
-from fedsim.learning.solvers.first_order import LocalSGD, LocalTraining, Moments, corrected_sgd, minimise
+from fedsim.learning.solvers.first_order import (
+    LocalSGD,
+    LocalTraining,
+    Moments,
+    Smoothing,
+    corrected_sgd,
+    minimise,
+)
 from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
-from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.seeds import RandomStream
 from tests.support.tape import Tapes
 
