@@ -77,7 +77,7 @@ class Base:
 def schedule(
     spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = (), decided: Participants | None = None
 ) -> Schedule:
-    """The schedule that `--participation` names, BASE[+gone:P][+lost:P].
+    """The schedule that `--participation` names, `BASE[+gone:P][+lost:P]`.
 
     sizes: N_k of every client, if known. decided: who takes part where something else decides that
     (fedsim.asynchrony): the base is full then.
