@@ -29,7 +29,7 @@ from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, codec_options, resolved, resolved_hyperparameters
 from fedsim.learning.client_scores import LabelShares
-from fedsim.learning.frozen import frozen_digest, share_frozen
+from fedsim.learning.frozen import frozen_digest, frozen_tensors, put_frozen
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
 from fedsim.learning.models.registry import network_of
@@ -142,7 +142,7 @@ class Problem:
         does not compute on the network.
         """
         net = network_of(self.experiment, self.dataset, self.net.device)
-        share_frozen(net.module, self.net.module)
+        put_frozen(net.module, frozen_tensors(self.net.module))
         self.copies  # noqa: B018  (one store for both)
         other = replace(self, net=net)
         vars(other).update({k: v for k, v in vars(self).items() if k not in ("net", "evaluation")})

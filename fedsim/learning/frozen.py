@@ -6,7 +6,7 @@ user's file), so every process creates them itself; the digest in a run's manife
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from hashlib import sha256
 
@@ -57,9 +57,10 @@ def frozen_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}".lstrip("."), buffer
 
 
-def share_frozen(module: nn.Module, other: nn.Module) -> None:
-    """Let a module use the memory of another one's frozen tensors, which have the same values."""
-    for name, there in frozen_tensors(other):
+def put_frozen(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Let the frozen tensors of these names lie where others with the same values do; their own memory is
+    freed."""
+    for name, there in tensors:
         owner, _, leaf = name.rpartition(".")
         getattr(module.get_submodule(owner), leaf).data = there
 

@@ -82,15 +82,15 @@ class Overrides:
             absolute_paths(plain_numbers(experiment)), dict(dotted(hyperparameters)), codecs, execution
         )
 
-    def resolve(self) -> tuple[Experiment, Execution]:
-        """Put the defaults under the values, and check all."""
+    def resolve(self, here: bool = True) -> tuple[Experiment, Execution]:
+        """Put the defaults under the values, and check all. here: this machine's GPUs are the run's."""
         execution = check_execution(self.execution, self)
         values = {**self.experiment, "hyperparameters": self.hyperparameters, "codecs": self.codecs}
         experiment = convert(Experiment, values, self.where("experiment"), self.named("experiment"))
         with self.origins.own_words():
             names.check(experiment, self.origins.whence)
         if "workers" not in self.execution and not execution.remote_workers:
-            usual = gpus_of(execution.devices) or execution.workers
+            usual = (gpus_of(execution.devices) if here else 0) or execution.workers
             execution = replace(execution, workers=min(usual, experiment.clients))
         return experiment, execution
 
@@ -228,9 +228,8 @@ def _remote(execution: Execution, here: int) -> Execution:
 
 
 def once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs of an option that is repeated, as a table. Of a key that stands there twice the last would
-    win.
-    """
+    """The pairs of an option that is repeated, as a table; a key that stands there twice is refused, because
+    the last would win in silence."""
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:

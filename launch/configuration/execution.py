@@ -37,7 +37,7 @@ class Execution:
             "Clients that a worker on a GPU computes at once, each on a stream of its own.",
             "L|auto",
             "execution resume",
-            default="auto: 10, or as many as clients a worker; 1 for models of 4 million parameters or more",
+            default="auto: 10 a GPU, or as many as clients a worker; 1 from 4 million parameters on",
             ge=AUTO,
             le=16,
         ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedsim.errors import UsageError
 from launch.configuration.config import Overrides
-from launch.configuration.execution import AUTO, Execution
+from launch.configuration.execution import AUTO
 from launch.engines.job import Engine, Job
 from launch.engines.kubernetes import Kubernetes
 from launch.engines.options import EngineOptions
@@ -29,9 +29,7 @@ def submit(overrides: Overrides, engine: EngineOptions) -> str:
 
 def _job(overrides: Overrides, engine: EngineOptions) -> Job:
     tcp = replace(overrides, execution={**overrides.execution, "transport": "tcp"})
-    experiment, execution = tcp.resolve()
-    if "workers" not in overrides.execution:  # of this machine's GPUs the job has none
-        execution = replace(execution, workers=min(Execution().workers, experiment.clients))
+    experiment, execution = tcp.resolve(here=False)
     if clashing := [name for name in ("remote_workers", "bind", "keys") if name in overrides.execution]:
         option = clashing[0].replace("_", "-")
         raise UsageError(f"--{option} does not go with --on {engine.on}: its workers find their coordinator")

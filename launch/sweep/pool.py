@@ -118,7 +118,8 @@ class Pool:
         Raises:
             DiskError: If the disk is full.
         """
-        self._note(trial, {"seconds": self._attempt(trial).get("seconds", 0.0) + seconds})
+        attempts = {"seconds": self._attempt(trial).get("seconds", 0.0) + seconds}
+        (self.folder(trial) / ATTEMPT).write_text(json.dumps(attempts) + "\n")
         packed, part = self._packed(trial), self.path / f".{trial.id}.packing"
         with disk_errors(packed):
             with tarfile.open(part, "w") as archive:
@@ -130,9 +131,6 @@ class Pool:
 
     def _attempt(self, trial: Named) -> dict[str, Any]:
         return json_or_empty(self.folder(trial) / ATTEMPT)
-
-    def _note(self, trial: Named, what: dict[str, Any]) -> None:
-        (self.folder(trial) / ATTEMPT).write_text(json.dumps(what) + "\n")
 
     def sign(self, trial: Named, seconds: float) -> None:
         """Record when and from what a finished run came, with the seconds of attempts that were stopped, and

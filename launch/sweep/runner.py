@@ -139,15 +139,10 @@ def run_trials(
             for r in [r for r in running if not r.process.is_alive()]:
                 running.remove(r)
                 r.process.join()
-                seconds = time.monotonic() - r.began
                 if r.process.exitcode == Interrupted.exit_code:
                     raise KeyboardInterrupt
-                if r.process.exitcode == 0 and pool.run(r.trial).status == DONE:
-                    pool.sign(r.trial, seconds)
-                    progress.done, progress.seconds = progress.done + 1, progress.seconds + seconds
-                else:
-                    errors[r.trial.id] = pool.error(r.trial)
-                    progress.failed += 1
+                done = r.process.exitcode == 0 and pool.run(r.trial).status == DONE
+                _ended(r, done, pool, progress, errors)
                 pool.release(r.trial, r.claim)  # only now: until it is signed, a run is not done
             progress.running = tuple((r.name, _share(r, pool)) for r in running)
             watch(progress)
@@ -163,6 +158,17 @@ def run_trials(
     return errors
 
 
+def _ended(r: Running, done: bool, pool: Pool, progress: Progress, errors: dict[str, str]) -> None:
+    """Sign a run that is done, or note its error, and count it."""
+    if done:
+        seconds = time.monotonic() - r.began
+        pool.sign(r.trial, seconds)
+        progress.done, progress.seconds = progress.done + 1, progress.seconds + seconds
+    else:
+        errors[r.trial.id] = pool.error(r.trial)
+        progress.failed += 1
+
+
 def _stop(running: list[Running], pool: Pool, progress: Progress, errors: dict[str, str]) -> None:
     """Let every run stop after its last committed round, and pack it; `running` is empty afterwards."""
     for r in running:
@@ -175,17 +181,13 @@ def _stop(running: list[Running], pool: Pool, progress: Progress, errors: dict[s
             if r.process.is_alive():
                 r.process.kill()
                 r.process.join()
-            seconds, status = time.monotonic() - r.began, pool.run(r.trial).status
-            if status == DONE:
-                pool.sign(r.trial, seconds)
-                progress.done += 1
-            elif status == FAILED:
-                errors[r.trial.id] = pool.error(r.trial)
-                progress.failed += 1
-            else:
-                progress.stopped += 1
-                if pool.resumable(r.trial):
-                    pool.pause(r.trial, seconds)
+            status = pool.run(r.trial).status
+            if status in (DONE, FAILED):
+                _ended(r, status == DONE, pool, progress, errors)
+                continue
+            progress.stopped += 1
+            if pool.resumable(r.trial):
+                pool.pause(r.trial, time.monotonic() - r.began)
         finally:
             pool.release(r.trial, r.claim)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedsim.learning.frozen import frozen_tensors
+from fedsim.learning.frozen import frozen_tensors, put_frozen
 from fedsim.wire.codecs import raw_bytes
 from workers.storage.atomic_files import disk_errors, write_atomically
 
@@ -48,13 +48,7 @@ def map_frozen(module: nn.Module, folder: Path) -> bool:
     mapped, offset = _mapped(path), 0
     for name, own in tensors:
         shared = torch.frombuffer(mapped, dtype=own.dtype, count=own.numel(), offset=offset).view(own.shape)
-        owner, _, leaf = name.rpartition(".")
-        holder = module.get_submodule(owner)
-        own_tensor = getattr(holder, leaf)
-        if isinstance(own_tensor, nn.Parameter):
-            own_tensor.data = shared
-        else:
-            setattr(holder, leaf, shared)
+        put_frozen(module, [(name, shared)])
         offset += _padded(own)
     return True
 
