@@ -144,10 +144,11 @@ class AggregationThread:
             while k is not None:
                 envelope, worker = self._take(k)
                 up = read_upload(self.problem, envelope, stale.get(k, down), worker)
-                scalars.add(up, self.problem.sizes[k])
+                if up is not None:
+                    scalars.add(up, self.problem.sizes[k])
                 if tree is not None and not merges:
                     passed_on.append((tree.edge_of(k), Envelope(envelope.header, envelope.head, ())))
-                if k >= aim and not measured and tree is None:
+                if k >= aim and up is not None and not measured and tree is None:
                     measured.update(self._limits(envelope, up, stale.get(k, down), payload))
                 yield k, up
                 del envelope, up  # before the next one is read
@@ -155,7 +156,7 @@ class AggregationThread:
 
         stream = ups()
         ctx = self.problem.context(round, exchange, command.folded_rounds, command.asked)
-        if stale:
+        if stale and self.problem.trigger is None:
             asynchrony = self.problem.asynchrony
             arrivals = (
                 Arrival(k, stale[k], up, round - asynchrony.answered(round, k), asynchrony.weight(round, k))
@@ -216,12 +217,16 @@ class AggregationThread:
 
 
 def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> Any:
-    """Return the message of an upload. down: the decoded broadcast that it answers.
+    """Return the message of an upload; None if the client's rule has sent none (+event).
+
+    down: the decoded broadcast that it answers.
 
     Raises:
         WireError: If it must not be folded; it names client, round, worker and field.
     """
     h = envelope.header
+    if problem.unchanged(h):
+        return None
     sender = f" from worker {worker}" if worker != NONE else ""
     owner = f"upload of client {h.client} in round {h.round}{sender}"
     kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
@@ -248,6 +253,8 @@ class _Scalars:
             values.append(value)
 
     def result(self) -> dict[str, float]:
+        if not self._sizes:
+            return {}
         return {name: self._summed(over, self._values[name]) for name, over in self._over.items()}
 
     def _summed(self, over: str, values: list[float]) -> float:
