@@ -3,7 +3,7 @@
     norm:C      the change is at least C: the Euclidean norm, in units of the weights
     norm:P%     it is at least P % of the change that was sent last
     kl:C        KL(q_k || what the receiver has) is at least C nats per parameter
-    budget:B    a threshold of the norm that follows a budget: B bytes, or P % of an upload, a client and round
+    budget:B    a threshold of the norm by a budget: B bytes, or P % of an upload, for a client and round
 
 The first message is always sent. It imports nothing heavy, because options are resolved early.
 """

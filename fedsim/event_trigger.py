@@ -248,8 +248,8 @@ class EventTriggered(Wrapper):
 
     def check_stale(self, damped: bool) -> None:
         raise UsageError(
-            "--async: with +event and +quiet sizes of messages depend on what is computed, and the schedule of "
-            "an asynchronous run, which follows from them, is known before"
+            "--async: with +event and +quiet sizes of messages depend on what is computed, and the schedule "
+            "of an asynchronous run, which follows from them, is known before"
         )
 
     def check_tree(self) -> None:
