@@ -98,7 +98,7 @@ def _rule(name: str, text: str) -> Rule:
         kind, amount = "norm", text
     known = KINDS[name]
     share = amount.endswith("%") and kind != "kl" and name == EVENT
-    value = number(amount.removesuffix("%")) / (100 if share else 1)
+    value = number(amount[:-1]) / 100 if share else number(amount)
     if kind not in known or not 0 <= value < math.inf or (kind == "budget" and not value):
         forms = {"norm": "norm:0.5", "kl": "kl:0.001", "budget": "budget:2000 (bytes) or budget:30%"}
         also = ", norm:30%" if name == EVENT else " (or just 0.5)"

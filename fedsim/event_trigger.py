@@ -64,19 +64,17 @@ class EventTriggered(Wrapper):
             UsageError: If they do not; it says why.
         """
         which = "+event" if self.up else "+quiet"
-        if self.inner.centralised or len(self.inner.exchanges) > 1 or self.inner.default_rounds == 1:
+        if len(self.inner.exchanges) > 1 or self.inner.default_rounds == 1:
             what = (
-                "is not federated"
-                if self.inner.centralised
-                else "has one round"
+                "has one round"
                 if self.inner.default_rounds == 1
                 else "has several exchanges a round, and each needs what all clients send in the one before"
             )
-            raise UsageError(f"--participation {which}: {self.name} {what}")
+            raise UsageError(f"{which}: {self.name} {what}")
         if optional_group(self._up) or optional_group(self._down):
             raise UsageError(
-                f"--participation {which}: {self.name} sends some data only once, and whether they have "
-                "arrived must not depend on a threshold"
+                f"{which}: {self.name} sends some data only once, and whether they have arrived must not "
+                "depend on a threshold"
             )
         if self.up is not None:
             self.inner.unsent()

@@ -159,6 +159,11 @@ class Problem:
         rules = self.trigger is not None and self.trigger.up is not None
         return rules and upload.round > 0 and not upload.fields
 
+    def unmoved(self, task: Header) -> bool:
+        """True if this header of a task says that the broadcast is the one that the client has (+quiet)."""
+        rules = self.trigger is not None and self.trigger.down is not None
+        return rules and task.round > 0 and not task.fields
+
     def beside(self) -> Problem:
         """The same problem with a network of its own, for a task that is computed beside another one.
 
