@@ -38,12 +38,13 @@ class Trigger:
     """What a client keeps for its rule.
 
     sent: the number of messages so far; change: of the last one; threshold: of rule budget, in the units of
-    the change.
+    the change; waited: rounds since the last one in which none was sent.
     """
 
     sent: int = 0
     change: float = 0.0
     threshold: float = 0.0
+    waited: int = 0
 
     def sends(self, rule: Rule, change: float) -> bool:
         """Whether a message with this change is sent."""
@@ -63,14 +64,15 @@ class Trigger:
         Cummins et al., FedBack, https://github.com/michael-cummins/FedBack. Differs: there the threshold is
         the server's, for the distance of the global model, and the controller adds.
         """
-        now = replace(self, sent=self.sent + 1, change=change) if self.sends(rule, change) else self
+        sends = self.sends(rule, change)
+        sent = replace(self, sent=self.sent + 1, change=change, waited=0)
+        now = sent if sends else replace(self, waited=self.waited + 1)
         if rule.kind != "budget":
             return now
         if not self.threshold:
             return replace(now, threshold=START * change)
         budget = rule.value if rule.share else rule.value / max(size, 1)
-        used = 1.0 if now is not self else 0.0
-        return replace(now, threshold=self.threshold * math.exp(GAIN * (used - budget)))
+        return replace(now, threshold=self.threshold * math.exp(GAIN * (sends - budget)))
 
 
 def split(spec: str) -> tuple[str, Rule | None, Rule | None]:

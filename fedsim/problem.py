@@ -261,7 +261,7 @@ class Problem:
         e, created = self.experiment, tree(self.experiment.tree, self.experiment.clients)
         if created is not None:
             if self.trigger is not None:
-                self.trigger.check_tree()
+                self.trigger.check_tree(self.sizes)
             check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=self.refers_to_last)
         return created
 

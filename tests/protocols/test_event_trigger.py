@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_a_broadcast_that_has_not_moved_is_not_sent(
     assert mismatch is None or mismatch < 1e-12
 
 
-@pytest.mark.parametrize("name", ["fedlap_cov", "fedavgm"])
+@pytest.mark.parametrize("name", ["ivon_admm", "fedavgm"])
 def test_edge_servers_pass_on_what_is_sent(name: str, tmp_path: Path) -> None:
     """One alone changes no bit; an upload without fields has no share in its sums."""
     flat = play(problem(find(name)), tmp_path / "flat")
@@ -141,6 +142,8 @@ def test_other_options_that_do_not_fit() -> None:
         problem(find("fedavg"), tree="2x2")
     with pytest.raises(UsageError, match="leave \\+quiet out"):
         problem(find("fedlap_cov"), "full+quiet:1", tree="2x2")
+    with pytest.raises(UsageError, match="counts for every round in which its client sent nothing"):
+        problem(find("fedlap_cov"), tree="2x2")
     with pytest.raises(UsageError, match="--async: with \\+event"):
         problem(find("fedlap_cov"), "full+event:norm:1", asynchronous="fedbuff:2", compute="1ms")
     with pytest.raises(UsageError, match="refers to the last"):
@@ -207,6 +210,22 @@ def test_a_broadcast_that_stays_is_what_clients_answer(quadratics: Any) -> None:
     assert played.server.got_in.tolist() == [1, 1, 1, 1] and len(played.server.got) == 1
     assert all(c.got_in == 1 for c in played.clients)
     assert played.algorithm.dual_mismatch(played.server, played.clients) < 1e-12
+
+
+def test_a_damped_dual_step_counts_for_the_rounds_without_an_upload(quadratics: Any) -> None:
+    """Round 1 sends by d; after two silent rounds the step is 3 d, and of ten at most 1, on both sides."""
+    for silent, times in ((2, 3.0), (10, 4.0)):
+        played, _ = federation(quadratics, "fedlap_cov", Rule("norm", 1e9), covariance="full", rho=0.25)
+        for _ in range(1 + silent):
+            played.play()
+        before = played.clients[0].inner.site
+        down = played.algorithm.broadcast(played.server, played.context())
+        played.algorithm = replace(played.algorithm, up=Rule("norm", 0.0))
+        played.play()
+        inner, up = played.algorithm.inner, played.uploads[0]
+        q_k, q_g = (inner.family.gaussian(message) for message in (up, down))
+        assert played.clients[0].inner.site.mismatch(before * (q_k / q_g) ** (0.25 * times)) < 1e-12
+        assert played.algorithm.dual_mismatch(played.server, played.clients) < 1e-12
 
 
 def test_what_a_rule_measures() -> None:
