@@ -21,7 +21,7 @@ Wire: P down, P + M C up. The inputs cost nothing.
 
 Cost: O((N_k + M) P E) on a client, as in fedlap_func; the server keeps K M C labels.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: the paper suggests such a set and reports no results of it. The server's optimiser and the defaults
 are as in fedlap_func.

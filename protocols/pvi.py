@@ -11,7 +11,7 @@ protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 
 diverges where clients' curvatures pull the same way, and 1/K is what the comparison papers use.
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from
-the upload and its own broadcast; a silent client counts with its site.
+the upload and its own broadcast. The product includes the last site of every client that sends nothing.
 
 Local training is VON, with L-BFGS steps of the mean. Every task begins anew: nothing is carried over.
 
