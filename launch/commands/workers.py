@@ -38,7 +38,8 @@ def _joining(file: str, *others: Decorator) -> Decorator:
         click.option("--join", "file", **FILE, required=True, help=file),
         *others,
         click.option(
-            *("--connect", "url"),
+            "--connect",
+            "url",
             metavar="URL",
             help="The coordinator's address as seen from this machine.  [the file's]",
         ),

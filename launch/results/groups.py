@@ -241,8 +241,9 @@ def _selected(
             raise unknown("key of --where:", name, known)
         runs = [(run, d) for run, d in runs if target in _output(name, d, run)]
         if not runs:
-            others = " and meets the other --where" if len(where) > 1 else ""
-            raise UsageError(f"no run has {text}{others}")
+            raise UsageError(
+                f"no run has {text}" + (" and meets the other --where" if len(where) > 1 else "")
+            )
     return runs
 
 
