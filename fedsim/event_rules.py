@@ -47,13 +47,13 @@ class Trigger:
     waited: int = 0
 
     def sends(self, rule: Rule, change: float) -> bool:
-        """Whether a message with this change is sent."""
+        """Whether a message with this change is sent; one with NaN is, so that its receiver refuses it."""
         if not self.sent:
             return True
         if rule.kind == "budget":
-            return change > 0 and change >= self.threshold
+            return change != 0 and not change < self.threshold
         least = rule.value * self.change if rule.share and rule.kind == "norm" else rule.value
-        return change >= least
+        return not change < least
 
     def after(self, rule: Rule, change: float, size: int) -> Trigger:
         """The state after the decision. size: bytes of the upload, sent or not.

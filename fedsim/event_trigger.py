@@ -259,6 +259,10 @@ class EventTriggered(Wrapper):
         known[ctx.round] = down
         return replace(server, got_in=got_in, got=tuple(known[r] for r in rounds))
 
+    def nothing_counts(self, uploads: int) -> bool:
+        """True if no upload was sent, of so many, and nothing counts in the place of one."""
+        return not uploads and self.up is not None and self.inner.unsent() == "dual"
+
     def sums(self, server: Any, down: Any, ctx: Context) -> Any:
         return self.inner.sums(server.inner, down, ctx)
 

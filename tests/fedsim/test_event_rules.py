@@ -53,6 +53,7 @@ def test_the_first_message_is_sent_and_then_the_rule_decides() -> None:
     assert sent.sends(Rule("norm", 9.0), 9.0) and not sent.sends(Rule("norm", 9.0), 8.9)
     assert sent.sends(Rule("norm", 0.5, share=True), 2.0) and not sent.sends(Rule("norm", 0.5, True), 1.9)
     assert sent.after(Rule("norm", 9.0), 1.0, 10) == Trigger(1, 4.0, waited=1)
+    assert all(sent.sends(rule, math.nan) for rule in (Rule("norm", 9.0), Rule("budget", 0.5, share=True)))
     assert sent.sends(Rule("norm", 0.0), 0.0) and not sent.sends(Rule("budget", 0.5, share=True), 0.0)
 
 

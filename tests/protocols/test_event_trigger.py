@@ -137,6 +137,14 @@ def test_edge_servers_pass_on_what_is_sent(name: str, tmp_path: Path) -> None:
     assert uploads(two)[1]
 
 
+def test_a_tree_in_which_nobody_sends_changes_nothing(tmp_path: Path) -> None:
+    """scaffold divides by the number of uploads."""
+    for tree in ("", "2x2"):
+        run = play(problem(find("scaffold"), "full+event:norm:1000", tree=tree), tmp_path / f"tree {tree}")
+        one = play(problem(find("scaffold"), "full", tree=tree, rounds=1), tmp_path / f"one {tree}")
+        assert torch.equal(run.outcome.model.mean, one.outcome.model.mean)
+
+
 def test_other_options_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="fedavg counts every client's last upload again"):
         problem(find("fedavg"), tree="2x2")
