@@ -86,8 +86,8 @@ class Dispatch:
         self._in_use: dict[int, Broadcast] = {}
         """In an asynchronous run, the broadcasts from which clients still compute, by round."""
         self._older: Mapping[int, Any] = {}
-        """By client, the decoded broadcast that it still has, if this one is not sent to it because it has not
-        changed enough (+quiet)."""
+        """By client, the decoded broadcast that it still has, if this one is not sent to it because it has
+        not changed enough (+quiet)."""
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._sent_in = self._last_in = NONE
