@@ -37,6 +37,8 @@ class Dataset:
                                   255 for images (digits: 16), 1 for tables
     centres                       (n,) int64, the natural client of every training row, or None
     likelihood                    the meaning of targets: a name of fedsim.learning.likelihoods
+    features                      the names of the inputs' columns, for the manifest; () without
+    dropped                       how many rows were left out because they lack a value, for the manifest
 
     Every process creates its own, so a user's function must return the same numbers in every process: draw
     from a generator with a fixed seed, and never from the clock, a global generator or a set's order.
@@ -51,6 +53,8 @@ class Dataset:
     scale: float = 1.0
     centres: Array | None = None
     likelihood: str = "categorical"
+    features: tuple[str, ...] = ()
+    dropped: int = 0
 
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
@@ -81,7 +85,8 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
         arrays = cached(folder, sources, build)
     for array in arrays.values():
         array.setflags(write=False)
-    return Dataset(name=name, classes=info.classes, scale=info.scale, likelihood=info.likelihood, **arrays)
+    named: dict[str, Any] = dict(arrays)
+    return Dataset(name=name, classes=info.classes, scale=info.scale, likelihood=info.likelihood, **named)
 
 
 def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
@@ -94,12 +99,22 @@ def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
     named = (spec, *(os.path.relpath(file, described.folder) for file in files))
     options = hashlib.sha256(os.fsencode("\0".join(named))).hexdigest()[:8]
     arrays = cached(f"{described.name}-{options}", files, described.read)
-    classes, scale = (float(value) for value in arrays.pop("facts"))
+    classes, scale, *dropped = (float(value) for value in arrays.pop("facts"))
+    features = tuple(str(name) for name in arrays.pop("features", ()))
+    known: dict[str, Any] = dict(arrays)
     targets = arrays["train_targets"]
     likelihood = "categorical" if targets.ndim == 1 else "token_classes"
     if targets.dtype == np.float32:
         likelihood = "gaussian"
-    dataset = Dataset(name=spec, classes=int(classes), scale=scale, likelihood=likelihood, **arrays)
+    dataset = Dataset(
+        name=spec,
+        classes=int(classes),
+        scale=scale,
+        likelihood=likelihood,
+        features=features,
+        dropped=int(sum(dropped)),
+        **known,
+    )
     return _checked(dataset, described.owner)
 
 

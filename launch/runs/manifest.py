@@ -55,6 +55,7 @@ def described(problem: Problem) -> dict[str, Any]:
     """The experiment with every default resolved; `sources` has the user's own files and their sha256."""
     experiment = problem.experiment
     files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
+    features, dropped = problem.dataset.features, problem.dataset.dropped
     return asdict(experiment) | {
         "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
         "codecs": codec_options(problem.algorithm.default_codecs, experiment.codecs),
@@ -62,6 +63,8 @@ def described(problem: Problem) -> dict[str, Any]:
         **({"frozen": problem.frozen_digest} if problem.frozen_digest else {}),
         "client_sizes": list(problem.sizes),
         "data": problem.data_digest,
+        **({"features": list(features)} if features else {}),
+        **({"rows_dropped": dropped} if dropped else {}),
         "sources": plugins.sources(plugins.all_choices(experiment))
         | model_specs.sources(experiment.model)
         | traces.digest(experiment.participation)

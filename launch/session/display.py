@@ -150,6 +150,8 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     if sum(sizes) < len(data.train_targets):
         unused = counted(len(data.train_targets) - sum(sizes), "training example")
         lines.append(f"{unused} unused: {', '.join(_why_unused(problem))}")
+    if data.dropped:
+        lines.append(f"{counted(data.dropped, 'row')} without a value left out (missing=drop)")
     if workers > clients:
         useful = f"{counted(workers, 'worker')} for {counted(clients, 'client')}"
         lines.append(f"{useful}: {workers - clients} can only evaluate")
