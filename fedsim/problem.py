@@ -22,6 +22,7 @@ from fedsim.asynchrony import Asynchrony, asynchrony
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
+from fedsim.data.label_noise import with_label_noise
 from fedsim.data.partitions import partition
 from fedsim.device_copies import DeviceCopies
 from fedsim.error_feedback import error_feedback
@@ -36,6 +37,7 @@ from fedsim.learning.models.registry import network_of
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
 from fedsim.participation import Schedule, schedule
+from fedsim.partition_specs import PartitionSpec
 from fedsim.process_settings import settings_kept
 from fedsim.round_events import version
 from fedsim.seeds import RandomStream
@@ -64,6 +66,8 @@ class Problem:
     split: tuple[np.ndarray, ...] = ()
     """The rows of all `experiment.clients`, for scores per client. It differs from `clients` only for a
     centralised algorithm. An outline has none."""
+    noisy_targets: np.ndarray | None = None
+    """The targets of all training rows with label noise, which clients see; None: there is no noise."""
 
     @staticmethod
     def build(
@@ -95,6 +99,8 @@ class Problem:
             centres=dataset.centres,
         )
         examples, seed = len(dataset.train_targets), experiment.seed
+        noise = PartitionSpec.parse(experiment.partition).noise
+        noisy = None if not noise else with_label_noise(dataset, clients, noise, seed)
         clients, held = hold_out(experiment.evaluate_on, examples, clients, seed)
         clients, public = set_aside(algorithm.public_inputs, clients, seed)
         split, clients = clients, _held_by(algorithm, clients)
@@ -108,7 +114,7 @@ class Problem:
                 raise UsageError(f"{name} = exact needs clients with a quadratic loss; a network has none")
         scale = dataset.scale if experiment.inputs == "scaled" else 1.0
         start = net.snapshot().cpu()
-        problem = Problem(experiment, algorithm, dataset, clients, net, start, scale, public, split)
+        problem = Problem(experiment, algorithm, dataset, clients, net, start, scale, public, split, noisy)
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
@@ -162,7 +168,12 @@ class Problem:
     def data_digest(self) -> str:
         """The digest of everything that the experiment reads (fedsim.data.arrays.data_digest)."""
         d = self.dataset
-        return data_digest((d.train_inputs, d.train_targets), (d.test_inputs, d.test_targets), self.clients)
+        return data_digest((d.train_inputs, self.targets), (d.test_inputs, d.test_targets), self.clients)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The targets of all training rows, as clients see them."""
+        return self.dataset.train_targets if self.noisy_targets is None else self.noisy_targets
 
     @cached_property
     def frozen_digest(self) -> str:
@@ -332,8 +343,8 @@ class Problem:
         """A client's examples, with the network that all clients share."""
 
         def stored() -> tuple[Tensor, Tensor]:
-            data, rows = self.dataset, self.clients[client]
-            return torch.from_numpy(data.train_inputs[rows]), torch.from_numpy(data.train_targets[rows])
+            rows = self.clients[client]
+            return torch.from_numpy(self.dataset.train_inputs[rows]), torch.from_numpy(self.targets[rows])
 
         inputs, targets = self.copies.get(("examples", client), 0, stored)
         return Shard(self.net, inputs, targets, self.scale)
@@ -360,7 +371,7 @@ class Problem:
     def label_shares(self) -> LabelShares | None:
         """The classes of every client's rows, for scores per client; None without classes.
 
-        A centralised algorithm has them for all K clients of its rows.
+        A centralised algorithm has them for all K clients of its rows. They are those without label noise.
         """
         if self.measure.per_class is None:
             return None

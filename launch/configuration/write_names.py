@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsim import model_specs
 from fedsim.data.catalogue import DATASETS
-from fedsim.data.partitions import PARTITIONS
+from fedsim.data.partitions import MODIFIERS, PARTITIONS
 from fedsim.data.readers import hub, table_files
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, hyperparameter_names, resolved_hyperparameters
@@ -41,7 +41,8 @@ def text() -> str:
         },
         "models": {m.name: _entry(Form(m.name), m.description) for m in MODELS.values()}
         | {f"...{form.name}": _entry(Form(usage), form.help) for usage, form in model_specs.FORMS.items()},
-        "partitions": {p.name: _entry(p.form, p.description) for p in PARTITIONS.values()},
+        "partitions": {p.name: _entry(p.form, p.description) for p in PARTITIONS.values()}
+        | {usage: _entry(Form(usage), description) for usage, description in MODIFIERS.items()},
         "codecs": {c.name: _entry(c.form, c.description) for c in CODECS.values()},
         "schedules": {
             (bases[usage].form.name if usage in bases else usage): _entry(

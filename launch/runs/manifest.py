@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from fedsim import model_specs, plugins, traces
+from fedsim import model_specs, partition_specs, plugins, traces
 from fedsim.experiment import Experiment, codec_options, resolved_hyperparameters
 from fedsim.version import __version__
 from launch.configuration.execution import AUTO, Execution
@@ -68,6 +68,7 @@ def described(problem: Problem) -> dict[str, Any]:
         "sources": plugins.sources(plugins.all_choices(experiment))
         | model_specs.sources(experiment.model)
         | traces.digest(experiment.participation)
+        | partition_specs.digest(experiment.partition)
         | {path: traces.sha256(path) for path in sorted(files)},
     }
 
