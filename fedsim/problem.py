@@ -29,7 +29,7 @@ from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, codec_options, resolved, resolved_hyperparameters
-from fedsim.learning.client_scores import LabelShares
+from fedsim.learning.client_scores import LabelShares, OwnTestRows
 from fedsim.learning.frozen import frozen_digest, frozen_tensors, put_frozen
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
@@ -37,7 +37,7 @@ from fedsim.learning.models.registry import network_of
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
 from fedsim.participation import Schedule, schedule
-from fedsim.partition_specs import PartitionSpec
+from fedsim.partition_specs import PartitionSpec, split_of
 from fedsim.process_settings import settings_kept
 from fedsim.round_events import version
 from fedsim.seeds import RandomStream
@@ -107,6 +107,8 @@ class Problem:
         if held is not None:
             inputs, targets = dataset.train_inputs[held], dataset.train_targets[held]
             dataset = replace(dataset, test_inputs=inputs, test_targets=targets)
+            if dataset.test_centres is not None and dataset.centres is not None:
+                dataset = replace(dataset, test_centres=dataset.centres[held])
         net = network_of(experiment, dataset, torch.device(device))
         algorithm.check(net.layout.size)
         for name, value in resolved_hyperparameters(algorithm).items():
@@ -168,7 +170,9 @@ class Problem:
     def data_digest(self) -> str:
         """The digest of everything that the experiment reads (fedsim.data.arrays.data_digest)."""
         d = self.dataset
-        return data_digest((d.train_inputs, self.targets), (d.test_inputs, d.test_targets), self.clients)
+        own = () if self.test_clients is None else (self.test_clients,)
+        test = (d.test_inputs, d.test_targets, *own)
+        return data_digest((d.train_inputs, self.targets), test, self.clients)
 
     @property
     def targets(self) -> np.ndarray:
@@ -355,7 +359,8 @@ class Problem:
     def evaluation(self) -> Evaluation:
         """The evaluation of models on the test set."""
         seed, samples = self.experiment.seed, self.experiment.eval_samples
-        return Evaluation(self.net, self.dataset, self.read, seed, samples)
+        own, clients = self.test_clients, len(self.split)
+        return Evaluation(self.net, self.dataset, self.read, seed, samples, own, clients)
 
     @property
     def chunks(self) -> int:
@@ -366,6 +371,33 @@ class Problem:
     def measure(self) -> Likelihood:
         """The scores that the data set's likelihood defines."""
         return self.evaluation.measure
+
+    @cached_property
+    def test_clients(self) -> np.ndarray | None:
+        """The client of every test row, (n,), -1 for none; None if clients have no test rows of their own.
+
+        They have if the data set says whose test rows are whose, the partition is by its clients, and targets
+        are classes.
+        """
+        centres, tested = self.dataset.centres, self.dataset.test_centres
+        natural = split_of(self.experiment.partition) == "natural"
+        if (
+            centres is None
+            or tested is None
+            or not natural
+            or likelihood(self.dataset.likelihood).per_class is None
+        ):
+            return None
+        client_of = np.full(int(centres.max()) + 2, -1)  # the last is that of -1
+        for client, rows in enumerate(self.split):
+            client_of[centres[rows[0]]] = client
+        result: np.ndarray = client_of[tested]
+        return result if (result >= 0).any() else None
+
+    @cached_property
+    def client_scoring(self) -> LabelShares | OwnTestRows | None:
+        """How clients are scored; None without classes."""
+        return self.label_shares if self.test_clients is None else OwnTestRows(len(self.split))
 
     @cached_property
     def label_shares(self) -> LabelShares | None:

@@ -101,7 +101,7 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
     whence: from a table and a key, the file that it is in, for errors.
     """
     check_name("algorithms", experiment.algo)
-    if not experiment.dataset.startswith("hf:") and not is_table(experiment.dataset):
+    if not experiment.dataset.startswith(("hf:", "leaf:")) and not is_table(experiment.dataset):
         check_name("datasets", experiment.dataset)
     check_name("partitions", PartitionSpec.parse(experiment.partition).split)
     if experiment.model:

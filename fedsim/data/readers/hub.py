@@ -94,7 +94,7 @@ class HubDataset:
             if path.suffix in TEXTS:
                 refuse_utf_16(path)
         splits = self._splits()
-        train, names = splits[0], tuple(splits[0].column_names)
+        names = tuple(splits[0].column_names)
         client = self.client
         label = self.label or next((name for name in ("label", "labels") if name in names), "")
         if label == "next":
@@ -117,10 +117,13 @@ class HubDataset:
             targets = [_next_ids(rows, self._padding) for rows in inputs]
             outputs = int(max(i.max() for i in inputs)) + 1
             classes = max(outputs, self.classes, len(self._words) if self.tokenizer else 0)
-        centres = None
+        centres, *tested = [None]
         if client:
-            centres = tables.clients(_table(self.owner, "train", train, [client], client), client)
+            parts = [s for s in _titled(splits) if client in s[1].column_names]
+            owned = [_table(self.owner, title, split, [client], client) for title, split in parts]
+            centres, *tested = tables.clients(owned, client)
         arrays = bundle(inputs[0], targets[0], inputs[1], targets[1], centres, targets[0].dtype.type)
+        features |= {"test_centres": tested[0]} if tested else {}
         return {**arrays, **features, "facts": np.array([classes, white])}
 
     @property

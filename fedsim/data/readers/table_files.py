@@ -140,7 +140,8 @@ class TableFile:
             parts = complete
         targets, classes = tables.targets([part.table for part in parts], label, self.classes)
         inputs, white, labels = self._inputs(parts, features)
-        centres = tables.clients(parts[0].table, self.client) if self.client else None
+        named = [part.table for part in parts if self.client in part.table.frame]
+        centres, *tested = tables.clients(named, self.client) if self.client else [None]
         if len(parts) == 1:
             groups = targets[0] if targets[0].ndim == 1 else np.zeros(len(targets[0]))
             test = every_nth_of_class(groups, TEST_EVERY)
@@ -150,10 +151,16 @@ class TableFile:
                     "as many; name a file of test rows: test=FILE"
                 )
             inputs, targets = ([rows[0][~test], rows[0][test]] for rows in (inputs, targets))
-            centres = None if centres is None else np.unique(centres[~test], return_inverse=True)[1]
+            if centres is not None:
+                kept, rows = np.unique(centres[~test], return_inverse=True)
+                number = np.full(int(centres.max()) + 1, -1)
+                number[kept] = np.arange(len(kept))
+                centres, tested = rows, [number[centres[test]]]
         arrays = bundle(inputs[0], targets[0], inputs[1], targets[1], centres, targets[0].dtype.type)
-        named = {"features": np.array(labels)} if labels else {}
-        return {**arrays, **named, "facts": np.array([classes, white, dropped])}
+        more: Arrays = {"features": np.array(labels)} if labels else {}
+        if tested:
+            more["test_centres"] = np.asarray(tested[0])
+        return {**arrays, **more, "facts": np.array([classes, white, dropped])}
 
     def _inputs(
         self, parts: Sequence[_Part], names: Sequence[str]

@@ -358,8 +358,17 @@ def _check_classes(tables: Sequence[Table], name: str, values: Sequence[Array], 
 # ---- clients
 
 
-def clients(table: Table, name: str) -> npt.NDArray[np.int64]:
-    """The client of every row, numbered by their values in sorted order, (n,)."""
+def clients(tables: Sequence[Table], name: str) -> list[npt.NDArray[np.int64]]:
+    """The client of every row of each table, (n,), numbered by their values in the first table in sorted
+    order; -1 for others."""
+    values = [_client_names(table, name) for table in tables]
+    names = np.unique(values[0])
+    numbers = {value: k for k, value in enumerate(names.tolist())}
+    return [np.array([numbers.get(v, -1) for v in rows.tolist()], dtype=np.int64) for rows in values]
+
+
+def _client_names(table: Table, name: str) -> Array:
+    """The client of every row, (n,)."""
     series = _complete(table, name)
     kind = _kind(series)
     if kind not in (*_WHOLE, "floating", *_NAMES, "datetime64", "date"):
@@ -370,7 +379,7 @@ def clients(table: Table, name: str) -> npt.NDArray[np.int64]:
     values = series.astype(object).to_numpy(dtype=str) if kind in _NAMES else series.to_numpy()
     if kind in _NAMES:
         _refuse_spaces(np.unique(values).tolist(), f"{table.owner}: column {name} (client=)")
-    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+    return np.asarray(values)
 
 
 def listed(names: Sequence[object]) -> str:
