@@ -132,6 +132,8 @@ class TableFile:
         features = features or tuple(n for n in names if n not in (label, self.client))
         if lacking := [n for n in (label, *features) if n not in parts[-1].names]:
             raise DataError(f"{self.owner}: {parts[-1].table.title} has no column {', '.join(lacking)}")
+        if unused := [name for name in self.categories if name == label or name not in features]:
+            raise UsageError(f"{self.owner}: category={unused[0]} is the label or the client, no feature")
         dropped = 0
         if self.drop:
             used = (label, *features, *([self.client] if self.client else ()))

@@ -23,7 +23,7 @@ from fedsim.user_files import other_separator
 FEW = 8
 """So many names are shown in a message."""
 MANY = 1000
-"""Classes: more of them than rows are probably numbers to predict."""
+"""Classes: more of them than rows are probably numbers to predict. Categories: there may be so many."""
 MOST_CATEGORIES = 100
 """Names in a column of text that is a feature, unless the user says that it has categories."""
 
@@ -155,6 +155,11 @@ def features(
             columns = [_numbers(table, name)[:, None] for table in tables]
         else:
             codes, known = _named([table.as_text(name) for table in tables], name, "values")
+            if len(known) > MANY:
+                raise DataError(
+                    f"{tables[0].owner}: column {name} has {len(known):,} values, each of which would be a "
+                    f"feature; there may be {MANY:,}"
+                )
             labels += [f"{name}={value}" for value in known]
             columns = [np.eye(len(known), dtype=np.float32)[rows] for rows in codes]
         for block, column in zip(blocks, columns, strict=True):

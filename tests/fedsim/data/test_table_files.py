@@ -266,6 +266,13 @@ def test_categories_are_one_hot_and_have_names(
     assert load_dataset(f"t.csv,label=y{options}").features == names  # from the cache
 
 
+def test_an_id_has_too_many_categories() -> None:
+    text = "x,y\n" + "".join(f"u{i},{i % 2}\n" for i in range(1001))
+    for option in ("category=x", "input=x"):
+        assert "column x has 1,001 values, each of which would be a" in refused(text, f"label=y,{option}")
+    assert "no features: x (text of 1,001 values in 1,001 rows, such as 'u0')" in refused(text)
+
+
 def test_rows_without_a_value_are_left_out_on_request() -> None:
     text = SEX.replace("21,f,10,1", "?,f,10,1").replace("22,m", "22,").replace("9,0", "9,NA", 1)
     assert "is no number)" in (words := refused(text, "label=y")) and "no value is na=TEXT" in words
@@ -276,6 +283,9 @@ def test_rows_without_a_value_are_left_out_on_request() -> None:
     part = load(text, "label=y,input=code,na=NA,missing=drop")  # a column that is not used may lack values
     assert part.dropped == 1
     assert load(SEX.replace(",m,", ",,", 1), "label=y,input=age,client=sex,missing=drop").dropped == 1
+    wide = SEX.replace("20,", ",").replace("24,", "1e39,")
+    assert "line 6 of t.csv, column age is 1e+39" in refused(wide, "label=y,missing=drop")
+    assert "every row of t.csv lacks a value" in refused("x,y\n,1\n2,\n", "label=y,missing=drop")
 
 
 def test_an_array_with_nan_loses_these_rows_on_request() -> None:
@@ -400,6 +410,11 @@ def test_arrays_that_are_refused(arrays: Mapping[str, Any], words: str) -> None:
             "unknown key of data set 't.csv,labl=kind': 'labl'; did you mean 'label'",
         ),
         ("t.csv,label=kind,classes=x", UsageError, "write FILE.csv,label=COLUMN"),
+        (
+            "t.csv,label=kind,category=kind",
+            UsageError,
+            "category=kind is the label or the client, no feature",
+        ),
         ("t.csv,label=kind,category=z", UsageError, "unknown column of t.csv (category=): 'z'"),
         ("t.csv,label=kind,missing=keep", UsageError, "missing=keep: write missing=drop or missing=refuse"),
         ("text.npz,label=y,na=x", UsageError, "na= is for csv and tsv files"),
