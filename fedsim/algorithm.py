@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache, reduce
-from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.seeds import RandomStream
 from fedsim.step_rules import At as At, OverK as OverK, Step as Step, step_size as step_size
 from fedsim.wire.schema import Sum, map_tensors, zeros_of
+
+Unsent = Literal["dual", "zero", "last"]
+"""What counts for a client that was asked and sends nothing (Algorithm.unsent)."""
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -303,6 +306,37 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
         The dual step lives here, from the upload as decoded.
         """
+        return client
+
+    # ---- a client that computes and sends nothing (fedsim.event_trigger)
+
+    def unsent(self) -> Unsent:
+        """What the server counts for a client that was asked and sends nothing, by --participation +event.
+
+        dual: the server's sum keeps the client's dual, as if the client had not taken part. zero: its
+        increment is 0, and it has its weight in the mean. last: its last upload counts again, of which the
+        server keeps one for every client.
+
+        Raises:
+            UsageError: If the algorithm needs every upload that it asked for.
+        """
+        return "dual" if self.duals else "zero" if self.fed_back else "last"
+
+    def dual_damping(self, at: At) -> float:
+        """The exponent, or factor, of a dual step that may count 1 / damping times, after rounds in which the
+        client sent nothing. 1: a dual step counts once.
+        """
+        return 1.0
+
+    def own_and_held(self, client: Client, down: Down, up: Up, task: Task) -> tuple[Any, Any]:
+        """What an upload says of its client, and what the server has of it without that, in the same terms:
+        two messages, or two Gaussians. client: its draft; up: as decoded. For duals: a site stays as it is
+        where the upload agrees with the broadcast.
+        """
+        return up, down
+
+    def client_unsent(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+        """The client's next state from its draft if `up` is not sent; a dual that the server has stays."""
         return client
 
     def server_update(

@@ -13,18 +13,17 @@ upload as decoded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, make_dataclass, replace
 from functools import cache
-from operator import attrgetter
 from typing import Any
 
 import torch
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import AnyShard, Context, Task
 from fedsim.errors import UsageError
 from fedsim.wire.schema import all_fields
-
-AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+from fedsim.wrapper import AnyAlgorithm, Wrapper
 
 
 @cache
@@ -35,51 +34,15 @@ def with_residuals(client: type) -> type:
     return make_dataclass("WithResiduals", columns, frozen=True)
 
 
-def _of_inner(name: str) -> Any:
-    """A property, which may be a method, that is the inner algorithm's."""
-    return property(attrgetter(f"inner.{name}"))
-
-
 @dataclass(frozen=True)
-class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
-    """`inner` with its fields ((exchange, name), ...) corrected; everything else is inner's."""
+class ErrorFeedback(Wrapper):
+    """`inner` with its fields ((exchange, name), ...) corrected."""
 
-    inner: AnyAlgorithm
     fields: tuple[tuple[int, str], ...]
 
-    name = _of_inner("name")
-    paper = _of_inner("paper")
-    default_model = _of_inner("default_model")
-    default_rounds = _of_inner("default_rounds")
-    default_codecs = _of_inner("default_codecs")
-    eval_samples = _of_inner("eval_samples")
-    stale_damping = _of_inner("stale_damping")
-    server_type = _of_inner("server_type")
-    exchanges = _of_inner("exchanges")
-    setup = _of_inner("setup")
-    public_inputs = _of_inner("public_inputs")
-    sizes_on_wire = _of_inner("sizes_on_wire")
-    check = _of_inner("check")
-    server_init = _of_inner("server_init")
-    broadcast = _of_inner("broadcast")
-    broadcast_to = _of_inner("broadcast_to")
-    server_update = _of_inner("server_update")
-    no_sums = _of_inner("no_sums")
-    sums = _of_inner("sums")
-    add = _of_inner("add")
-    from_sums = _of_inner("from_sums")
-    merged = _of_inner("merged")
-    check_stale = _of_inner("check_stale")
-    stale_update = _of_inner("stale_update")
-    model = _of_inner("model")
-    report = _of_inner("report")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "client_type", with_residuals(self.inner.client_type))
-
     @property
-    def unwrapped(self) -> AnyAlgorithm:
-        return self.inner
+    def client_type(self) -> type:  # type: ignore[override]
+        return with_residuals(self.inner.client_type)
 
     def client_init(self, ctx: Context, k: int) -> Any:
         zero = torch.zeros_like(ctx.start, dtype=torch.float64)
@@ -92,6 +55,13 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
             owed[i] = getattr(up, name).double() + owed[i]
             up = replace(up, **{name: owed[i]})
         return self.client_type(draft, tuple(owed)), up
+
+    def client_unsent(self, client: Any, down: Any, up: Any, task: Task) -> Any:
+        """All that was to be sent is owed."""
+        return replace(client, inner=self.inner.client_unsent(client.inner, down, up, task))
+
+    def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
+        return self.inner.dual_mismatch(server, (client.inner for client in clients))
 
     def client_commit(self, client: Any, down: Any, up: Any, task: Task) -> Any:
         owed = list(client.residuals)

@@ -2,11 +2,13 @@
 
 A schedule is a base, which draws the participants, and modifiers, which affect some of them:
 
-    BASE[+gone:P][+lost:P]        such as 0.3, coin:0.3, markov:0.1,0.5+lost:0.05, trace:who.csv
+    BASE[+gone:P][+lost:P][+event:RULE][+quiet:RULE]
+    such as 0.3, coin:0.3, markov:0.1,0.5+lost:0.05, trace:who.csv, full+event:kl:0.001
 
 gone (dropout): a client gets the broadcast and sends nothing back. lost (upload loss): its upload arrives and
 is not folded. Each modifier affects a participant with probability P, independently. It is drawn apart from
-the base, so that a base gives the same participants with and without modifiers.
+the base, so that a base gives the same participants with and without modifiers. event and quiet decide, from
+what is computed, whether a message is sent (fedsim.event_trigger).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsim import plugins, traces
+from fedsim import event_rules, plugins, traces
 from fedsim.errors import DataError, UsageError
 from fedsim.seeds import RandomStream
 from fedsim.specs import Form, parse, plain_share, probability, split_modifiers, whole
@@ -77,12 +79,14 @@ class Base:
 def schedule(
     spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = (), decided: Participants | None = None
 ) -> Schedule:
-    """The schedule that `--participation` names, `BASE[+gone:P][+lost:P]`.
+    """The schedule that `--participation` names, `BASE[+gone:P][+lost:P]`, in which +event and +quiet change
+    nothing.
 
     sizes: N_k of every client, if known. decided: who takes part where something else decides that
     (fedsim.asynchrony): the base is full then.
     """
     population = ClientPopulation(clients, seed, sizes)
+    spec, *_ = event_rules.split(spec)
     base, arguments, chances = _parse(spec)
     if decided is not None and base is not BASES["full"]:
         raise UsageError(
@@ -233,6 +237,11 @@ SPECS = {
     **{base.form.usage: base.description for base in BASES.values()},
     "...+gone:P": "behind any of them: with probability P a participant gets the broadcast and sends nothing",
     "...+lost:P": "behind any of them: with probability P an upload arrives and is not folded",
+    "...+event:norm:C": "behind any of them: a participant uploads only a change of at least norm C",
+    "...+event:norm:P%": "the same, with P % of the norm of the change that it sent last",
+    "...+event:kl:C": "the same, with C nats a parameter of KL to what the server has of it",
+    "...+event:budget:B": "the same, with a threshold for which an upload costs B bytes, or P%, on average",
+    "...+quiet:C": "behind any of them: a broadcast goes to a client only if it has moved by norm C, or kl:C",
 }
 
 
@@ -243,13 +252,13 @@ def _parse(spec: str) -> tuple[Base, tuple[str, ...], Mapping[str, float]]:
     """The base of a schedule, its arguments, and the chances of gone and lost."""
     path, modifiers = traces.split(spec)
     if spec.startswith(traces.PREFIX):
-        _, chances = split_modifiers(modifiers, OPTION, traces.MODIFIERS)
+        _, chances = split_modifiers(modifiers, OPTION, traces.CHANCES)
         head = f"{traces.PREFIX}{path}"
     elif plugins.is_spec(path):
-        _, chances = split_modifiers(modifiers, OPTION, traces.MODIFIERS)
+        _, chances = split_modifiers(modifiers, OPTION, traces.CHANCES)
         return Base(Form(path), "", lambda _, population: users_schedule(path, population)), (), chances
     else:
-        head, chances = split_modifiers(plain_share(spec), OPTION, traces.MODIFIERS)
+        head, chances = split_modifiers(plain_share(spec), OPTION, traces.CHANCES)
         if ":" not in head and head not in _WORDS:
             return _counted(head), (), chances
     name, arguments = parse(head, "schedule", _FORMS)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim import plugins
+from fedsim import event_rules, plugins
 from fedsim.algorithm import Algorithm, Context, Exchange, Task
 from fedsim.asynchrony import Asynchrony, asynchrony
 from fedsim.data.arrays import data_digest
@@ -28,6 +28,7 @@ from fedsim.device_copies import DeviceCopies
 from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
+from fedsim.event_trigger import EventTriggered, event_triggered
 from fedsim.experiment import Experiment, codec_options, resolved, resolved_hyperparameters
 from fedsim.learning.client_scores import LabelShares, OwnTestRows
 from fedsim.learning.frozen import frozen_digest, frozen_tensors, put_frozen
@@ -45,6 +46,7 @@ from fedsim.tree import Tree, check_tree, tree
 from fedsim.virtual_clock import Clock, ExchangeClock, clock
 from fedsim.wire.codec_selection import select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
+from fedsim.wire.header import Header
 from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields
 from fedsim.wire.wire_size import RUN_NAME, envelope_size
 
@@ -120,6 +122,7 @@ class Problem:
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
+        problem = problem.with_rules()
         problem.asynchrony, problem.tree  # noqa: B018  (checks that they fit)
         return problem
 
@@ -139,9 +142,35 @@ class Problem:
         net = network_of(experiment, dataset, torch.device("cpu"))
         algorithm.check(net.layout.size)
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
-        problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0)
+        problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0).with_rules()
         problem.codecs, problem.asynchrony, problem.tree  # noqa: B018  (checks names, and that they fit)
         return problem
+
+    def with_rules(self) -> Problem:
+        """The same problem whose messages follow +event and +quiet of --participation, if they stand there.
+
+        Raises:
+            UsageError: If they do not fit the algorithm or the codecs.
+        """
+        _, up, down = event_rules.split(self.experiment.participation)
+        if down is not None and self.refers_to_last:
+            raise UsageError("+quiet: clients have different broadcasts, so none refers to the last (+last)")
+        return replace(self, algorithm=event_triggered(self.algorithm, up, down))
+
+    @property
+    def trigger(self) -> EventTriggered | None:
+        """The algorithm, if its messages follow +event or +quiet."""
+        return self.algorithm if isinstance(self.algorithm, EventTriggered) else None
+
+    def unchanged(self, upload: Header) -> bool:
+        """True if this header of an upload says that its client has nothing to send (+event)."""
+        rules = self.trigger is not None and self.trigger.up is not None
+        return rules and upload.round > 0 and not upload.fields
+
+    def unmoved(self, task: Header) -> bool:
+        """True if this header of a task says that the broadcast is the one that the client has (+quiet)."""
+        rules = self.trigger is not None and self.trigger.down is not None
+        return rules and task.round > 0 and not task.fields
 
     def beside(self) -> Problem:
         """The same problem with a network of its own, for a task that is computed beside another one.
@@ -246,6 +275,8 @@ class Problem:
         """The edge servers, if there are any; FedsimError if --tree does not fit, or its file is wrong."""
         e, created = self.experiment, tree(self.experiment.tree, self.experiment.clients)
         if created is not None:
+            if self.trigger is not None:
+                self.trigger.check_tree(self.sizes)
             check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=self.refers_to_last)
         return created
 

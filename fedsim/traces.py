@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from fedsim import event_rules
+
 PREFIX = "trace:"
-MODIFIERS = ("gone", "lost")
+CHANCES = ("gone", "lost")
+MODIFIERS = (*CHANCES, *event_rules.MODIFIERS)
 
 
 def split(spec: str) -> tuple[str, str]:

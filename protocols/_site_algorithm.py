@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task, Unsent
 from fedsim.errors import UsageError
 from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product, times
@@ -249,6 +249,33 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         dual = self.committed(client.dual, down, up, client.precision, at=task.at)
         return replace(client, dual=dual)
 
+    def unsent(self) -> Unsent:
+        if self.averages and self.silent != "last" and self._has_silent:
+            raise UsageError(
+                f"+event: the server of {self.name} averages the q_k of those who send, as if the others had "
+                "the same; --set silent=last keeps every client's last one"
+            )
+        return "dual"
+
+    def own_and_held(self, client: Client, down: Any, up: Any, task: Task) -> tuple[Any, Any]:
+        """Under silent = last the server has z_k, which stands for a q_k as in DualRule.commit."""
+        if client.dual.z is None:
+            return up, down
+        rho_server, gamma = self.exponents(task.at)
+        sent, q = (self.family.gaussian(m, client.precision) for m in (up, down))
+        own = (client.dual.z * sent / client.dual.site * q**gamma) ** (1 / (rho_server + gamma))
+        return own, own / sent ** (1 / (rho_server + gamma))
+
+    def client_unsent(self, client: Client, down: Any, up: Any, task: Task) -> Client:
+        """Under silent = last the dual step is the client's own, and only z_k waits for the next upload.
+
+        Source: Er et al. 2025, Algorithm 1, https://arxiv.org/abs/2405.10618, where z_k is d_k.
+        """
+        if client.dual.z is None:
+            return client
+        moved = self.client_commit(client, down, up, task)
+        return replace(moved, dual=replace(moved.dual, z=client.dual.z))
+
     @accumulating
     def committed(self, dual: Dual, down: Any, up: Any, S: Tensor | float, *, at: At) -> Dual:
         sent, q = self.family.gaussian(up, S), self.family.gaussian(down, S)
@@ -303,13 +330,14 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
             return both
         return replace(both, product_precision=both.product_precision + sent.count * S)
 
+    @property
+    def _has_silent(self) -> bool:
+        """True if `silent` is a hyperparameter."""
+        return "silent" in {f.name for f in fields(self)}  # type: ignore[arg-type]
+
     def check_stale(self, damped: bool) -> None:
         if self.averages and self.silent != "last":
-            last = (
-                "; --set silent=last keeps every client's last one"
-                if "silent" in {f.name for f in fields(self)}  # type: ignore[arg-type]
-                else ""
-            )
+            last = "; --set silent=last keeps every client's last one" if self._has_silent else ""
             raise UsageError(
                 f"--async: the server of {self.name} averages the q_k of a round, and those of an "
                 f"asynchronous round are of different ages{last}"

@@ -19,7 +19,8 @@ class TaskResult:
     """The result of a task, all tensors on the CPU.
 
     draft: the state as client_update returns it. up: the message before any codec. payload: the message
-    encoded. decoded: the message as the server decodes it. committed: the client's next state.
+    encoded; empty if the client's rule sends none. decoded: the message as the server decodes it.
+    committed: the client's next state.
     """
 
     draft: Any
@@ -30,7 +31,14 @@ class TaskResult:
 
 
 def execute(
-    problem: Problem, of: TaskId, state: Any, down: Any, folds: int, asked: int, copied: Any = None
+    problem: Problem,
+    of: TaskId,
+    state: Any,
+    down: Any,
+    folds: int,
+    asked: int,
+    copied: Any = None,
+    fresh: bool = True,
 ) -> TaskResult:
     """Compute a task; the result depends on the arguments only.
 
@@ -43,6 +51,7 @@ def execute(
         folds: The number of rounds before this one that folded an upload.
         asked: The number of clients that take part in the round.
         copied: The broadcast on the network's device, if the caller has it.
+        fresh: The broadcast is that of the round, and not an earlier one that the client had (+quiet).
 
     Returns:
         The result. The commit uses the decoded message, because the server folds that one.
@@ -66,5 +75,11 @@ def execute(
     payload = encode(up, codecs, dims, context, layout)
     kind = problem.exchange(of.round, of.exchange).up
     decoded: Any = decode_own(kind, payload, codecs, dims, context, layout)
-    committed = algorithm.client_commit(draft, down, decoded, replace(task, start=problem.start))
+    task = replace(task, start=problem.start)
+    if problem.trigger is None:
+        committed = algorithm.client_commit(draft, down, decoded, task)
+    else:
+        size = sum(part.nbytes for f in payload.fields for part in f.parts)
+        committed, sends = problem.trigger.decide(draft, down, decoded, task, size=size, fresh=fresh)
+        payload = payload if sends else Payload((), ())
     return TaskResult(draft, up, payload, decoded, committed)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsim import plugins, traces
+from fedsim import event_rules, plugins, traces
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment, dotted
 from fedsim.model_specs import ModelSpec
@@ -191,9 +191,10 @@ def _check_model(text: str) -> None:
 
 def check_schedule(spec: str) -> None:
     """Check the name of a schedule, and its modifiers."""
+    spec, *_ = event_rules.split(spec)
     if spec.startswith(traces.PREFIX) or plugins.is_spec(traces.split(spec)[0]):
         return
-    head, _ = split_modifiers(spec, "--participation", traces.MODIFIERS)
+    head, _ = split_modifiers(spec, "--participation", traces.CHANCES)
     if math.isnan(number(head.removesuffix("%"))):
         parse(head, "schedule", _forms("schedules"))
 

@@ -98,7 +98,7 @@ def dual_mismatch(
     problem: Problem, server: Any, states: ClientStates, versions: tuple[int, ...]
 ) -> float | None:
     """Algorithm.dual_mismatch over all clients' states, of which one is in memory at a time; no traffic."""
-    algorithm, ctx = problem.algorithm.unwrapped, problem.context(0, 0)
+    algorithm, ctx = problem.algorithm, problem.context(0, 0)
     clients = (
         states.load(k, version) if version else algorithm.client_init(ctx, k)
         for k, version in enumerate(versions)

@@ -99,7 +99,15 @@ def test_the_listed_specs_are_accepted(tmp_path: Path) -> None:
     trace.write_text("round,client\n1,3\n")
     for usage in SPECS:
         spec = "full" + usage[3:] if usage.startswith("...") else usage
-        for name, value in {"LEAVE": "0.1", "COME": "0.5", "FILE": str(trace), "P": "0.5", "N": "2"}.items():
+        for name, value in {
+            "LEAVE": "0.1",
+            "COME": "0.5",
+            "FILE": str(trace),
+            "P": "0.5",
+            "N": "2",
+            ":C": ":1",
+            ":B": ":9",
+        }.items():
             spec = spec.replace(name, value)
         participants = [schedule(spec, clients=10, seed=0, sizes=(5,) * 10)(r) for r in range(1, 9)]
         assert any(participation.participants for participation in participants), spec

@@ -144,10 +144,11 @@ class AggregationThread:
             while k is not None:
                 envelope, worker = self._take(k)
                 up = read_upload(self.problem, envelope, stale.get(k, down), worker)
-                scalars.add(up, self.problem.sizes[k])
+                if up is not None:
+                    scalars.add(up, self.problem.sizes[k])
                 if tree is not None and not merges:
                     passed_on.append((tree.edge_of(k), Envelope(envelope.header, envelope.head, ())))
-                if k >= aim and not measured and tree is None:
+                if k >= aim and up is not None and not measured and tree is None:
                     measured.update(self._limits(envelope, up, stale.get(k, down), payload))
                 yield k, up
                 del envelope, up  # before the next one is read
@@ -155,7 +156,7 @@ class AggregationThread:
 
         stream = ups()
         ctx = self.problem.context(round, exchange, command.folded_rounds, command.asked)
-        if stale:
+        if stale and self.problem.trigger is None:
             asynchrony = self.problem.asynchrony
             arrivals = (
                 Arrival(k, stale[k], up, round - asynchrony.answered(round, k), asynchrony.weight(round, k))
@@ -168,7 +169,7 @@ class AggregationThread:
                 sent = edge_sums.summed(self.problem, command, down, own)
                 passed_on.append((edge, Payload(sent.fields, ())))
                 sums = algorithm.merged(sums, edge_sums.own_sums(self.problem, command, sent))
-            next_server = algorithm.from_sums(server, down, sums, ctx)
+            next_server = server if self._idle(scalars) else algorithm.from_sums(server, down, sums, ctx)
         else:
             next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
@@ -192,7 +193,13 @@ class AggregationThread:
                 scalars.add_row(row, problem.sizes[k])
             sums = algorithm.merged(sums, sent)
             edge = self._next()
-        return Fold(algorithm.from_sums(server, down, sums, ctx), scalars.result())
+        next_server = server if self._idle(scalars) else algorithm.from_sums(server, down, sums, ctx)
+        return Fold(next_server, scalars.result())
+
+    def _idle(self, scalars: _Scalars) -> bool:
+        """True if no client behind the edge servers has sent anything that counts (+event)."""
+        trigger = self.problem.trigger
+        return trigger is not None and trigger.nothing_counts(len(scalars.sizes))
 
     def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
         """The cost and the limits of the broadcast and this upload; empty if they have none."""
@@ -216,12 +223,16 @@ class AggregationThread:
 
 
 def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> Any:
-    """Return the message of an upload. down: the decoded broadcast that it answers.
+    """Return the message of an upload; None if the client's rule has sent none (+event).
+
+    down: the decoded broadcast that it answers.
 
     Raises:
         WireError: If it must not be folded; it names client, round, worker and field.
     """
     h = envelope.header
+    if problem.unchanged(h):
+        return None
     sender = f" from worker {worker}" if worker != NONE else ""
     owner = f"upload of client {h.client} in round {h.round}{sender}"
     kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
@@ -237,17 +248,19 @@ class _Scalars:
         scalars = [(f, group) for f, group in scalars_of(up) if f.kind.over != "nothing"]
         self._over = {f.name: f.kind.over for f, _ in scalars}
         self._values: dict[str, list[float]] = {name: [] for name in self._over}
-        self._sizes: list[int] = []
+        self.sizes: list[int] = []
 
     def add(self, up: Any, size: int) -> None:
         self.add_row(summed_scalars(up).values(), size)
 
     def add_row(self, row: Iterable[float], size: int) -> None:
-        self._sizes.append(size)
+        self.sizes.append(size)
         for values, value in zip(self._values.values(), row, strict=True):
             values.append(value)
 
     def result(self) -> dict[str, float]:
+        if not self.sizes:
+            return {}
         return {name: self._summed(over, self._values[name]) for name, over in self._over.items()}
 
     def _summed(self, over: str, values: list[float]) -> float:
@@ -257,4 +270,4 @@ class _Scalars:
             return sum(values)
         if over == "rss":
             return math.sqrt(sum(v * v for v in values))
-        return sum(n * v for n, v in zip(self._sizes, values, strict=True)) / sum(self._sizes)
+        return sum(n * v for n, v in zip(self.sizes, values, strict=True)) / sum(self.sizes)

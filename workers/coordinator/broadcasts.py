@@ -82,6 +82,9 @@ class Dispatch:
         self._current = Broadcast(Open(0, 0, (), False), messages.NO_PAYLOAD, messages.NO_PAYLOAD, None)
         self._in_use: dict[int, Broadcast] = {}
         """In an asynchronous run, the broadcasts from which clients still compute, by round."""
+        self._older: Mapping[int, Any] = {}
+        """The broadcasts, as decoded, of clients to which this one is not sent, because it has not moved
+        (+quiet)."""
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._sent_in = self._last_in = NONE
@@ -129,6 +132,8 @@ class Dispatch:
         payload = encode(down, codecs, dims, context, layout)
         self.sent = decode_own(type(down), payload, codecs, dims, context, layout)
         self._sent_in = command.round
+        rules = problem.trigger if command.round else None
+        self._older = {} if rules is None else rules.answered(server, self.sent, command.participants)
         complete = without_references(payload, self.sent, dims, layout)
         check_values(self.sent, f"the server's broadcast of round {command.round}")
         self._current = Broadcast(command, payload, complete, self.sent)
@@ -167,10 +172,14 @@ class Dispatch:
 
     def answered(self, round: int, client: int) -> Any:
         """The broadcast, as decoded, that a client's task of the present round answers."""
+        if client in self._older:
+            return self._older[client]
         return self._broadcast_to(round, client).decoded
 
     def stale(self, round: int) -> Mapping[int, Any]:
         """The decoded broadcasts that a round's uploads answer, by client; empty if all answer its own."""
+        if self._older:
+            return self._older
         asynchrony = self.problem.asynchrony
         if not any(asynchrony.staleness(round)):
             return {}
@@ -186,6 +195,8 @@ class Dispatch:
         has_last = self._last is not None and task.base == problem.version(self._last_in, task.exchange)
         broadcast = self._broadcast_to(task.round, task.client)
         payload = broadcast.payload if has_last else broadcast.complete
+        if task.client in self._older:
+            payload = messages.NO_PAYLOAD
         folds, asked = broadcast.opened.folded_rounds, broadcast.opened.asked
         ctx = problem.context(task.round, task.exchange, folds, asked)
         extra = problem.algorithm.broadcast_to(server, task.client, ctx)

@@ -170,6 +170,8 @@ class EdgeServers:
         h, problem = upload.header, self._problem
         if h.kind != "upload" or passed_on == self.merges(h.round):
             raise ProtocolViolation(f"sent {h.kind!r} in another way than its edge server does")
+        if problem.unchanged(h):
+            return
         owner = f"sent an upload of client {h.client} in round {h.round}"
         kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
         try:
@@ -204,7 +206,7 @@ class EdgeServers:
         if h.kind == "sums":
             if not due or closing.sums is not None:
                 raise ProtocolViolation(f"sent sums of round {h.round}, for which it was not asked")
-            check_sums(self._problem, envelope, len(closing.clients), f"sums of round {h.round}")
+            check_sums(self._problem, envelope, len(self._senders(closing)), f"sums of round {h.round}")
             closing.sums = envelope
             return None
         if due and closing.sums is None:
@@ -249,7 +251,12 @@ class EdgeServers:
         closing = self._closing[edge]
         assert closing.sums is not None  # released only then
         sums, closing.sums = closing.sums, Envelope(closing.sums.header, closing.sums.head, ())
-        return sums, self.clients_of(edge)
+        return sums, self._senders(closing)
+
+    def _senders(self, closing: Closing) -> tuple[int, ...]:
+        """The clients whose uploads are in the sums: those whose rule has sent one."""
+        headers = ((k, self._answers[k][0].header) for k in closing.clients)
+        return tuple(k for k, header in headers if not self._problem.unchanged(header))
 
     # ---- ends
 

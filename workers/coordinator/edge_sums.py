@@ -51,8 +51,8 @@ def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str 
 def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, Any]]) -> Payload:
     """An edge server's message for an exchange.
 
-    down: the broadcast as clients decode it. ups: its clients' uploads, decoded, in ascending client id, at
-    least one.
+    down: the broadcast as clients decode it. ups: its clients' uploads, decoded, in ascending client id; None
+    of a client whose rule has sent none.
     """
     algorithm, exchange = problem.algorithm, problem.exchange(command.round, command.exchange)
     ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
@@ -60,15 +60,18 @@ def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, 
 
     def noted() -> Iterator[tuple[int, Any]]:
         for k, up in ups:
-            rows.append(list(summed_scalars(up).values()))
+            if up is not None:
+                rows.append(list(summed_scalars(up).values()))
             yield k, up
             del up  # one in memory
 
     sums = algorithm.added(algorithm.no_sums(down, ctx), down, noted(), ctx)
     assert exchange.sums is not None
     values = {f.name: _field(sums, f.name) for f in fields(exchange.sums)}
-    scalars = {"scalars": torch.tensor(rows, dtype=torch.float64)} if rows[0] else {}
-    return encode(message_of(exchange)(**values, **scalars), {}, edge_dims(problem, exchange, len(rows)))
+    dims = edge_dims(problem, exchange, len(rows))
+    table = torch.tensor(rows, dtype=torch.float64).reshape(len(rows), dims["S"])
+    scalars = {"scalars": table} if dims["S"] else {}
+    return encode(message_of(exchange)(**values, **scalars), {}, dims)
 
 
 def _field(sums: Any, name: str) -> Any:

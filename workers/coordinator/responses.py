@@ -199,6 +199,8 @@ class ResponseHandler:
             self.spool.put(task.client, envelope, worker)
         late = self.dispatch.exchange_clock.late(task, stream_bytes(envelope))
         skipped = bool(bad) and policy == "skip" and not late
+        if self.problem.unchanged(h) and not late:
+            record.unchanged = tuple(sorted({*record.unchanged, task.client}))
         if late:
             record.late = tuple(sorted({*record.late, task.client}))
         if skipped:

@@ -20,7 +20,7 @@ OPTIONAL_SCORES = (*_ENSEMBLE, *CALIBRATION, *CLIENT_NUMBERS, *EXTRA)
 
 EDGE_BYTES = ("edge_bytes_down", "edge_bytes_up")
 """Names of what a round has cost between edge servers and the root, down and up."""
-_ROUND = {"round", "participants", "folded", "late", "refused", "simulated_seconds", "joules"}
+_ROUND = {"round", "participants", "folded", "late", "refused", "unchanged", "simulated_seconds", "joules"}
 _ROUND |= {"test_accuracy", "test_nll", "bytes_down", "bytes_up"}
 RESERVED = {*_ROUND, *EDGE_BYTES, *OPTIONAL_SCORES, *LISTS}
 """Names in metrics.jsonl that an algorithm must not report."""

@@ -31,6 +31,8 @@ class RoundRecord:
     participants: tuple[int, ...] = ()
     folded: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
+    unchanged: tuple[int, ...] = ()
+    """The clients that have computed and sent no fields: their rule has not fired (+event)."""
     refused: tuple[int, ...] = ()
     """The clients whose uploads must not be folded (bad_uploads = skip)."""
     simulated: float | None = None
@@ -112,6 +114,7 @@ class RoundRecord:
             **({"folded": list(self.folded)} if self.folded != self.participants and self.number else {}),
             **({"late": list(self.late)} if self.late else {}),
             **({"refused": list(self.refused)} if self.refused else {}),
+            **({"unchanged": list(self.unchanged)} if self.unchanged else {}),
             **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
             **({} if self.joules is None else {"joules": self.joules}),
             **({"staleness": list(self.staleness)} if self.staleness else {}),

@@ -13,9 +13,9 @@ from typing import Any
 from fedsim import plugins
 from fedsim.errors import ConnectionLost, Interrupted, WireError
 from fedsim.learning.gaussian import Model
-from fedsim.learning.ownership import give_up
+from fedsim.learning.ownership import give_up, keep
 from fedsim.problem import Problem
-from fedsim.wire.envelope import Envelope, decode
+from fedsim.wire.envelope import Envelope, Header, decode
 from fedsim.wire.message_context import NOTHING, MessageContext, codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
 from workers import protocol_messages as messages
@@ -84,12 +84,16 @@ class WorkerRuntime:
         stream = codec_stream(problem.experiment.seed, answered, h.exchange)
         before = max((r for r in self._broadcasts if r < h.round), default=None)
         last = None if before is None else self._broadcasts[before]
-        down = self._decoded(envelope, of_broadcast(last, stream))
+        fresh = not problem.unmoved(h)
+        if fresh:
+            down, received = self._decoded(envelope, of_broadcast(last, stream)), h.round
+        else:
+            down, received = self._got(h)
         self._keep(h.round, down)
-        stamp = (h.round, h.exchange, answered, before, h.fields)  # all that its values depend on
+        stamp = (received, h.exchange, answered, before, h.fields)  # all that its values depend on
         copied = problem.copies.get("broadcast", stamp, lambda: down)
-        task = messages.task_of(envelope)
-        result = execute(problem, task, self._state(h.client, h.base), down, h.folds, h.asked, copied)
+        task, state = messages.task_of(envelope), self._state
+        result = execute(problem, task, state(h.client, h.base), down, h.folds, h.asked, copied, fresh)
         version = problem.version(h.round, h.exchange)
         self.states.save(h.client, version, result.committed)
         problem.copies.keep(("state", h.client), version, result.committed)
@@ -109,6 +113,14 @@ class WorkerRuntime:
             return problem.algorithm.client_init(problem.context(0, 0), client)
 
         return problem.copies.get(("state", client), version, stored)
+
+    def _got(self, h: Header) -> tuple[Any, int]:
+        """Return the last broadcast that a client has got, and its round: this one has not moved (+quiet)."""
+        state = self._state(h.client, h.base)
+        if state.got is None:
+            raise WireError(f"client {h.client} got no broadcast in round {h.round}, and has none of before")
+        keep(state.got)
+        return state.got, state.got_in
 
     def _decoded(self, envelope: Envelope, context: MessageContext) -> Any:
         h, problem = envelope.header, self.problem

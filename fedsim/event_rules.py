@@ -1,0 +1,111 @@
+"""When a message is worth sending: the rules of +event:RULE and +quiet:RULE behind --participation.
+
+    norm:C      the change is at least C: the Euclidean norm, in units of the weights
+    norm:P%     it is at least P % of the change that was sent last
+    kl:C        KL(q_k || what the receiver has) is at least C nats per parameter
+    budget:B    a threshold of the norm by a budget: B bytes, or P % of an upload, for a client and round
+
+The first message is always sent. It imports nothing heavy, because options are resolved early.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedsim.errors import UsageError
+from fedsim.specs import number
+
+EVENT, QUIET = "event", "quiet"
+MODIFIERS = (EVENT, QUIET)
+KINDS = {EVENT: ("norm", "kl", "budget"), QUIET: ("norm", "kl")}
+GAIN, START = 0.5, 0.25
+"""The change of log(threshold) per upload that is sent, or saved, beyond the budget."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule. value: C, P / 100 or B; share: it was written as a percentage."""
+
+    kind: Literal["norm", "kl", "budget"]
+    value: float
+    share: bool = False
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """What a client keeps for its rule.
+
+    sent: the number of messages so far; change: of the last one; threshold: of rule budget, in the units of
+    the change; waited: rounds since the last one in which none was sent.
+    """
+
+    sent: int = 0
+    change: float = 0.0
+    threshold: float = 0.0
+    waited: int = 0
+
+    def sends(self, rule: Rule, change: float) -> bool:
+        """Whether a message with this change is sent; one with NaN is, so that its receiver refuses it."""
+        if not self.sent:
+            return True
+        if rule.kind == "budget":
+            return change != 0 and not change < self.threshold
+        least = rule.value * self.change if rule.share and rule.kind == "norm" else rule.value
+        return not change < least
+
+    def after(self, rule: Rule, change: float, size: int) -> Trigger:
+        """The state after the decision. size: bytes of the upload, sent or not.
+
+        The threshold of a budget rises by GAIN (1 - B / size) on a logarithmic scale where the upload is
+        sent, and falls by GAIN B / size where it is not: bytes sent in n rounds differ from n B by
+        size |log(threshold / first threshold)| / GAIN. A proportional controller of the participation, as in
+        Cummins et al., FedBack, https://github.com/michael-cummins/FedBack. Differs: there the threshold is
+        the server's, for the distance of the global model, and the controller adds.
+        """
+        sends = self.sends(rule, change)
+        sent = replace(self, sent=self.sent + 1, change=change, waited=0)
+        now = sent if sends else replace(self, waited=self.waited + 1)
+        if rule.kind != "budget":
+            return now
+        if not self.threshold:
+            return replace(now, threshold=START * change)
+        budget = rule.value if rule.share else rule.value / max(size, 1)
+        return replace(now, threshold=self.threshold * math.exp(GAIN * (sends - budget)))
+
+
+def split(spec: str) -> tuple[str, Rule | None, Rule | None]:
+    """A schedule without its rules, and those of event and of quiet.
+
+    Raises:
+        UsageError: If a rule is not one.
+    """
+    head, *parts = spec.split("+")
+    rest, rules = [head], dict[str, Rule]()
+    for part in parts:
+        name, _, text = part.partition(":")
+        if name not in MODIFIERS:
+            rest.append(part)
+            continue
+        if name in rules:
+            raise UsageError(f"--participation {spec!r}: +{name} stands there twice; give it once")
+        rules[name] = _rule(name, text)
+    return "+".join(rest), rules.get(EVENT), rules.get(QUIET)
+
+
+def _rule(name: str, text: str) -> Rule:
+    kind, colon, amount = text.partition(":")
+    if name == QUIET and not colon:
+        kind, amount = "norm", text
+    known = KINDS[name]
+    share = amount.endswith("%") and kind != "kl" and name == EVENT
+    value = number(amount[:-1]) / 100 if share else number(amount)
+    if kind not in known or not 0 <= value < math.inf or (kind == "budget" and not value):
+        forms = {"norm": "norm:0.5", "kl": "kl:0.001", "budget": "budget:2000 (bytes) or budget:30%"}
+        also = ", norm:30%" if name == EVENT else " (or just 0.5)"
+        raise UsageError(
+            f"--participation +{name}:{text}: write a rule such as norm:0.5{also}, "
+            + ", ".join(forms[k] for k in known if k != "norm")
+        )
+    return Rule(kind, value, share)  # type: ignore[arg-type]

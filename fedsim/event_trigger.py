@@ -1,0 +1,368 @@
+"""Event-triggered participation around any algorithm: a client that was asked computes, and may send nothing.
+
+    client:  (draft, up) <- client_update                     every client that was asked
+             change      <- what `up` says of it, against what the server has of it (Algorithm.own_and_held)
+             sends `up`, and commits, if the rule says so; else an envelope without fields
+    server:  counts for a client that sent nothing what it has of it (Algorithm.unsent)
+    damped:  after n rounds in which it sent nothing, a client's dual step counts min(n + 1, 1 / damping)
+             times, on both sides; its change counts as many times for the rule
+
+    +quiet:  a broadcast goes to a client only if it has moved by as much since the last one that the client
+             got; the client computes from that one, and its upload is folded with it, as in asynchronous runs
+
+Rules are in fedsim.event_rules. Everything is compared as decoded, so both sides agree under any codec. The
+set-up always sends. Source: event-based ADMM, Er et al. 2025, https://arxiv.org/abs/2405.10618, Algorithm 1,
+for silent = last of the ADMM family; what it means elsewhere is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, make_dataclass, replace
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard, Arrival, At, Context, Task
+from fedsim.errors import UsageError
+from fedsim.event_rules import Rule, Trigger
+from fedsim.learning.gaussian import Gaussian, is_full, kl_divergence, unpacked
+from fedsim.wire.schema import optional_group, schema
+from fedsim.wrapper import AnyAlgorithm, Wrapper
+
+
+@cache
+def client_state(inner: type, up: type, down: type) -> type:
+    """inner; trigger: what the rule keeps; sent: the last upload, if the server counts it again; got: the
+    last broadcast, of round got_in, if one may be left out."""
+    columns = [("inner", inner), ("trigger", Trigger), ("sent", up | None), ("got", down | None)]
+    return make_dataclass("WithTrigger", [*columns, ("got_in", int)], frozen=True)
+
+
+@cache
+def server_state(inner: type, up: type, down: type) -> type:
+    """inner; sent: every client's last upload, if it counts again, else empty; got_in: (K,) int64, the round
+    of the last broadcast that a client has, 0: none; got: those broadcasts, ascending by round; waited: (K,)
+    int64, every client's rounds without an upload since its last."""
+    columns: list[tuple[str, Any]] = [("inner", inner), ("sent", tuple[up | None, ...])]  # type: ignore[valid-type]
+    columns += [("got_in", Tensor), ("got", tuple[down, ...]), ("waited", Tensor)]  # type: ignore[valid-type]
+    return make_dataclass("WithSent", columns, frozen=True)
+
+
+@dataclass(frozen=True)
+class EventTriggered(Wrapper):
+    """`inner` whose clients send by the rule `up`, and its server by the rule `down`; None: always."""
+
+    up: Rule | None
+    down: Rule | None
+
+    def __post_init__(self) -> None:
+        """Check that the rules fit the algorithm.
+
+        Raises:
+            UsageError: If they do not; it says why.
+        """
+        which = "+event" if self.up else "+quiet"
+        if len(self.inner.exchanges) > 1 or self.inner.default_rounds == 1:
+            what = (
+                "has one round"
+                if self.inner.default_rounds == 1
+                else "has several exchanges a round, and each needs what all clients send in the one before"
+            )
+            raise UsageError(f"{which}: {self.name} {what}")
+        if optional_group(self._up) or optional_group(self._down):
+            raise UsageError(
+                f"{which}: {self.name} sends some data only once, and whether they have arrived must not "
+                "depend on a threshold"
+            )
+        if self.up is not None:
+            self.inner.unsent()
+        if self.down is not None:
+            self.inner.check_stale(damped=False)
+        if self.up is not None and self.up.kind == "kl" and not self._has_posterior(self._up):
+            raise UsageError(
+                f"--participation +event:kl: uploads of {self.name} have no precision; take norm:C"
+            )
+        if self.down is not None and self.down.kind == "kl" and not self._has_posterior(self._down):
+            raise UsageError(f"+quiet:kl: {self.name} broadcasts no precision; take norm:C")
+
+    @property
+    def _up(self) -> type:
+        return self.inner.exchanges[0].up
+
+    @property
+    def _down(self) -> type:
+        return self.inner.exchanges[0].down
+
+    @staticmethod
+    def _has_posterior(message: type) -> bool:
+        names = {f.name.removeprefix("z_") for f in schema(message)}
+        return "precision" in names and bool({"mean", "shift"} & names)
+
+    @property
+    def client_type(self) -> type:  # type: ignore[override]
+        return client_state(self.inner.client_type, self._up, self._down)
+
+    @property
+    def server_type(self) -> type:  # type: ignore[override]
+        return server_state(self.inner.server_type, self._up, self._down)
+
+    @property
+    def _keeps_uploads(self) -> bool:
+        return self.up is not None and self.inner.unsent() == "last"
+
+    # ---- the client
+
+    def client_init(self, ctx: Context, k: int) -> Any:
+        return self.client_type(self.inner.client_init(ctx, k), Trigger(), None, None, 0)
+
+    def client_update(self, client: Any, down: Any, shard: AnyShard, task: Task) -> tuple[Any, Any]:
+        draft, up = self.inner.client_update(client.inner, down, shard, task)
+        return replace(client, inner=draft), up
+
+    def decide(
+        self, client: Any, down: Any, up: Any, task: Task, *, size: int, fresh: bool
+    ) -> tuple[Any, bool]:
+        """A client's next state from its draft, and whether `up` is sent.
+
+        down, up: as decoded. size: bytes of the encoded upload. fresh: the broadcast is this round's.
+        """
+        if self.down is not None and fresh:
+            client = replace(client, got=down, got_in=task.round)
+        trigger, sends = client.trigger, True
+        if self.up is not None and task.round:
+            weight = self._weight(trigger.waited, task.at)
+            first = self.up.kind == "kl" and not trigger.sent  # nothing to compare with yet
+            change = 0.0 if first else weight * measured(self.up, *self._compared(client, down, up, task))
+            task = replace(task, weight=weight)
+            sends = trigger.sends(self.up, change)
+            trigger = trigger.after(self.up, change, size)
+        step = self.inner.client_commit if sends else self.inner.client_unsent
+        client = replace(client, inner=step(client.inner, down, up, task), trigger=trigger)
+        return (replace(client, sent=up) if sends and self._keeps_uploads and task.round else client), sends
+
+    def _weight(self, waited: int, at: At) -> float:
+        """The weight of a dual step after so many rounds without an upload."""
+        return max(min(waited + 1.0, 1 / self.inner.dual_damping(at)), 1.0)
+
+    def _compared(self, client: Any, down: Any, up: Any, task: Task) -> tuple[Any, Any]:
+        match self.inner.unsent():
+            case "dual":
+                return self.inner.own_and_held(client.inner, down, up, task)
+            case "zero":
+                return up, None
+            case _:
+                return up, down if client.sent is None else client.sent
+
+    # ---- the server
+
+    def server_init(self, ctx: Context) -> Any:
+        sent = (None,) * (ctx.K if self._keeps_uploads else 0)
+        got_in = torch.zeros(ctx.K if self.down is not None else 0, dtype=torch.int64)
+        waited = torch.zeros(ctx.K if self.up is not None else 0, dtype=torch.int64)
+        return self.server_type(self.inner.server_init(ctx), sent, got_in, (), waited)
+
+    def broadcast(self, server: Any, ctx: Context) -> Any:
+        return self.inner.broadcast(server.inner, ctx)
+
+    def broadcast_to(self, server: Any, k: int, ctx: Context) -> object | None:
+        return self.inner.broadcast_to(server.inner, k, ctx)
+
+    def answered(self, server: Any, down: Any, clients: Iterable[int]) -> dict[int, Any]:
+        """The broadcasts, as decoded, that clients compute from, where they are not `down`: it has not moved
+        by as much, so that it is not sent to them."""
+        if self.down is None:
+            return {}
+        rounds = sorted(set(server.got_in.tolist()) - {0})
+        stays = {
+            r: got
+            for r, got in zip(rounds, server.got, strict=True)
+            if not Trigger(sent=1).sends(self.down, measured(self.down, down, got))
+        }
+        return {k: stays[r] for k in clients if (r := int(server.got_in[k])) in stays}
+
+    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
+        """ups: an upload is None where the client's rule has sent none."""
+        if not ctx.round:
+            return replace(server, inner=self.inner.server_update(server.inner, down, ups, ctx))
+        sent, waited, there = list(server.sent), server.waited.clone(), list[int]()
+
+        def counted() -> Iterator[tuple[int, Any]]:
+            for k, up in ups:
+                there.append(k)
+                if len(waited):
+                    waited[k] = 0 if up is not None else waited[k] + 1
+                if sent and up is not None:
+                    sent[k] = up
+                up = self._counts(up, sent[k] if sent else None, ctx.start)
+                if up is not None:
+                    yield k, up
+                del up  # one in memory
+
+        stream = counted()
+        first = next(stream, None)
+        inner = server.inner
+        if first is not None:
+            everything = chain([first], stream)
+            del first
+            inner = self._folded(server, down, everything, ctx)
+            for _ in stream:  # an algorithm that does not look at every upload
+                pass
+        server = replace(server, inner=inner, sent=tuple(sent), waited=waited)
+        return self._got(server, down, there, ctx)
+
+    def _folded(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
+        """The inner server's next state from uploads, their weights and the broadcasts that they answer."""
+        older = self.answered(server, down, range(ctx.K))
+        weights = {
+            k: weight
+            for k, waited in enumerate(server.waited.tolist())
+            if waited and (weight := self._weight(waited, ctx.at(k))) > 1
+        }
+        if older:
+            arrivals = (Arrival(k, older.get(k, down), up, 0, weights.get(k, 1.0)) for k, up in ups)
+            return self.inner.stale_update(server.inner, arrivals, ctx)
+        if not weights:
+            return self.inner.server_update(server.inner, down, ups, ctx)
+        sums = self.inner.sums(server.inner, down, ctx)
+        for k, up in ups:
+            sums = self.inner.added(sums, down, [(k, up)], replace(ctx, weight=weights.get(k, 1.0)))
+        return self.inner.from_sums(server.inner, down, sums, ctx)
+
+    def _counts(self, up: Any, last: Any, start: Tensor) -> Any:
+        """What counts for an upload, which is None if the client has sent none."""
+        if up is not None:
+            return up
+        match self.inner.unsent():
+            case "dual":
+                return None
+            case "zero":
+                return _zero(self._up, start)
+            case _:
+                return last
+
+    def _got(self, server: Any, down: Any, there: list[int], ctx: Context) -> Any:
+        """The state after a round in which these clients have answered, which proves what they have got."""
+        if self.down is None:
+            return server
+        kept = self.answered(server, down, there)
+        known = dict(zip(sorted(set(server.got_in.tolist()) - {0}), server.got, strict=True))
+        got_in = server.got_in.clone()
+        for k in there:
+            if k not in kept:
+                got_in[k] = ctx.round
+        rounds = sorted(set(got_in.tolist()) - {0})
+        known[ctx.round] = down
+        return replace(server, got_in=got_in, got=tuple(known[r] for r in rounds))
+
+    def nothing_counts(self, uploads: int) -> bool:
+        """True if no upload was sent, of so many, and nothing counts in the place of one."""
+        return not uploads and self.up is not None and self.inner.unsent() == "dual"
+
+    def sums(self, server: Any, down: Any, ctx: Context) -> Any:
+        return self.inner.sums(server.inner, down, ctx)
+
+    def add(self, sums: Any, down: Any, k: int, up: Any, ctx: Context) -> Any:
+        """up: None if the client has sent none; its server keeps no uploads here (check_tree)."""
+        counts = self._counts(up, None, ctx.start)
+        return sums if counts is None else self.inner.add(sums, down, k, counts, ctx)
+
+    def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
+        return replace(server, inner=self.inner.from_sums(server.inner, down, sums, ctx))
+
+    def check_stale(self, damped: bool) -> None:
+        raise UsageError(
+            "--async: with +event and +quiet sizes of messages depend on what is computed, and the schedule "
+            "of an asynchronous run, which follows from them, is known before"
+        )
+
+    def check_tree(self, sizes: tuple[int, ...]) -> None:
+        """Check that edge servers can serve such clients. sizes: N_k of all clients."""
+        if self.down is not None:
+            raise UsageError("--tree: an edge server has one broadcast for all its clients; leave +quiet out")
+        if self.up is not None and self.inner.dual_damping(At(sizes)) < 1:
+            raise UsageError(
+                f"--tree: with +event a dual step of {self.name} counts for every round in which its client "
+                "sent nothing, and an edge server does not know how many these are"
+            )
+        if self._keeps_uploads:
+            raise UsageError(
+                f"--tree: with +event the server of {self.name} counts every client's last upload again, and "
+                "an edge server's sums do not have them one by one"
+            )
+
+    def model(self, server: Any, ctx: Context) -> Any:
+        return self.inner.model(server.inner, ctx)
+
+    def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
+        return self.inner.report(server.inner, ctx)
+
+    def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
+        return self.inner.dual_mismatch(server.inner, (client.inner for client in clients))
+
+
+def _zero(up: type, start: Tensor) -> Any:
+    """An upload whose increments and numbers are 0."""
+    sizes = {"P": len(start)}
+    values = {f.name: start.new_zeros(f.shape(sizes)) if f.python is Tensor else 0.0 for f in schema(up)}
+    return up(**values)
+
+
+def measured(rule: Rule, own: Any, held: Any) -> float:
+    """The change of a rule: a norm, or nats per parameter. held: None if it is 0.
+
+    own, held: messages or Gaussians. The norm is over all tensors of a message but precisions and curvatures,
+    and of Gaussians that of the difference of means.
+    """
+    if rule.kind == "kl":
+        return _kl(own, held)
+    return math.sqrt(sum(_squared(a, b) for a, b in _vectors(own, held)))
+
+
+def _vectors(own: Any, held: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
+    if isinstance(own, Gaussian):
+        yield own.mean, held.mean
+        return
+    for f in schema(type(own)):
+        if f.python is Tensor and not f.kind.positive and f.kind.name != "curvature" and not f.members:
+            yield getattr(own, f.name), getattr(held, f.name, None)
+
+
+def _squared(own: Tensor, held: Tensor | None) -> float:
+    change = own.double() if held is None else own.double() - held.double()
+    return float(torch.linalg.vector_norm(change)) ** 2
+
+
+def _kl(own: Any, held: Any) -> float:
+    """KL(own || held) / P in nats; infinite where what is held is no distribution."""
+    q, p = (m if isinstance(m, Gaussian) else _gaussian(m) for m in (own, held))
+    if not (q.is_proper and p.is_proper):
+        return math.inf
+    count = len(q.shift)
+    if not is_full(q.precision):
+        return (
+            kl_divergence(q.mean, torch.as_tensor(q.precision), p.mean, torch.as_tensor(p.precision)) / count
+        )
+    S, S_p, distance = torch.as_tensor(q.precision), torch.as_tensor(p.precision), q.mean - p.mean
+    trace = float(torch.linalg.solve(S, S_p).diagonal().sum())
+    logs = float(torch.logdet(S) - torch.logdet(S_p))
+    return (trace - count + logs + float(distance @ (S_p @ distance))) / 2 / count
+
+
+def _gaussian(message: Any) -> Gaussian:
+    precision = message.precision.double()
+    full = precision.dim() == 1 and len(precision) != len(message.mean)
+    return Gaussian.at(message.mean, unpacked(precision) if full else precision)
+
+
+def event_triggered(algorithm: AnyAlgorithm, up: Rule | None, down: Rule | None) -> AnyAlgorithm:
+    """The algorithm whose messages follow these rules; itself if there are none.
+
+    Raises:
+        UsageError: If a rule makes no sense for it.
+    """
+    return algorithm if up is None and down is None else EventTriggered(algorithm, up, down)

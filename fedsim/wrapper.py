@@ -1,0 +1,62 @@
+"""The base of what stands around any algorithm: all that it does not define is the inner algorithm's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from fedsim.algorithm import Algorithm
+
+AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+
+
+def _of_inner(name: str) -> Any:
+    """A property, which may be a method, that is the inner algorithm's."""
+    return property(attrgetter(f"inner.{name}"))
+
+
+@dataclass(frozen=True)
+class Wrapper(AnyAlgorithm):
+    """`inner` with something added to its clients or its server; see decision 011."""
+
+    inner: AnyAlgorithm
+
+    name = _of_inner("name")
+    paper = _of_inner("paper")
+    default_model = _of_inner("default_model")
+    default_rounds = _of_inner("default_rounds")
+    default_codecs = _of_inner("default_codecs")
+    eval_samples = _of_inner("eval_samples")
+    stale_damping = _of_inner("stale_damping")
+    server_type = _of_inner("server_type")
+    client_type = _of_inner("client_type")
+    exchanges = _of_inner("exchanges")
+    setup = _of_inner("setup")
+    public_inputs = _of_inner("public_inputs")
+    sizes_on_wire = _of_inner("sizes_on_wire")
+    check = _of_inner("check")
+    server_init = _of_inner("server_init")
+    client_init = _of_inner("client_init")
+    broadcast = _of_inner("broadcast")
+    broadcast_to = _of_inner("broadcast_to")
+    client_update = _of_inner("client_update")
+    client_commit = _of_inner("client_commit")
+    server_update = _of_inner("server_update")
+    no_sums = _of_inner("no_sums")
+    sums = _of_inner("sums")
+    add = _of_inner("add")
+    from_sums = _of_inner("from_sums")
+    merged = _of_inner("merged")
+    unsent = _of_inner("unsent")
+    client_unsent = _of_inner("client_unsent")
+    dual_damping = _of_inner("dual_damping")
+    own_and_held = _of_inner("own_and_held")
+    check_stale = _of_inner("check_stale")
+    stale_update = _of_inner("stale_update")
+    model = _of_inner("model")
+    report = _of_inner("report")
+
+    @property
+    def unwrapped(self) -> AnyAlgorithm:
+        return self.inner.unwrapped
