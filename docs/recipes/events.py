@@ -156,8 +156,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Who sends when is described in [participation.md](../participation.md). Bytes are those of both "
         "directions, headers included, and bits those of a parameter, client and round; scores are means of "
         "the last three evaluated rounds. `from full` is the mean difference from `full` of the same "
-        "algorithm, paired by seed, with the half width of its 95 % interval (Student's t). Where the interval "
-        "has 0 in it, these seeds cannot tell the two apart."
+        "algorithm, paired by seed, with the half width of its 95 % interval (Student's t). Where the "
+        "interval has 0 in it, these seeds cannot tell the two apart."
     )
     for name, (title, count) in SOURCES.items():
         path = RESULTS / f"{name}.csv"
