@@ -14,6 +14,7 @@ from fedsim.errors import UsageError, unknown
 from fedsim.returned_values import checked
 from fedsim.wire.schema import all_fields
 from protocols.ama import AMA
+from protocols.ba_ivon import BaIvon
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM
@@ -60,7 +61,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedLap, FedLapCov, FedLapFunc, FedLapFuncPublic, FedLapCovFunc),
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
-    *(FedIvon, IsoBayesADMM, FedEP),
+    *(FedIvon, BaIvon, IsoBayesADMM, FedEP),
     Pooled,
     FALD,
     FedPM,
