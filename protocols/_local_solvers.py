@@ -44,9 +44,10 @@ def to_the_mode(
     *,
     sum_loss: bool,
     smoothing: Smoothing | None = None,
+    tolerance: float = 0.0,
 ) -> SiteFit:
     """Gradient steps to the mode of q_k; sum_loss: the client's loss is l_k, else lbar_k; smoothing: its
-    expectation E_q[l_k], which the delta method replaces by l_k(m)."""
+    expectation E_q[l_k], which the delta method replaces by l_k(m); tolerance: as in minimise."""
     client, shard, task = problem.client, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, Moments)
     fit = minimise(
@@ -59,8 +60,9 @@ def to_the_mode(
         penalties=(cavity,) if isinstance(cavity, Gaussian) else cavity,
         moments=client.moments,
         smoothing=smoothing,
+        tolerance=tolerance,
     )
-    return SiteFit(Gaussian.at(fit.weights, client.precision), fit.loss, fit.carried)
+    return SiteFit(Gaussian.at(fit.weights, client.precision), fit.loss, fit.carried, fit.info)
 
 
 def by_von(

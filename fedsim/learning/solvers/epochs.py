@@ -39,6 +39,7 @@ def run_epochs(
     constants: Hashable = None,
     refused: str = "",
     dtype: torch.dtype = torch.float32,
+    enough: Callable[[], bool] | None = None,
 ) -> float:
     """Call `step` for every batch of `how.epochs` epochs; return the mean loss of the last.
 
@@ -51,6 +52,7 @@ def run_epochs(
             arguments, must be the network's or held by it (Net.hold).
         refused: Why the steps cannot be recorded, if they cannot.
         dtype: In which the losses are added up.
+        enough: Called after every epoch; True: it was the last. Steps with it cannot be recorded.
     """
     net, order, batch_size, epochs = shard.net, rng.torch("batches"), how.batch_size, how.epochs
     recordings = net.recordings
@@ -59,20 +61,29 @@ def run_epochs(
     with net.noise(rng.key("dropout")):
         if recordings is None or refused:
             net.refuse(refused)
-            return _as_they_come(shard, step, batch_size, epochs, order, dtype)
+            return _as_they_come(shard, step, batch_size, epochs, order, dtype, enough)
         return _recorded(recordings, shard, step, batch_size, epochs, order, dtype, constants)
 
 
 def _as_they_come(
-    shard: Shard, step: Step, size: int, epochs: int, order: torch.Generator, dtype: torch.dtype
+    shard: Shard,
+    step: Step,
+    size: int,
+    epochs: int,
+    order: torch.Generator,
+    dtype: torch.dtype,
+    enough: Callable[[], bool] | None,
 ) -> float:
     total = torch.zeros((), dtype=dtype, device=shard.net.device)
     for epoch in range(epochs):
+        total.zero_()
         for rows in shard.rows(size, order):
             losses = step(*shard.batch(rows))
-            if epoch == epochs - 1:
+            if enough or epoch == epochs - 1:
                 for loss in losses:
                     total.add_(loss, alpha=len(rows) / len(losses))
+        if enough and enough():
+            break
     return float(total) / shard.size
 
 
