@@ -24,6 +24,7 @@ from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.feddyn import FedDyn
 from protocols.fedep import FedEP
+from protocols.fedgvi import FedGVI
 from protocols.fedivon import FedIvon
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
@@ -57,7 +58,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(Scaffold, FedNova, ProxSkip, FedPD),
     *(FedADMM, FedDyn, AMA, PrecondADMM),
     *(BayesADMM, BregmanADMM, IvonADMM),
-    *(PVI, IvonPVI, BCM),
+    *(PVI, IvonPVI, FedGVI, BCM),
     *(FedLap, FedLapCov, FedLapFunc, FedLapFuncPublic, FedLapCovFunc),
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
