@@ -254,8 +254,9 @@ class ResponseHandler:
         h, record = envelope.header, self.round_log[envelope.header.round]
         record.sampled = bool(self.problem.eval_samples) and not isinstance(record.model, Point)
         width = self.problem.measure.width(self.problem.dataset.classes)
+        own = 0 if self.problem.test_clients is None else len(self.problem.split)
         try:
-            record.scores[h.exchange] = unpack_score(envelope, width, record.sampled)
+            record.scores[h.exchange] = unpack_score(envelope, width, record.sampled, own)
         except WireError as e:
             raise ProtocolViolation(f"sent an unreadable score of round {h.round}: {e}") from None
         self._answered(worker, envelope)
