@@ -24,8 +24,9 @@ Local training is IVON, whose momentum and step count live with the client over 
 Differs: the clients' problem is solved by IVON (fedsim.learning.solvers.ivon), where the released code runs
 Adam on (mean, log variance); both end at the same q_k. Where q would be wider than the cavity, D_alpha may be
 infinite: the released code leaves it out there, here it pulls as if they were equally wide. The released
-density-power loss has other exponents than its formula. train_loss is the robust loss. The paper has tau = 1
-and, on FashionMNIST, power 0.5 or 1 with alpha 2.5. cap_dual, h0 and the start of training: as in ivon_admm.
+density-power loss has other exponents than its formula. train_loss is the robust loss. The released runs have
+tau = 1 and, on FashionMNIST, alpha 2.5 with power 0.5 or 1. cap_dual, h0 and the start of training: as in
+ivon_admm.
 
 References:
     Mildner et al. 2025: https://arxiv.org/abs/2502.00846
