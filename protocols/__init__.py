@@ -14,6 +14,7 @@ from fedsim.errors import UsageError, unknown
 from fedsim.returned_values import checked
 from fedsim.wire.schema import all_fields
 from protocols.ama import AMA
+from protocols.ba_ivon import BaIvon
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM
@@ -23,6 +24,7 @@ from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.feddyn import FedDyn
 from protocols.fedep import FedEP
+from protocols.fedgvi import FedGVI
 from protocols.fedivon import FedIvon
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
@@ -56,11 +58,11 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(Scaffold, FedNova, ProxSkip, FedPD),
     *(FedADMM, FedDyn, AMA, PrecondADMM),
     *(BayesADMM, BregmanADMM, IvonADMM),
-    *(PVI, IvonPVI, BCM),
+    *(PVI, IvonPVI, FedGVI, BCM),
     *(FedLap, FedLapCov, FedLapFunc, FedLapFuncPublic, FedLapCovFunc),
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
-    *(FedIvon, IsoBayesADMM, FedEP),
+    *(FedIvon, BaIvon, IsoBayesADMM, FedEP),
     Pooled,
     FALD,
     FedPM,

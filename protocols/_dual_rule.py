@@ -61,6 +61,12 @@ class Dual:
     site: Gaussian
     z: Gaussian | None = None
 
+    @property
+    def mean(self) -> Tensor:
+        """The mean (P,) of q_k in z_k = q_k^rho_server t_k; only under silent = last."""
+        assert self.z is not None
+        return (self.z / self.site).mean
+
 
 @dataclass(frozen=True)
 class Consensus:

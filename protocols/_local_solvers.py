@@ -3,7 +3,7 @@
 to_the_mode   fixed precision: gradient steps to the mode of q_k         fedadmm, feddyn, ama, precond_admm,
                                                                        iso_bayes_admm (the loss smoothed)
 by_von        learned precision, full or diagonal: VON               bayes_admm, bregman_admm, pvi
-by_ivon       learned precision, diagonal: IVON, at the price of SGD ivon_admm, ivon_pvi
+by_ivon       learned precision, diagonal: IVON, at the price of SGD ivon_admm, ivon_pvi, fedgvi
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from fedsim.learning.gaussian import Gaussian, Penalty
+from fedsim.learning.robust_losses import LossName, RobustLoss, robust_loss
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, Smoothing, minimise
 from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
 from fedsim.learning.solvers.von import VonTraining, check_samples, von
@@ -23,11 +24,13 @@ from protocols._site_messages import Covariance, check_covariance
 __all__ = [
     "IvonTraining",
     "LocalTraining",
+    "LossName",
     "Smoothing",
     "VonTraining",
     "by_ivon",
     "by_von",
     "check_von",
+    "robust_loss",
     "to_the_mode",
 ]
 
@@ -44,9 +47,10 @@ def to_the_mode(
     *,
     sum_loss: bool,
     smoothing: Smoothing | None = None,
+    tolerance: float = 0.0,
 ) -> SiteFit:
     """Gradient steps to the mode of q_k; sum_loss: the client's loss is l_k, else lbar_k; smoothing: its
-    expectation E_q[l_k], which the delta method replaces by l_k(m)."""
+    expectation E_q[l_k], which the delta method replaces by l_k(m); tolerance: as in minimise."""
     client, shard, task = problem.client, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, Moments)
     fit = minimise(
@@ -59,8 +63,9 @@ def to_the_mode(
         penalties=(cavity,) if isinstance(cavity, Gaussian) else cavity,
         moments=client.moments,
         smoothing=smoothing,
+        tolerance=tolerance,
     )
-    return SiteFit(Gaussian.at(fit.weights, client.precision), fit.loss, fit.carried)
+    return SiteFit(Gaussian.at(fit.weights, client.precision), fit.loss, fit.carried, fit.info)
 
 
 def by_von(
@@ -87,9 +92,11 @@ def by_ivon(
     penalty: float,
     cap_dual: bool,
     tau: float,
+    loss: RobustLoss | None = None,
+    alpha: float = 1.0,
 ) -> SiteFit:
     """The client's problem in the units of Algorithm 2 (Moellenhoff et al. v2, App. D.4), solved by IVON:
-    the mean loss, lambda = N_k / (rho tau), and tau / N_k of the dual.
+    the mean loss, lambda = N_k / (rho tau), and tau / N_k of the dual. loss, alpha: as in ivon.
 
     The cavity and what follows from it are computed before and after the training, and not kept in between:
     eight vectors of P in float64.
@@ -118,6 +125,8 @@ def by_ivon(
         dual=dual.pop(),  # so that the solver can give it back
         h0=None if problem.task.started else how.h0,
         moments=client.moments,
+        loss=loss,
+        alpha=alpha,
     )
     local = Gaussian.at(fit.solution.mean, fit.solution.precision)
     if cap_dual:

@@ -1,6 +1,7 @@
 """The exponential families of the ADMM and PVI members, and their messages.
 
     fixed      q = N(w, S^-1), S given: only means cross the wire      fedadmm, feddyn, ama, precond_admm
+               scaled: S_k is a number of the client's own             fedadmm with rho_k
     diagonal   q = N(m, diag(s)^-1): mean and precision                ivon_admm, pvi, fedlap_cov, ...
     full       q = N(m, S^-1): mean and the triangle of S              bayes_admm, pvi, fedlap_cov, ...
 
@@ -13,7 +14,7 @@ longer equal the sums of the clients' duals.
     shift, precision                    of the factor by which the uploads change the server's product
     product_shift, product_precision    of prod q_k over the `count` uploads, for servers that average them
 
-A fixed precision is not sent.
+A fixed precision is not sent; of a scaled one, its factor is.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fedsim.hyperparameters import GgnEstimator
 from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
 from fedsim.seeds import RandomStream
 from fedsim.wire.schema import (
+    Check,
     Count,
     Delta,
     FullDelta,
@@ -84,6 +86,32 @@ class PointUp:
 class PointIncrement:
     z_shift: Delta
     info: PointInfo
+
+
+@dataclass(frozen=True)
+class ScaledInfo:
+    """epochs: those that the client has trained for; the others as in PointInfo."""
+
+    train_loss: Scalar
+    primal_residual: Norm
+    epochs: Scalar
+
+
+@dataclass(frozen=True)
+class ScaledUp:
+    """w_k."""
+
+    mean: Mean
+    info: ScaledInfo
+
+
+@dataclass(frozen=True)
+class ScaledIncrement:
+    """z_precision: the change of a precision that is a number of the client's own."""
+
+    z_shift: Delta
+    z_precision: Check
+    info: ScaledInfo
 
 
 @dataclass(frozen=True)
@@ -167,6 +195,10 @@ class ExponentialFamily:
     increment: type[Any]
     sums: tuple[type[Any], type[Any]]
     """The messages of an edge server: the change of prod t_k or prod z_k; the second has prod q_k, too."""
+    info: type[Any] = PosteriorInfo
+    """The group of scalars in an upload."""
+    scaled: bool = False
+    """True if S is a number of each client's own, whose change its increments carry."""
 
     def exchange(self, silent: Silent = "participants", *, averages: bool) -> Exchange:
         """The exchange of a round; averages: True if the server uses the mean of the q_k."""
@@ -194,19 +226,19 @@ class ExponentialFamily:
         """The factor that a message carries: q_g, q_k, or the increment of z_k."""
         fixed = self.kind == "fixed"
         if isinstance(message, self.increment):
-            return Gaussian(
-                message.z_shift.double(), 0.0 if fixed else self.matrix(message.z_precision.double())
-            )
+            shift = message.z_shift.double()
+            if fixed:
+                return Gaussian(shift, message.z_precision if self.scaled else 0.0)
+            return Gaussian(shift, self.matrix(message.z_precision.double()))
         return Gaussian.at(message.mean, S if fixed else self.matrix(message.precision))
 
     def upload(self, dual: Dual, sent: Gaussian, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
         """The upload of q_k = `local`; sent: the increment of z_k if the algorithm uploads it, else q_k."""
-        info = (PointInfo if self.kind == "fixed" else PosteriorInfo)(
-            primal_residual=residual(local, q), **scalars
-        )
+        info = self.info(primal_residual=residual(local, q), **scalars)
         if dual.z is None:
             return self.up(local.mean, *self._sent(local), info)
-        return self.increment(sent.shift, *self._sent(sent), info)
+        change = (sent.precision,) if self.scaled else self._sent(sent)
+        return self.increment(sent.shift, *change, info)
 
     def curvature(self, shard: AnyShard, weights: Tensor, how: GgnEstimator, rng: RandomStream) -> Tensor:
         """H_k, the generalised Gauss-Newton matrix of the summed loss, in this form."""
@@ -224,7 +256,10 @@ class ExponentialFamily:
         return () if self.kind == "fixed" else (self.field(q.precision),)
 
 
-POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement, _sums())
+POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement, _sums(), PointInfo)
+SCALED = ExponentialFamily(
+    "fixed", PointDown, ScaledUp, ScaledIncrement, (_sums(Count)[0], POINT.sums[1]), ScaledInfo, scaled=True
+)
 DIAGONAL = ExponentialFamily("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement, _sums(Sum))
 FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement, _sums(FullSum))
 Covariance = Annotated[

@@ -19,10 +19,18 @@ derives the change of v_k from w_k. silent = participants: w_k goes up, and the 
 the mean of this round's. silent = last: they count with their last w_k (the start, if never heard), and the
 increment of z_k = v_k + rho w_k goes up.
 
+Two rules of FedADMM-InSa (Song et al. 2024), b_k = rho_k for mean losses and rho_k / N_k for sums. inexact =
+c > 0: a client's last epoch is the first after which its problem's gradient, over all examples, has at most
+.999 / (1 + sqrt(b_k / 2c)) of its norm at w_g; c is for a constant of strong convexity. balance = mu > 0:
+
+    rho_k <- rho_k tau if d > mu p, rho_k / tau if p > mu d;   d = |w_k - w_g|,  p = b_k |w_k - w_k before|
+    server:  w_g <- sum_k (v_k + rho_k w_k) / (delta + sum_k rho_k),   rho_k of client k's last training
+
 Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: w_g starts at the network's random start, not at 0: a first prox centre of 0 would double the
 weights in the first round. Option prox_norm = unsquared: (rho/2) ||w - w_g||, as in the released code.
+FedADMM-InSa's weights N_k / N and its server's memory are not here; its losses are those of form = mean.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
@@ -30,23 +38,30 @@ References:
     Boyd et al. 2011: https://doi.org/10.1561/2200000016
     Gong et al. 2022: https://arxiv.org/abs/2204.03529
     Wang et al. 2022: https://arxiv.org/abs/2203.15104
+    Song et al. 2024: https://arxiv.org/abs/2402.13989
     docs/references/equations.md#fedadmm
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.algorithm import Context, Task
+from fedsim.errors import UsageError
 from fedsim.hyperparameters import ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from protocols._local_solvers import LocalTraining, to_the_mode
 from protocols._site_algorithm import (
     POINT,
+    SCALED,
     At,
+    Client,
+    Consensus,
     ExponentialFamily,
     LocalProblem,
     MeanFactor,
@@ -67,6 +82,9 @@ class FedADMM(SiteAlgorithm):
     rho: Rho = 10.0
     silent: Silent = "participants"
     prox_norm: ProxNorm = "squared"
+    inexact: Annotated[float, Meta(ge=0, description="c of the criterion for less than all epochs")] = 0.0
+    balance: Annotated[float, Meta(ge=0, description="mu of the rule for rho_k; 0: rho is constant")] = 0.0
+    factor: Annotated[float, Meta(gt=1, description="tau, by which rho_k grows or falls")] = 2.0
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "fedadmm"
@@ -76,7 +94,11 @@ class FedADMM(SiteAlgorithm):
 
     @property
     def family(self) -> ExponentialFamily:
-        return POINT
+        return SCALED if self.inexact or self.balance else POINT
+
+    def check(self, params: int) -> None:
+        if self.balance and self.silent != "last":
+            raise UsageError("fedadmm: the server needs every client's rho_k: balance goes with silent=last")
 
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, self.delta if self.form == "regularised" else 0.0)
@@ -89,7 +111,7 @@ class FedADMM(SiteAlgorithm):
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> tuple[Penalty, ...]:
         if self.prox_norm == "unsquared":
-            return site**-1, Distance(q_g.mean, self.penalty(at))
+            return site**-1, Distance(q_g.mean, self.penalty(at) * float(q_g.precision))
         return (q_g ** self.penalty(at) / site,)  # Eq. 5
 
     def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
@@ -103,4 +125,26 @@ class FedADMM(SiteAlgorithm):
 
     def solve(self, problem: LocalProblem) -> SiteFit:
         cavity = self.cavity(problem.q, problem.site, problem.at)
-        return to_the_mode(problem, cavity, self.local, sum_loss=self.form == "regularised")
+        c, summed = self.inexact, self.form == "regularised"
+        sigma = 0.999 / (1 + (self.per_example(problem.client, problem.at) / c / 2) ** 0.5) if c else 0.0
+        fit = to_the_mode(problem, cavity, self.local, sum_loss=summed, tolerance=sigma)
+        own = {} if self.family is POINT else {"epochs": float(self.local.epochs)}
+        return replace(fit, info={**own, **fit.info})
+
+    def per_example(self, client: Client, at: At) -> float:
+        examples = at.sizes[at.k] if self.form == "regularised" else 1
+        return self.penalty(at) * float(client.precision) / examples
+
+    def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
+        before = client.dual.mean if self.balance else None
+        after = super().client_commit(client, down, up, task)
+        if before is None:
+            return after
+        w_k, b_k = after.dual.mean, self.per_example(client, task.at)
+        d, p = float((w_k - down.mean).norm()), b_k * float((w_k - before).norm())
+        power = (d > self.balance * p) - (p > self.balance * d)
+        return replace(after, precision=float(client.precision) * self.factor**power)
+
+    def report(self, server: Consensus, ctx: Context) -> Mapping[str, float]:
+        plain, mean = super().report(server, ctx), float(server.total.precision) / ctx.K
+        return {**plain, "rho": mean} if self.balance else plain

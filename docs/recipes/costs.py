@@ -58,6 +58,7 @@ class Case:
 CASES = (
     *(Case(kind.name) for kind in REGISTRY),
     Case("fedadmm", {"silent": "last"}, same_as="fedadmm"),
+    Case("fedadmm", {"silent": "last", "balance": 5.0, "inexact": 0.01}),
     Case("precond_admm", {"preconditioner": 10.0}, same_as="fedadmm"),
     Case("bayes_admm", {"covariance": "diagonal"}),
     Case("pvi", {"covariance": "full"}),

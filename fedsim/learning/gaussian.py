@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import mul
 
 import torch
@@ -135,7 +135,8 @@ class Gaussian:
     def mismatch(self, other: Gaussian) -> float:
         """The largest difference of the natural parameters, relative to the largest of each."""
         pairs = ((self.shift, other.shift), (self.precision, other.precision))
-        return max(_relative_difference(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
+        exact = partial(torch.as_tensor, dtype=torch.float64)
+        return max(_relative_difference(exact(a), exact(b)) for a, b in pairs)
 
     def to(self, like: Tensor) -> Gaussian:
         """The same factor in the dtype and on the device of `like`."""

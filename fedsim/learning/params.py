@@ -6,7 +6,7 @@ duals and priors act on; nothing is ever concatenated or scattered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -199,10 +199,19 @@ class Net:
         """A copy of the current weights, safe to send."""
         return self.weights.clone()
 
-    def loss_gradient(self, inputs: Tensor, targets: Tensor, weight: float | Tensor) -> Tensor:
-        """Write weight * grad(mean loss) into `grads`; return the mean (0-d, detached)."""
+    def loss_gradient(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: float | Tensor,
+        mean_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Write weight * grad(mean loss) into `grads`; return the mean (0-d, detached).
+
+        mean_loss: from outputs and targets, in the place of the likelihood's.
+        """
         self.grads.zero_()
-        loss = self.likelihood.loss(self.module(inputs), targets)
+        loss = (mean_loss or self.likelihood.loss)(self.module(inputs), targets)
         if not loss.requires_grad:
             raise UsageError(
                 "no trained parameter reaches the model's outputs: its forward computes them without "

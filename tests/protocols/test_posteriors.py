@@ -21,8 +21,8 @@ SAMPLED: dict[str, dict[str, Any]] = {"fola": {"posterior": True, "gamma": 0.1}}
 """Settings with which an algorithm offers its posterior at all."""
 GAUSSIANS = {
     *SAMPLED,
-    *("bayes_admm", "bregman_admm", "ivon_admm", "fedivon", "pvi", "ivon_pvi", "fedep", "bcm"),
-    *("fedlap_cov", "fedlap_cov_func"),
+    *("bayes_admm", "bregman_admm", "ivon_admm", "fedivon", "ba_ivon", "pvi", "ivon_pvi", "fedgvi", "fedep"),
+    *("bcm", "fedlap_cov", "fedlap_cov_func"),
 }
 """The algorithms whose model is a distribution; a new one belongs here."""
 WIDE = dict.fromkeys(("fedlap_cov", "fedlap_cov_func"), "too wide to sample from")

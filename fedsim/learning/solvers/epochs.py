@@ -54,6 +54,7 @@ def run_epochs(
     constants: Hashable = None,
     refused: str = "",
     dtype: torch.dtype = torch.float32,
+    enough: Callable[[], bool] | None = None,
 ) -> float:
     """Call `step` for every batch of `how.epochs` epochs; return the mean loss of the last.
 
@@ -66,6 +67,7 @@ def run_epochs(
             arguments, must be the network's or held by it (Net.hold).
         refused: Why the steps cannot be recorded, if they cannot.
         dtype: In which the losses are added up.
+        enough: Called after every epoch; True: it was the last. Steps with it cannot be recorded.
     """
     net, order = shard.net, rng.torch("batches")
     recordings = net.recordings
@@ -74,19 +76,29 @@ def run_epochs(
     with net.noise(rng.key("dropout")):
         if recordings is None or refused:
             net.refuse(refused)
-            return _as_they_come(shard, step, how, order, dtype)
+            return _as_they_come(shard, step, how, order, dtype, enough)
         return _recorded(recordings, shard, step, how, order, dtype, constants)
 
 
-def _as_they_come(shard: Shard, step: Step, how: Epochs, order: torch.Generator, dtype: torch.dtype) -> float:
+def _as_they_come(
+    shard: Shard,
+    step: Step,
+    how: Epochs,
+    order: torch.Generator,
+    dtype: torch.dtype,
+    enough: Callable[[], bool] | None,
+) -> float:
     total = torch.zeros((), dtype=dtype, device=shard.net.device)
     used = rows_in_use(how, shard.size)
     for epoch in range(how.epochs):
+        total.zero_()
         for rows in shard.rows(how.batch_size, order, used):
             losses = step(*shard.batch(rows))
-            if epoch == how.epochs - 1:
+            if enough or epoch == how.epochs - 1:
                 for loss in losses:
                     total.add_(loss, alpha=len(rows) / len(losses))
+        if enough and enough():
+            break
     return float(total) / used
 
 

@@ -116,6 +116,7 @@ def minimise(
     memory_gradient: MemoryGradient = "batch",
     watch: Watch | None = None,
     smoothing: Smoothing | None = None,
+    tolerance: float = 0.0,
 ) -> LocalFit[Tensor, Moments]:
     """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
 
@@ -134,11 +135,15 @@ def minimise(
     memory_gradient of `term`: `batch` adds the gradient of all its points at every minibatch; `epoch` of a
     random part of them, every point once in an epoch (FunctionTerm.divided).
 
+    tolerance: the last epoch is the one after which the gradient of the objective (without a function term)
+    over all examples, in evaluation mode, has at most this share of its norm at `start`, if `how.epochs` do
+    not end before that; 0: never. A check costs a pass over the examples; info has the `epochs` then.
+
     Raises:
         UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic, or 'adam' and it is.
     """
     if isinstance(shard, QuadraticShard) and how.optimiser == "sgd":
-        return _quadratic_sgd(shard, start, how.in_round(round), weight, penalties)
+        return _quadratic_sgd(shard, start, how.in_round(round), weight, penalties, tolerance)
     check_optimiser(shard, how.optimiser, "adam or sgd")
     if isinstance(shard, QuadraticShard):
         minimum = shard.minimiser(weight, penalties)
@@ -151,6 +156,7 @@ def minimise(
     carried = moments if how.carry else None
     step = stepper(net.weights, how, carried, net)
     draws = net.draws(rng, "smoothing") if smoothing else None
+    criterion = _Criterion(shard, net.weights, weight, cavities, tolerance, how.epochs) if tolerance else None
     parts: Iterator[FunctionTerm | None] = repeat(term)
     if term is not None and memory_gradient == "epoch":
         count, points = batches(how, shard.size), rng.torch("memory")
@@ -180,9 +186,54 @@ def minimise(
         how,
         rng,
         constants=("minimise", how, weight == 1.0, smoothing, *map(constant_part, cavities)),
-        refused="the algorithm looks at every step" if watch else "they have a function term" if term else "",
+        refused="the algorithm looks at every step"
+        if watch
+        else "they have a function term"
+        if term
+        else "a criterion ends them"
+        if criterion
+        else "",
+        enough=criterion,
     )
-    return LocalFit(net.snapshot(), loss, step.moments(how.steps(shard.size)) if how.carry else None)
+    if criterion is not None:
+        how = replace(how, epochs=criterion.epochs)
+    moments = step.moments(how.steps(shard.size)) if how.carry else None
+    return LocalFit(net.snapshot(), loss, moments, criterion.info if criterion else {})
+
+
+class _Criterion:
+    """Counts epochs, and says after each if the objective's gradient is small enough."""
+
+    def __init__(
+        self,
+        shard: Shard | QuadraticShard,
+        weights: Tensor,
+        weight: float,
+        penalties: tuple[Penalty, ...],
+        tolerance: float,
+        most: int,
+    ) -> None:
+        """weights (P,): those at the start, which the steps write over. most: the epochs of the settings."""
+        self.shard, self.weights, self.scale = shard, weights, weight / shard.size
+        self.penalties, self.most, self.epochs = penalties, most, 0
+        self.least = tolerance * self._norm()
+
+    def __call__(self) -> bool:
+        self.epochs += 1
+        return self.epochs < self.most and self._norm() <= self.least
+
+    @property
+    def info(self) -> dict[str, float]:
+        """Scalars of the fit."""
+        return {"epochs": float(self.epochs)}
+
+    def _norm(self) -> float:
+        gradient = self.scale * self.shard.gradient(self.weights)
+        for penalty in self.penalties:
+            penalty.add_gradient(self.weights, gradient)
+        if isinstance(self.shard, Shard):
+            self.shard.net.train()  # it was in evaluation mode for the gradient
+        return float(torch.linalg.vector_norm(gradient))
 
 
 def _clip(grads: Tensor, limit: float) -> None:
@@ -193,19 +244,28 @@ def _clip(grads: Tensor, limit: float) -> None:
 
 
 def _quadratic_sgd(
-    shard: QuadraticShard, start: Tensor, how: LocalTraining, weight: float, penalties: tuple[Penalty, ...]
+    shard: QuadraticShard,
+    start: Tensor,
+    how: LocalTraining,
+    weight: float,
+    penalties: tuple[Penalty, ...],
+    tolerance: float,
 ) -> LocalFit[Tensor, Moments]:
     """SGD with the exact gradient in every step; `how` has this round's learning rate."""
     w = start.to(shard.linear).clone()
     step, factors = _sgd(w, how), tuple(p.to(w) for p in penalties)
-    for _ in range(how.steps(shard.size)):
-        grads = weight / shard.size * shard.gradient(w)
-        for factor in factors:
-            factor.add_gradient(w, grads)
-        grads.div_(weight)
-        _clip(grads, how.clip)
-        step(grads)
-    return LocalFit(w, shard.loss(w))
+    criterion = _Criterion(shard, w, weight, factors, tolerance, how.epochs) if tolerance else None
+    for _ in range(how.epochs):
+        for _ in range(how.steps(shard.size) // how.epochs):
+            grads = weight / shard.size * shard.gradient(w)
+            for factor in factors:
+                factor.add_gradient(w, grads)
+            grads.div_(weight)
+            _clip(grads, how.clip)
+            step(grads)
+        if criterion is not None and criterion():
+            break
+    return LocalFit(w, shard.loss(w), info=criterion.info if criterion else {})
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,18 @@ with lbar the mean loss in nats per example. d = s_p / lambda is the prior's pre
 the curvature h of lbar; q's precision is 1/sigma^2 = lambda (h + d). Without duals and with a prior
 N(0, 1/s) it is the package ivon-opt, bit for bit (docs/decisions/008).
 
+Generalised variational inference (FedGVI, arXiv:2502.00846) has another loss in the place of lbar, and in
+that of the KL and the duals D_alpha(q || p), with p the cavity: N(m_p, 1/s_p) over the dual.
+
+    D_alpha(q || p) = log( int q^alpha p^(1-alpha) ) / (alpha (alpha - 1)),    the KL(q || p) for alpha -> 1
+
+For diagonal Gaussians with precisions s and s_c, and with r = s_c (m - m_c) the gradient of -log p at m, its
+sum with an expected loss of gradient g and curvature H is stationary where
+
+    0 = g + w r ;   s = alpha H + w s_c + alpha (alpha - 1) (w r)^2 ;   w = 1 / (alpha + (1 - alpha) s_c / s)
+
+to which every step moves. s_c / s counts as at most 1: D_alpha is infinite from alpha / (alpha - 1) on.
+
 Differs: line 6 divides the momentum by 1 - beta1^t, as ivon-opt and the paper's released code do; Algorithm 2
 as printed does not.
 """
@@ -30,10 +42,14 @@ from fedsim.hyperparameters import BatchSize, DropLast, Epochs
 from fedsim.learning.gaussian import Gaussian, diagonal
 from fedsim.learning.ownership import owned
 from fedsim.learning.params import Net
+from fedsim.learning.robust_losses import RobustLoss
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.epochs import batches, run_epochs
 from fedsim.seeds import RandomStream
+
+GENERALISED = 100
+"""Iterations from the solution with the KL to that with D_alpha, for a quadratic loss."""
 
 
 @dataclass(frozen=True)
@@ -129,21 +145,26 @@ def ivon(
     dual: Gaussian | None = None,
     h0: float | None = None,
     moments: IvonMoments | None = None,
+    loss: RobustLoss | None = None,
+    alpha: float = 1.0,
 ) -> IvonFit:
     """Minimise F from the mean `start` (P,) and the precision ess * (h0 + d); h0 None means h = 0.
 
     prior_mean m_p and prior_precision s_p (P,); ess is lambda; dual is the diagonal factor with shift v
     and precision u, in the units of F, so that -log dual is subtracted from the mean loss and u lowers
-    the curvature. `moments` is used only if `how.carry`.
+    the curvature. `moments` is used only if `how.carry`. loss: in the place of lbar, also in the
+    fit's. alpha: of the divergence.
 
     Raises:
-        UsageError: if the optimiser does not fit the client's loss.
+        UsageError: if the optimiser does not fit the client's loss, or `loss` the targets.
         TaskError: if F has no minimum or the steps diverged: a precision that is not positive, a value that
             is not finite.
     """
     check_optimiser(shard, how.optimiser, "ivon")
     if isinstance(shard, QuadraticShard):
-        return _exact(shard, prior_mean, prior_precision, ess, dual)
+        return _exact(shard, prior_mean, prior_precision, ess, dual, alpha)
+    if loss is not None:
+        shard.net.likelihood.classes_only("a robust loss")
     net, rng = shard.net, how.stream(rng)
     net.train()
     steps = how.epochs * batches(how, shard.size)
@@ -160,6 +181,7 @@ def ivon(
         dual=dual,
         h=h0 or 0.0,
         moments=moments if how.carry else None,
+        alpha=alpha,
     )
     del prior_mean, prior_precision, dual  # in float64; the state has what it needs of them
     _check_precision(state.precision())
@@ -170,17 +192,16 @@ def ivon(
         losses = []
         for _ in range(how.samples):
             state.sample(eps.normal_(generator=draws), out=net.weights)
-            losses.append(net.loss_gradient(inputs, targets, 1.0))
+            losses.append(net.loss_gradient(inputs, targets, 1.0, loss))
             state.accumulate(net.grads)
         state.step()
         return losses
 
-    loss = run_epochs(
-        shard, advance, how, rng, constants=("ivon", how.beta1, how.beta2, how.samples, state.may_move)
-    )
+    constants = ("ivon", how.beta1, how.beta2, how.samples, state.may_move, loss, alpha)
+    train_loss = run_epochs(shard, advance, how, rng, constants=constants)
     fit = IvonFit(
         MeanPrecision(net.owned_copy(state.mean), state.precision()),
-        loss,
+        train_loss,
         state.moments() if how.carry else None,
         {"moved": 1 - how.beta2**steps},
     )
@@ -217,8 +238,10 @@ class _Ivon:
         dual: Gaussian | None,
         h: float,
         moments: IvonMoments | None,
+        alpha: float = 1.0,
     ) -> None:
         """steps: those of the task."""
+        self.alpha = alpha
         self.net, self.beta1, self.beta2, hold = net, beta1, beta2, net.hold
         self.lr, self.ess = net.number("lr", lr), net.number("ess", ess)
         before = moments.steps if moments else 0
@@ -265,6 +288,9 @@ class _Ivon:
     def step(self) -> None:
         """Move q by the samples taken in since the last step."""
         self.count = 0
+        if self.alpha != 1.0:
+            self._generalised_step()
+            return
         total, scratch = self.total, self.scratch
         fresh = 1.0 - self.beta2
         # line 3, E[g (th - m)] / sigma^2 - u
@@ -281,6 +307,17 @@ class _Ivon:
         change = torch.div(self.momentum, self.debias.following(), out=self.gradient)
         change.add_(torch.sub(self.mean, self.prior_mean, out=scratch).mul_(self.slope)).add_(self.cavity)
         self.mean.sub_(change.div_(total).mul_(self.lr))
+
+    def _generalised_step(self) -> None:
+        """The same towards the stationary point of D_alpha; all precisions in units of the mean loss."""
+        alpha, fresh, total = self.alpha, 1.0 - self.beta2, self.total
+        w = 1 / (alpha + (1 - alpha) * (self.slope / total).clamp(max=1.0))
+        pull = w * ((self.mean - self.prior_mean) * self.slope + self.cavity)
+        aim = w * self.slope + alpha * self.ess * (self.product * total + (alpha - 1) * pull.square())
+        step = aim - total
+        total.add_(fresh * step + 0.5 * fresh**2 * step.square() / total)
+        self.momentum.mul_(self.beta1).add_(self.gradient.mul_(1.0 - self.beta1))
+        self.mean.sub_((self.momentum / self.debias.following() + pull) / total * self.lr)
 
     def _move(self) -> None:
         """Keep h + d itself where h < -d/2."""
@@ -336,24 +373,42 @@ def _exact_terms(prior_precision: Tensor, ess: float, dual: Gaussian | None) -> 
 
 
 def _exact(
-    shard: QuadraticShard, prior_mean: Tensor, prior_precision: Tensor, ess: float, dual: Gaussian | None
+    shard: QuadraticShard,
+    prior_mean: Tensor,
+    prior_precision: Tensor,
+    ess: float,
+    dual: Gaussian | None,
+    alpha: float,
 ) -> IvonFit:
     """The minimum of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard."""
     d, u, v = (term.to(shard.linear) for term in _exact_terms(prior_precision, ess, dual))
-    hessian = shard.hessian / shard.size
+    hessian, linear = shard.hessian / shard.size, shard.linear / shard.size
     precision = ess * (hessian.diagonal() - u + d)
     _check_precision(precision)
-    matrix = hessian + torch.diag(d - u)
+    mean = _stationary(hessian, d - u, linear - v + d * prior_mean.to(d))
+    if alpha != 1.0:
+        curvature, slope, shift = hessian.diagonal(), d - u, d * prior_mean.to(d) - v
+        for _ in range(GENERALISED):
+            w = 1 / (alpha + (1 - alpha) * (ess * slope / precision).clamp(max=1.0))
+            mean = _stationary(hessian, w * slope, linear + w * shift)
+            pull = w * (slope * mean - shift)
+            precision = ess * (alpha * curvature + w * slope + alpha * (alpha - 1) * ess * pull**2)
+    fit = IvonFit(MeanPrecision(mean, precision), shard.loss(mean), None, {"moved": 1.0})
+    _check_finite(fit)
+    return fit
+
+
+def _stationary(hessian: Tensor, slope: Tensor, linear: Tensor) -> Tensor:
+    """(hessian + diag(slope))^-1 linear, after a check that this is a minimum."""
+    matrix = hessian + torch.diag(slope)
     if int(torch.linalg.cholesky_ex(matrix).info):
         lowest = torch.linalg.eigvalsh(matrix)
         raise TaskError(
             f"the local problem has no minimum: its Hessian is not positive in {int((lowest <= 0).sum())} of "
             f"{len(lowest)} directions (smallest eigenvalue {float(lowest[0]):.3g}); {_REMEDY}"
         )
-    mean = torch.linalg.solve(matrix, shard.linear / shard.size - v + d * prior_mean.to(d))
-    fit = IvonFit(MeanPrecision(mean, precision), shard.loss(mean), None, {"moved": 1.0})
-    _check_finite(fit)
-    return fit
+    mean: Tensor = torch.linalg.solve(matrix, linear)
+    return mean
 
 
 _REMEDY = "raise rho, or leave cap_dual on"

@@ -1,0 +1,150 @@
+"""BA-BFL - Jamoussi, Serra, Stavrou, Kountouris 2024 (arXiv:2412.11646v3), with IVON as the local solver: the
+server takes the barycentre of the clients' Gaussians. fedivon merges their curvatures, without the prior.
+
+    client:  q_k <- IVON on lambda_k E_q[lbar_k] + KL(q || N(0, I/delta)),  lambda_k = N_k / tau,
+             from q = q_g;  s_k = lambda_k h_k + delta is q_k's precision
+    server:  q_g <- argmin_q sum_k a_k D(q_k, q),  a_k = N_k / N, over participants and diagonal Gaussians:
+             reverse_kl   KL(q || q_k)      s_g = sum_k a_k s_k ;   m_g = (sum_k a_k s_k m_k) / s_g
+             wasserstein  W_2(q, q_k)^2     m_g = sum_k a_k m_k ;   s_g = (sum_k a_k s_k^(-1/2))^(-2)
+             forward_kl   KL(q_k || q)      m_g = sum_k a_k m_k ;   1/s_g = sum_k a_k (1/s_k + (m_k - m_g)^2)
+    init:    m_g = the shared random start, s_g = h0 N / (K tau) + delta
+
+Equal precisions give FedAvg's mean under each of them. q_g is as wide as a client's posterior, where a
+product of posteriors has the sum of their precisions. forward_kl has the moments of the mixture of all q_k,
+which is so wide where clients disagree that IVON diverges from it; with curvature = h0 it does not.
+
+Local training is IVON, by the package ivon-opt. Its momentum and step count begin at zero in every task; with
+carry they live with the client over rounds, as in ivon_admm.
+
+Wire: 2P down, 2P up.
+
+Differs: curvature = h0 is the released code, which writes the h of q_g to a file that local training does not
+read. The precision of q_k is IVON's lambda (h + d), d = delta / lambda, where the released code has
+lambda h + d. Sent and received precisions count as at least delta. The released code has forward_kl, but does
+not offer it. Silent clients do not count in a round's barycentre.
+
+References:
+    Jamoussi et al. 2024: https://arxiv.org/abs/2412.11646v3
+    Shen et al. 2024: https://arxiv.org/abs/2402.17641
+    docs/references/equations.md#ba-bfl
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.hyperparameters import PriorPrecision, Tempering
+from fedsim.learning.blocks import elementwise
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.solvers.ivon_opt import IvonMoments, IvonTraining, ivon_opt
+from fedsim.wire.schema import Mean, Precision, Scalar
+from protocols._averaging import WeightedPair
+
+
+@dataclass(frozen=True)
+class Server:
+    """mean: m_g; precision: s_g; (P,) float64. started: something has been folded."""
+
+    mean: Tensor
+    precision: Tensor
+    started: bool = False
+
+
+@dataclass(frozen=True)
+class Client:
+    """IVON's momentum and step count, if they are carried."""
+
+    moments: IvonMoments | None = None
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: Mean
+    precision: Precision
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class BaIvon(Algorithm[Server, Client, Down, Up]):
+    barycentre: Annotated[
+        Literal["reverse_kl", "wasserstein", "forward_kl"],
+        Meta(description="of the clients' Gaussians: mean natural parameters, mean deviations, or moments"),
+    ] = "reverse_kl"
+    curvature: Annotated[
+        Literal["posterior", "h0"], Meta(description="IVON's at the start of a task: that of q_g, or h0")
+    ] = "posterior"
+    delta: PriorPrecision = 1.0
+    tau: Tempering = 0.1
+    local: IvonTraining = IvonTraining(carry=False)
+
+    name: ClassVar[str] = "ba_ivon"
+    paper: ClassVar[str] = "Jamoussi et al. 2024, BA-BFL"
+    url: ClassVar[str] = "https://arxiv.org/abs/2412.11646v3"
+    default_model: ClassVar[str] = "mlp_small"
+    eval_samples: ClassVar[int] = 32
+
+    def server_init(self, ctx: Context) -> Server:
+        start, examples = ctx.start.double(), sum(ctx.sizes) / ctx.K
+        return Server(start, torch.full_like(start, self.local.h0 * examples / self.tau + self.delta))
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client()
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.mean, server.precision)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        ess, h0 = shard.size / self.tau, torch.full_like(down.mean, self.local.h0)
+        fit = ivon_opt(
+            shard,
+            down.mean,
+            curvature=h0 if self.curvature == "h0" else (self.bounded(down.precision) - self.delta) / ess,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            delta=self.delta,
+            ess=ess,
+            moments=client.moments,
+        )
+        precision = self.bounded(ess * fit.solution.curvature.double() + self.delta)
+        return Client(fit.carried), Up(fit.solution.mean, precision, fit.loss)
+
+    def bounded(self, precision: Tensor) -> Tensor:
+        return precision.double().clamp(min=self.delta)
+
+    def add(self, sums: WeightedPair, down: Down, k: int, up: Up, ctx: Context) -> WeightedPair:
+        return sums.plus(*self.terms(up, down.mean), ctx.sizes[k])
+
+    @elementwise
+    def terms(self, up: Up, centre: Tensor) -> tuple[Tensor, Tensor]:
+        """The averaged terms, (P,) float64 each; forward_kl's are moments around the broadcast's mean."""
+        m, s = up.mean.double(), up.precision.double()
+        if self.barycentre == "reverse_kl":
+            return s * m, s
+        if self.barycentre == "wasserstein":
+            return m, s**-0.5
+        step = m - centre.double()
+        return step, 1 / s + step**2
+
+    def from_sums(self, server: Server, down: Down, sums: WeightedPair, ctx: Context) -> Server:
+        first, second = sums.into_means()
+        if self.barycentre == "reverse_kl":
+            return Server(first / second, second, started=True)
+        if self.barycentre == "wasserstein":
+            return Server(first, second**-2, started=True)
+        return Server(down.mean.double() + first, 1 / (second - first**2), started=True)
+
+    def model(self, server: Server, ctx: Context) -> Point | Gaussian:
+        return Gaussian.at(server.mean, server.precision) if server.started else Point(ctx.start)
