@@ -18,10 +18,9 @@ for it are levels:b and mrc:bxN+last.
 
 Local training is Adam; a client keeps nothing, so its moments begin at zero in every round.
 
-Differs: theta starts at 1/2 and is clamped to [margin, 1 - margin] before it is turned into a score; the
-paper does not say what it does. Biases have masks, too, and their fixed weight is the constant of their
-layer. The model is evaluated at the mean weights w theta, and averaged over drawn masks (eval_samples); the
-paper evaluates one drawn mask.
+Differs: theta starts at 1/2 and is clamped to [margin, 1 - margin] before it is turned into a score. Biases
+have masks, too; their fixed weight is the constant of their layer. The model is evaluated at the mean weights
+w theta, and averaged over drawn masks (eval_samples); the paper evaluates one drawn mask.
 
 References:
     Isik et al. 2023: https://arxiv.org/abs/2209.15328
@@ -53,9 +52,8 @@ from fedsim.wire.schema import Count, Probability, Scalar, Sum
 
 @dataclass(frozen=True)
 class Server:
-    """alpha, beta: the parameters of every mask bit's Beta distribution, (P,) float64. round: the round of
-    the last fold. seed, round: they select the random stream of the masks with which the model is
-    evaluated."""
+    """alpha, beta: the parameters of every mask bit's Beta distribution, (P,) float64. round: that of the last
+    fold. seed and round select the masks with which the model is evaluated."""
 
     alpha: Tensor
     beta: Tensor
