@@ -395,6 +395,10 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             return map_tensors(getattr(self.server_init(ctx), self._total), torch.zeros_like)
         return zeros_of(kind, ctx.start)
 
+    def sum_of(self, sums: Any, name: str) -> Any:
+        """The sum that Exchange.sums calls by this name."""
+        return sums if isinstance(sums, Tensor) else getattr(sums, name)
+
     def merged(self, sums: Any, sent: Any) -> Any:
         """The server's sums with those that an edge server has sent: field by field, in float64."""
         if isinstance(sums, Tensor):

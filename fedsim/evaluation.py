@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.data.datasets import Dataset
-from fedsim.learning.gaussian import Model, Point
+from fedsim.learning.gaussian import Model, Point, taken_apart
 from fedsim.learning.likelihoods import LIKELIHOODS, Likelihood, Tally, added, classified
 from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
@@ -42,6 +42,9 @@ class Evaluation:
         read: Maps stored inputs to the network's inputs, on its device.
         seed: The seed of the experiment, from which posterior samples are drawn.
         requested_samples: Posterior samples that the experiment asks for.
+        of_batch: If clients keep their running statistics, those of the start: batch normalisation uses the
+            statistics of the examples that are evaluated together, as AdaBN does for data without labels (Li
+            et al. 2016, https://arxiv.org/abs/1603.04779), and these only for an example alone.
     """
 
     net: Net
@@ -49,6 +52,7 @@ class Evaluation:
     read: Callable[[Tensor], Tensor]
     seed: int
     requested_samples: int
+    of_batch: Tensor | None = None
 
     @property
     def chunks(self) -> int:
@@ -75,20 +79,26 @@ class Evaluation:
         inputs = torch.from_numpy(np.array(self.dataset.test_inputs[rows])).to(self.net.device)
         targets = torch.from_numpy(np.array(self.dataset.test_targets[rows])).to(self.net.device)
         floats = self.read(inputs)
+        plain, statistics = taken_apart(model)
+        if self.of_batch is not None:
+            statistics = self.of_batch
+        if statistics is not None:
+            self.net.statistics.copy_(statistics)
+        of_batch = self.of_batch is not None
 
         def logits(weights: Tensor, rows: Tensor) -> Tensor:
-            return self.net.logits(weights.to(self.net.device), rows).double()
+            return self.net.logits(weights.to(self.net.device), rows, of_batch).double()
 
-        measure, mean = self.measure, model.mean.to(self.net.device)
+        measure, mean = self.measure, plain.mean.to(self.net.device)
         pieces = zip(torch.split(floats, measure.rows), torch.split(targets, measure.rows), strict=True)
         tally = reduce(added, (measure.tally(logits(mean, x), y) for x, y in pieces))
-        if not self.samples or isinstance(model, Point):
+        if not self.samples or isinstance(plain, Point):
             return ChunkScore(tally)
         rng = RandomStream(self.seed, "posterior", round)
         total = torch.full((len(targets), self.dataset.classes), -math.inf, dtype=torch.float64)
         total = total.to(floats.device)
         draws = 0
-        for weights in model.samples(self.samples, rng.torch("samples")):
+        for weights in plain.samples(self.samples, rng.torch("samples")):
             draws += 1
             # in logarithms, because a probability may underflow
             total = torch.logaddexp(total, logits(weights, floats).log_softmax(dim=1))

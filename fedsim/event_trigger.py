@@ -29,7 +29,7 @@ from fedsim.algorithm import AnyShard, Arrival, Context, Task
 from fedsim.errors import UsageError
 from fedsim.event_rules import Rule, Trigger
 from fedsim.learning.gaussian import Gaussian, is_full, kl_divergence, unpacked
-from fedsim.wire.schema import optional_group, schema
+from fedsim.wire.schema import RUNNING, Field, optional_group, schema
 from fedsim.wrapper import AnyAlgorithm, Wrapper
 
 
@@ -188,7 +188,7 @@ class EventTriggered(Wrapper):
                 there.append(k)
                 if sent and up is not None:
                     sent[k] = up
-                up = self._counts(up, sent[k] if sent else None, ctx.start)
+                up = self._counts(up, sent[k] if sent else None, down, ctx.start)
                 if up is not None:
                     yield k, up
                 del up  # one in memory
@@ -209,7 +209,7 @@ class EventTriggered(Wrapper):
                 pass
         return self._got(replace(server, inner=inner, sent=tuple(sent)), down, there, ctx)
 
-    def _counts(self, up: Any, last: Any, start: Tensor) -> Any:
+    def _counts(self, up: Any, last: Any, down: Any, start: Tensor) -> Any:
         """What counts for an upload, which is None if the client has sent none."""
         if up is not None:
             return up
@@ -217,7 +217,7 @@ class EventTriggered(Wrapper):
             case "dual":
                 return None
             case "zero":
-                return _zero(self._up, start)
+                return _zero(self._up, down, start)
             case _:
                 return last
 
@@ -240,7 +240,7 @@ class EventTriggered(Wrapper):
 
     def add(self, sums: Any, down: Any, k: int, up: Any, ctx: Context) -> Any:
         """up: None if the client has sent none; its server keeps no uploads here (check_tree)."""
-        counts = self._counts(up, None, ctx.start)
+        counts = self._counts(up, None, down, ctx.start)
         return sums if counts is None else self.inner.add(sums, down, k, counts, ctx)
 
     def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
@@ -272,11 +272,16 @@ class EventTriggered(Wrapper):
         return self.inner.dual_mismatch(server.inner, (client.inner for client in clients))
 
 
-def _zero(up: type, start: Tensor) -> Any:
-    """An upload whose increments and numbers are 0."""
+def _zero(up: type, down: Any, start: Tensor) -> Any:
+    """An upload whose increments and numbers are 0, and whose running statistics are the broadcast's."""
     sizes = {"P": len(start)}
-    values = {f.name: start.new_zeros(f.shape(sizes)) if f.python is Tensor else 0.0 for f in schema(up)}
-    return up(**values)
+
+    def value(f: Field) -> Any:
+        if f.kind.dims == (RUNNING,):
+            return getattr(down, f.name)
+        return start.new_zeros(f.shape(sizes)) if f.python is Tensor else 0.0
+
+    return up(**{f.name: value(f) for f in schema(up)})
 
 
 def measured(rule: Rule, own: Any, held: Any) -> float:
@@ -295,7 +300,8 @@ def _vectors(own: Any, held: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
         yield own.mean, held.mean
         return
     for f in schema(type(own)):
-        if f.python is Tensor and not f.kind.positive and f.kind.name != "curvature" and not f.members:
+        weights = f.kind.name != "curvature" and f.kind.dims != (RUNNING,)
+        if f.python is Tensor and not f.kind.positive and weights and not f.members:
             yield getattr(own, f.name), getattr(held, f.name, None)
 
 

@@ -99,6 +99,17 @@ class Experiment:
     freeze: Annotated[
         str, option("Do not train these; they never cross the wire.", "PATTERNS", "data plan", default="none")
     ] = ""
+    statistics: Annotated[
+        Literal["", "frozen", "local", "average"],
+        option(
+            "Running statistics of batch normalisation: as at the start, each client's own, or averaged.",
+            "",
+            "data plan",
+            default="refused",
+        ),
+    ] = ""
+    """frozen: layers use those of the start. local: every client keeps its own. average: they travel in both
+    directions, and the server has the N_k-weighted mean of those that are sent."""
     clients: Annotated[
         int, option("Clients, whatever the number of workers.", "N", "data usual plan", ge=1)
     ] = 10

@@ -58,6 +58,7 @@ class ExperimentOptions(TypedDict, total=False):
     model: ModelChoice
     train: str
     freeze: str
+    statistics: Literal["", "frozen", "local", "average"]
     clients: int
     rounds: int
     until: float | str
