@@ -21,30 +21,33 @@ def freeze(module: nn.Module, train: str = "", freeze: str = "") -> None:
 
     train: comma-separated patterns of names, with * and ?, of the parameters to train; '': all. Parameters
     that the model has frozen itself stay frozen, unless `train` matches them. freeze: patterns of those not
-    to train.
+    to train. A parameter that modules share has several names, each of which will do.
     """
-    parameters = dict(module.named_parameters())
-    trained, frozen = _patterns(train, "--train", parameters), _patterns(freeze, "--freeze", parameters)
-    for name, parameter in parameters.items():
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    every = [name for of_one in names.values() for name in of_one]
+    trained, frozen = _patterns(train, "--train", every), _patterns(freeze, "--freeze", every)
+    for parameter, own in names.items():
         if trained:
-            parameter.requires_grad_(_fits(name, trained))
-        if _fits(name, frozen):
+            parameter.requires_grad_(_fits(own, trained))
+        if _fits(own, frozen):
             parameter.requires_grad_(False)
-    if not any(p.requires_grad for p in parameters.values()):
+    if not any(p.requires_grad for p in names):
         raise UsageError("no parameter of the model is left to train; see fedsim describe --model")
 
 
-def _patterns(text: str, option: str, names: dict[str, nn.Parameter]) -> tuple[str, ...]:
+def _patterns(text: str, option: str, names: list[str]) -> tuple[str, ...]:
     patterns = tuple(pattern.strip() for pattern in text.split(",") if pattern.strip())
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            few = ", ".join(list(names)[:8])
+            few = ", ".join(names[:8])
             raise UsageError(f"{option} {pattern!r} fits no parameter of the model; it has {few}, ...")
     return patterns
 
 
-def _fits(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _fits(names: list[str], patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def frozen_tensors(module: nn.Module, kept: Collection[nn.Module] = ()) -> Iterator[tuple[str, Tensor]]:

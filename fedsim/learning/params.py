@@ -40,7 +40,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of trained parameters in the flat vector: module.parameters() order, each row-major."""
+    """The order of trained parameters in the flat vector: module.parameters() order, each row-major.
+
+    A parameter that modules share stands once, under the first of its names.
+    """
 
     slices: tuple[Slice, ...]
 
@@ -89,9 +92,6 @@ class Net:
     ) -> None:
         """statistics: what happens to running statistics of batch normalisation (Experiment.statistics)."""
         device = device or torch.device("cpu")
-        names = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
-        if len(names) != len(_trained(module)):
-            raise UsageError("the model shares a parameter between modules; views would untie it silently")
         for name, parameter in _trained(module):
             if parameter.dtype != torch.float32:
                 raise UsageError(f"a model trains in float32; {name} has {parameter.dtype}")
@@ -104,7 +104,7 @@ class Net:
         self.grads = torch.zeros_like(self.weights)
         grads = self.layout.unflatten(self.grads)
         for name, view in self.layout.unflatten(self.weights).items():
-            leaf = module.get_parameter(name)  # the same object, because a model may also hold it elsewhere
+            leaf = module.get_parameter(name)  # the same object, which other modules may share
             leaf.data, leaf.grad = view, grads[name]
         self.kept = kept_in_evaluation(module, statistics)
         """The modules that stay in evaluation mode."""
