@@ -322,6 +322,12 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """
         return "dual" if self.duals else "zero" if self.fed_back else "last"
 
+    def dual_damping(self, at: At) -> float:
+        """The exponent, or factor, of a dual step that may count 1 / damping times, after rounds in which the
+        client sent nothing. 1: a dual step counts once.
+        """
+        return 1.0
+
     def own_and_held(self, client: Client, down: Down, up: Up, task: Task) -> tuple[Any, Any]:
         """What an upload says of its client, and what the server has of it without that, in the same terms:
         two messages, or two Gaussians. client: its draft; up: as decoded. For duals: a site stays as it is

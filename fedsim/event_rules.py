@@ -3,7 +3,7 @@
     norm:C      the change is at least C: the Euclidean norm, in units of the weights
     norm:P%     it is at least P % of the change that was sent last
     kl:C        KL(q_k || what the receiver has) is at least C nats per parameter
-    budget:B    a threshold of the norm that follows a budget: B bytes, or P % of an upload, a client and round
+    budget:B    a threshold of the norm by a budget: B bytes, or P % of an upload, for a client and round
 
 The first message is always sent. It imports nothing heavy, because options are resolved early.
 """
@@ -38,12 +38,13 @@ class Trigger:
     """What a client keeps for its rule.
 
     sent: the number of messages so far; change: of the last one; threshold: of rule budget, in the units of
-    the change.
+    the change; waited: rounds since the last one in which none was sent.
     """
 
     sent: int = 0
     change: float = 0.0
     threshold: float = 0.0
+    waited: int = 0
 
     def sends(self, rule: Rule, change: float) -> bool:
         """Whether a message with this change is sent."""
@@ -63,14 +64,15 @@ class Trigger:
         Cummins et al., FedBack, https://github.com/michael-cummins/FedBack. Differs: there the threshold is
         the server's, for the distance of the global model, and the controller adds.
         """
-        now = replace(self, sent=self.sent + 1, change=change) if self.sends(rule, change) else self
+        sends = self.sends(rule, change)
+        sent = replace(self, sent=self.sent + 1, change=change, waited=0)
+        now = sent if sends else replace(self, waited=self.waited + 1)
         if rule.kind != "budget":
             return now
         if not self.threshold:
             return replace(now, threshold=START * change)
         budget = rule.value if rule.share else rule.value / max(size, 1)
-        used = 1.0 if now is not self else 0.0
-        return replace(now, threshold=self.threshold * math.exp(GAIN * (used - budget)))
+        return replace(now, threshold=self.threshold * math.exp(GAIN * (sends - budget)))
 
 
 def split(spec: str) -> tuple[str, Rule | None, Rule | None]:
@@ -98,7 +100,7 @@ def _rule(name: str, text: str) -> Rule:
         kind, amount = "norm", text
     known = KINDS[name]
     share = amount.endswith("%") and kind != "kl" and name == EVENT
-    value = number(amount.removesuffix("%")) / (100 if share else 1)
+    value = number(amount[:-1]) / 100 if share else number(amount)
     if kind not in known or not 0 <= value < math.inf or (kind == "budget" and not value):
         forms = {"norm": "norm:0.5", "kl": "kl:0.001", "budget": "budget:2000 (bytes) or budget:30%"}
         also = ", norm:30%" if name == EVENT else " (or just 0.5)"

@@ -4,6 +4,8 @@
              change      <- what `up` says of it, against what the server has of it (Algorithm.own_and_held)
              sends `up`, and commits, if the rule says so; else an envelope without fields
     server:  counts for a client that sent nothing what it has of it (Algorithm.unsent)
+    damped:  after n rounds in which it sent nothing, a client's dual step counts min(n + 1, 1 / damping)
+             times, on both sides; its change counts as many times for the rule
 
     +quiet:  a broadcast goes to a client only if it has moved by as much since the last one that the client
              got; the client computes from that one, and its upload is folded with it, as in asynchronous runs
@@ -25,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Arrival, Context, Task
+from fedsim.algorithm import AnyShard, Arrival, At, Context, Task
 from fedsim.errors import UsageError
 from fedsim.event_rules import Rule, Trigger
 from fedsim.learning.gaussian import Gaussian, is_full, kl_divergence, unpacked
@@ -44,9 +46,10 @@ def client_state(inner: type, up: type, down: type) -> type:
 @cache
 def server_state(inner: type, up: type, down: type) -> type:
     """inner; sent: every client's last upload, if it counts again, else empty; got_in: (K,) int64, the round
-    of the last broadcast that a client has, 0: none; got: those broadcasts, ascending by round."""
+    of the last broadcast that a client has, 0: none; got: those broadcasts, ascending by round; waited: (K,)
+    int64, every client's rounds without an upload since its last."""
     columns: list[tuple[str, Any]] = [("inner", inner), ("sent", tuple[up | None, ...])]  # type: ignore[valid-type]
-    columns += [("got_in", Tensor), ("got", tuple[down, ...])]  # type: ignore[valid-type]
+    columns += [("got_in", Tensor), ("got", tuple[down, ...]), ("waited", Tensor)]  # type: ignore[valid-type]
     return make_dataclass("WithSent", columns, frozen=True)
 
 
@@ -64,19 +67,17 @@ class EventTriggered(Wrapper):
             UsageError: If they do not; it says why.
         """
         which = "+event" if self.up else "+quiet"
-        if self.inner.centralised or len(self.inner.exchanges) > 1 or self.inner.default_rounds == 1:
+        if len(self.inner.exchanges) > 1 or self.inner.default_rounds == 1:
             what = (
-                "is not federated"
-                if self.inner.centralised
-                else "has one round"
+                "has one round"
                 if self.inner.default_rounds == 1
                 else "has several exchanges a round, and each needs what all clients send in the one before"
             )
-            raise UsageError(f"--participation {which}: {self.name} {what}")
+            raise UsageError(f"{which}: {self.name} {what}")
         if optional_group(self._up) or optional_group(self._down):
             raise UsageError(
-                f"--participation {which}: {self.name} sends some data only once, and whether they have "
-                "arrived must not depend on a threshold"
+                f"{which}: {self.name} sends some data only once, and whether they have arrived must not "
+                "depend on a threshold"
             )
         if self.up is not None:
             self.inner.unsent()
@@ -134,13 +135,19 @@ class EventTriggered(Wrapper):
             client = replace(client, got=down, got_in=task.round)
         trigger, sends = client.trigger, True
         if self.up is not None and task.round:
+            weight = self._weight(trigger.waited, task.at)
             first = self.up.kind == "kl" and not trigger.sent  # nothing to compare with yet
-            change = 0.0 if first else measured(self.up, *self._compared(client, down, up, task))
+            change = 0.0 if first else weight * measured(self.up, *self._compared(client, down, up, task))
+            task = replace(task, weight=weight)
             sends = trigger.sends(self.up, change)
             trigger = trigger.after(self.up, change, size)
         step = self.inner.client_commit if sends else self.inner.client_unsent
         client = replace(client, inner=step(client.inner, down, up, task), trigger=trigger)
         return (replace(client, sent=up) if sends and self._keeps_uploads and task.round else client), sends
+
+    def _weight(self, waited: int, at: At) -> float:
+        """The weight of a dual step after so many rounds without an upload."""
+        return max(min(waited + 1.0, 1 / self.inner.dual_damping(at)), 1.0)
 
     def _compared(self, client: Any, down: Any, up: Any, task: Task) -> tuple[Any, Any]:
         match self.inner.unsent():
@@ -156,7 +163,8 @@ class EventTriggered(Wrapper):
     def server_init(self, ctx: Context) -> Any:
         sent = (None,) * (ctx.K if self._keeps_uploads else 0)
         got_in = torch.zeros(ctx.K if self.down is not None else 0, dtype=torch.int64)
-        return self.server_type(self.inner.server_init(ctx), sent, got_in, ())
+        waited = torch.zeros(ctx.K if self.up is not None else 0, dtype=torch.int64)
+        return self.server_type(self.inner.server_init(ctx), sent, got_in, (), waited)
 
     def broadcast(self, server: Any, ctx: Context) -> Any:
         return self.inner.broadcast(server.inner, ctx)
@@ -181,11 +189,13 @@ class EventTriggered(Wrapper):
         """ups: an upload is None where the client's rule has sent none."""
         if not ctx.round:
             return replace(server, inner=self.inner.server_update(server.inner, down, ups, ctx))
-        sent, there = list(server.sent), list[int]()
+        sent, waited, there = list(server.sent), server.waited.clone(), list[int]()
 
         def counted() -> Iterator[tuple[int, Any]]:
             for k, up in ups:
                 there.append(k)
+                if len(waited):
+                    waited[k] = 0 if up is not None else waited[k] + 1
                 if sent and up is not None:
                     sent[k] = up
                 up = self._counts(up, sent[k] if sent else None, down, ctx.start)
@@ -197,17 +207,31 @@ class EventTriggered(Wrapper):
         first = next(stream, None)
         inner = server.inner
         if first is not None:
-            older = self.answered(server, down, range(ctx.K))
             everything = chain([first], stream)
             del first
-            if older:
-                arrivals = (Arrival(k, older.get(k, down), up, 0, 1.0) for k, up in everything)
-                inner = self.inner.stale_update(inner, arrivals, ctx)
-            else:
-                inner = self.inner.server_update(inner, down, everything, ctx)
+            inner = self._folded(server, down, everything, ctx)
             for _ in stream:  # an algorithm that does not look at every upload
                 pass
-        return self._got(replace(server, inner=inner, sent=tuple(sent)), down, there, ctx)
+        server = replace(server, inner=inner, sent=tuple(sent), waited=waited)
+        return self._got(server, down, there, ctx)
+
+    def _folded(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
+        """The inner server's next state from uploads, their weights and the broadcasts that they answer."""
+        older = self.answered(server, down, range(ctx.K))
+        weights = {
+            k: weight
+            for k, waited in enumerate(server.waited.tolist())
+            if waited and (weight := self._weight(waited, ctx.at(k))) > 1
+        }
+        if older:
+            arrivals = (Arrival(k, older.get(k, down), up, 0, weights.get(k, 1.0)) for k, up in ups)
+            return self.inner.stale_update(server.inner, arrivals, ctx)
+        if not weights:
+            return self.inner.server_update(server.inner, down, ups, ctx)
+        sums = self.inner.sums(server.inner, down, ctx)
+        for k, up in ups:
+            sums = self.inner.added(sums, down, [(k, up)], replace(ctx, weight=weights.get(k, 1.0)))
+        return self.inner.from_sums(server.inner, down, sums, ctx)
 
     def _counts(self, up: Any, last: Any, down: Any, start: Tensor) -> Any:
         """What counts for an upload, which is None if the client has sent none."""
@@ -248,14 +272,19 @@ class EventTriggered(Wrapper):
 
     def check_stale(self, damped: bool) -> None:
         raise UsageError(
-            "--async: with +event and +quiet sizes of messages depend on what is computed, and the schedule of "
-            "an asynchronous run, which follows from them, is known before"
+            "--async: with +event and +quiet sizes of messages depend on what is computed, and the schedule "
+            "of an asynchronous run, which follows from them, is known before"
         )
 
-    def check_tree(self) -> None:
-        """Check that edge servers can serve such clients."""
+    def check_tree(self, sizes: tuple[int, ...]) -> None:
+        """Check that edge servers can serve such clients. sizes: N_k of all clients."""
         if self.down is not None:
             raise UsageError("--tree: an edge server has one broadcast for all its clients; leave +quiet out")
+        if self.up is not None and self.inner.dual_damping(At(sizes)) < 1:
+            raise UsageError(
+                f"--tree: with +event a dual step of {self.name} counts for every round in which its client "
+                "sent nothing, and an edge server does not know how many these are"
+            )
         if self._keeps_uploads:
             raise UsageError(
                 f"--tree: with +event the server of {self.name} counts every client's last upload again, and "

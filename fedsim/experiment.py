@@ -132,7 +132,7 @@ class Experiment:
         str,
         option(
             "Who takes part: full, a share (0.3), a count (3), coin:P, robin:N, size:N, markov:LEAVE,COME, "
-            "trace:FILE; +gone:P, +lost:P behind it (fedsim list schedules).",
+            "trace:FILE; +gone:P, +lost:P, +event:RULE, +quiet:RULE behind it (fedsim list schedules).",
             "SCHEDULE",
             "schedule usual plan",
         ),

@@ -165,6 +165,11 @@ class Problem:
         rules = self.trigger is not None and self.trigger.up is not None
         return rules and upload.round > 0 and not upload.fields
 
+    def unmoved(self, task: Header) -> bool:
+        """True if this header of a task says that the broadcast is the one that the client has (+quiet)."""
+        rules = self.trigger is not None and self.trigger.down is not None
+        return rules and task.round > 0 and not task.fields
+
     def beside(self) -> Problem:
         """The same problem with a network of its own, for a task that is computed beside another one.
 
@@ -264,7 +269,7 @@ class Problem:
         e, created = self.experiment, tree(self.experiment.tree, self.experiment.clients)
         if created is not None:
             if self.trigger is not None:
-                self.trigger.check_tree()
+                self.trigger.check_tree(self.sizes)
             check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=self.refers_to_last)
         return created
 

@@ -37,7 +37,8 @@ class At:
 
     sizes: N_k of all K clients; asked: |S|, the number of clients that get the round's broadcast, including
     those whose upload is lost later. Both sides know it before any upload. 0: all K, as in the set-up.
-    weight: the weight of a dual step by the staleness of its upload, in (0, 1]; 1 in a synchronous run.
+    weight: the weight of a dual step: in (0, 1] by the staleness of its upload; above 1 if the client sent
+    nothing in rounds before (+event).
     """
 
     sizes: tuple[int, ...]

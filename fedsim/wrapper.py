@@ -54,6 +54,7 @@ class Wrapper(AnyAlgorithm):
     merged = _of_inner("merged")
     unsent = _of_inner("unsent")
     client_unsent = _of_inner("client_unsent")
+    dual_damping = _of_inner("dual_damping")
     own_and_held = _of_inner("own_and_held")
     check_stale = _of_inner("check_stale")
     stale_update = _of_inner("stale_update")

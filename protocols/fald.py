@@ -41,7 +41,8 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task, Unsent
+from fedsim.errors import UsageError
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Point, Samples
 from fedsim.learning.solvers.langevin import LangevinTraining, langevin
@@ -81,6 +82,9 @@ class FALD(Algorithm[Server, Client, Down, Up]):
     url: ClassVar[str] = "https://arxiv.org/abs/2112.05120"
     default_model: ClassVar[str] = "mlp_small"
     eval_samples: ClassVar[int] = 32
+
+    def unsent(self) -> Unsent:
+        raise UsageError("+event: an upload of fald is a sample, whose noise is new in every round")
 
     def server_init(self, ctx: Context) -> Server:
         start = ctx.start.double()

@@ -107,6 +107,9 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(self.dual_step(client.dual, down, up, at=task.at), client.moments)
 
+    def dual_damping(self, at: At) -> float:
+        return at.value(self.rho)
+
     @accumulating
     def dual_step(self, dual: Tensor, down: Down, up: Up, *, at: At) -> Tensor:
         """v_k, or the sum of all, after client k's dual step, (P,) float64."""

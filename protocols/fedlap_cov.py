@@ -123,6 +123,9 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
         return Client(self.dual_step(client.site, down, up, at=task.at), client.moments)
 
+    def dual_damping(self, at: At) -> float:
+        return at.value(self.rho)
+
     @accumulating
     def dual_step(self, sites: Gaussian, down: Any, up: Any, *, at: At) -> Gaussian:
         """t_k, or the product of all, after client k's dual step (q_k / q_g)^rho; float64."""

@@ -31,7 +31,7 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task, Unsent
 from fedsim.errors import UsageError
 from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Point
@@ -78,6 +78,9 @@ class FedNova(Algorithm[Server, Client, Down, Up]):
     def check(self, params: int) -> None:
         if self.local.optimiser != "sgd":
             raise UsageError("fednova: the normaliser is known for SGD only: optimiser=sgd")
+
+    def unsent(self) -> Unsent:
+        raise UsageError("+event: fednova's mean needs a_k, which only an upload tells")
 
     def effective_steps(self, examples: int) -> float:
         """a_k of a client with N_k = `examples`."""

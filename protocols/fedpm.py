@@ -40,7 +40,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task, Unsent
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Point, Samples
 from fedsim.learning.shards import QuadraticShard
@@ -105,6 +105,9 @@ class FedPM(Algorithm[Server, Client, Down, Up]):
     default_model: ClassVar[str] = "mlp_small"
     eval_samples: ClassVar[int] = 16
     default_codecs: ClassVar[Mapping[str, str]] = MappingProxyType({"up.probability": "bernoulli"})
+
+    def unsent(self) -> Unsent:
+        raise UsageError("+event: an upload of fedpm is a random mask, which differs in every round")
 
     def server_init(self, ctx: Context) -> Server:
         one = torch.ones_like(ctx.start, dtype=torch.float64)

@@ -92,6 +92,12 @@ def envelope_size(
     return EnvelopeSize(rows, exact)
 
 
+def without_fields(kind: str, run: str) -> int:
+    """The bytes of an envelope of this kind without fields: a message that its rule has not sent (+event)."""
+    envelope = pack(Header(VERSION, kind, run))
+    return len(envelope.head) + framing(envelope.sizes)
+
+
 def _field(f: Field, name: str, dims: Dims, layout: Layout, dtype: str) -> tuple[FieldHeader, bool]:
     """The field's header, and whether its sizes are the only possible ones."""
     shape = f.shape(dims)

@@ -34,8 +34,10 @@ def schedule(spec: str, clients: int, rounds: int, seed: int, as_json: bool) -> 
     names.check_schedule(spec)
     from rich.text import Text
 
+    from fedsim import event_rules
     from fedsim.participation import schedule
 
+    _, up, down = event_rules.split(spec)
     created = schedule(spec, clients=clients, seed=seed, sizes=tuple(range(1, clients + 1)))
     if as_json:
         return terminal.print_json(
@@ -44,6 +46,8 @@ def schedule(spec: str, clients: int, rounds: int, seed: int, as_json: bool) -> 
     console = terminal.console()
     for line in lines(created, clients, rounds, max(20, console.width - 22)):
         console.print(Text(line), soft_wrap=True)
+    if up or down:
+        console.print("Which of these messages are sent is decided by what they change (+event, +quiet).")
     return None
 
 

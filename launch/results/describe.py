@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedsim.errors import UsageError
+from fedsim.event_rules import Rule
+from fedsim.event_trigger import EventTriggered
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.learning.frozen import frozen_tensors
 from fedsim.problem import Problem
@@ -62,6 +65,23 @@ def own_codecs(algorithm: type[AnyAlgorithm]) -> str:
     return ", ".join(f"{field}={name}" for field, name in algorithm.default_codecs.items())
 
 
+UNSENT = {
+    "dual": "its dual stays in the server's sum",
+    "zero": "its increment counts as 0",
+    "last": "its last upload counts again",
+}
+
+
+def unsent(algorithm: AnyAlgorithm) -> str:
+    """What counts for a client that is asked and sends nothing, or why there is no such client."""
+    if algorithm.centralised:
+        return "there are no clients"
+    try:
+        return UNSENT[EventTriggered(algorithm, Rule("norm", 0.0), None).unsent()]
+    except UsageError as e:
+        return f"refused: {str(e).removeprefix('+event: ')}"
+
+
 def to_json(name: str) -> dict[str, Any]:
     """An algorithm's docstring, messages and hyperparameters, for --json."""
     kind = find(name)
@@ -78,6 +98,7 @@ def to_json(name: str) -> dict[str, Any]:
         "once": cost_once(algorithm),
         "model": kind.default_model,
         "codecs": dict(kind.default_codecs),
+        "event": unsent(algorithm),
         "hyperparameters": [
             {"name": key, "default": value, "values": values, "meaning": meaning}
             for (_, _, values, meaning), (key, value) in rows
@@ -104,6 +125,7 @@ def describe(name: str, as_json: bool = False) -> None:
     out.print(
         f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]{once}; model: {kind.default_model}"
     )
+    out.print(f"a client that sends nothing (+event): {unsent(algorithm)}", markup=False, soft_wrap=True)
     if codecs := own_codecs(kind):
         out.print(f"codec, unless --codec names another: {codecs}")
     out.print()

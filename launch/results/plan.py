@@ -21,7 +21,7 @@ from fedsim.participation import Schedule
 from fedsim.problem import Problem
 from fedsim.tree import Tree
 from fedsim.virtual_clock import Clock, Hops, Ints, indices
-from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
+from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size, without_fields
 from launch.configuration.execution import Execution
 from launch.configuration.presets import step_remark
 from launch.configuration.target_accuracy import percent
@@ -52,6 +52,9 @@ class Plan:
     costs: ClientCosts = field(default_factory=ClientCosts)
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     devices: dict[str, Any] | None = None
+    least: dict[str, int] = field(default_factory=dict)
+    """By direction, where messages follow +event or +quiet: the bytes if nothing changes after a client's
+    first message."""
 
     def add(self, round: int, exchange: int, direction: str, size: EnvelopeSize, envelopes: int) -> None:
         """Add a number of envelopes of one size."""
@@ -141,7 +144,20 @@ def plan(
             devices.add(r, ids, participation.dropouts, step, participation.lost_uploads)
     if devices:
         created.devices = devices.totals(problem.experiment.rounds)
+    if problem.trigger is not None:
+        created.exact, created.least = False, _least(problem, created, sizes[1], run)
     return created
+
+
+def _least(problem: Problem, created: Plan, sizes: Mapping[str, EnvelopeSize], run: str) -> dict[str, int]:
+    assert problem.trigger is not None
+    rules, least = {"down": problem.trigger.down, "up": problem.trigger.up}, dict[str, int]()
+    for (side, rule), kind in zip(rules.items(), ("task", "upload"), strict=True):
+        envelopes = sum(sides[side] for r, sides in created.rounds.items() if r) // sizes[side].total
+        first = min(int((created.took_part > 0).sum()), envelopes) if sizes[side].exact else 0
+        saved = (envelopes - first) * (sizes[side].total - without_fields(kind, run))
+        least[side] = created.total(side) - (saved if rule is not None else 0)
+    return least
 
 
 @dataclass
@@ -232,6 +248,7 @@ def to_json(problem: Problem, created: Plan) -> dict[str, Any]:
         "until": e.until or None,
         "params": created.params,
         "exact": created.exact,
+        **({"least": created.least} if created.least else {}),
         **_as_summary(created),
         "rounds_per_client": {"min": times.min(), "max": times.max(), "mean": times.mean()},
         "bytes_per_round": {"min": min(per_round, default=0), "max": max(per_round, default=0)},
@@ -263,7 +280,12 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
         display.note(escape(line))
     if created.devices:
         display.note(sentence(created.devices))
-    if not created.exact:
+    if created.least:
+        display.note(
+            f"at most; at least {created.least['down']:,} bytes down and {created.least['up']:,} up: if "
+            "nothing changes after each client's first message (+event, +quiet)"
+        )
+    elif not created.exact:
         display.note(
             "at most: a codec's size depends on the values, or a message has parts that may be absent"
         )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas
 
+from fedsim import event_rules
 from fedsim.errors import FedsimError, UsageError
 from fedsim.experiment import dotted
 from fedsim.participation import Participation, schedule
@@ -384,12 +385,14 @@ def participation_grid(run: RunFolder, rounds: int) -> str:
     many = min(clients, ACROSS if turned else DOWN)
     width, height = (many, len(shown)) if turned else (len(shown), many)
     widest = min(CELL * width, WIDEST, HIGHEST * width / height)
-    cells = "".join(_cells(shown, many, turned))
+    silent = _silent(run)
+    cells = "".join(_cells(shown, many, turned, silent))
+    rules = [("c2", "sent nothing (+event)")] if silent else []
     key = "".join(
         f'<span class="key"><i style="background: var(--{colour})"></i>{what}</span>'
-        for colour, what in (("c0", "folded"), ("c1", "took part, not folded"), ("line", "away"))
+        for colour, what in (("c0", "folded"), *rules, ("c1", "took part, not folded"), ("line", "away"))
     )
-    data = saved("participation", ("round", "client", "state"), _states(shown, clients))
+    data = saved("participation", ("round", "client", "state"), _states(shown, clients, silent))
     which = (
         f"clients {_range(0, many - 1, clients)} {'across' if turned else 'downwards'}, "
         f"rounds {_range(1, len(shown), rounds)} {'downwards' if turned else 'across'}"
@@ -409,29 +412,48 @@ def _by_the_clock(run: RunFolder) -> Callable[[int], tuple[int, ...]]:
     return lambda round: by_round.get(round, ())
 
 
+def _silent(run: RunFolder) -> frozenset[tuple[int, int]]:
+    """Rounds and clients whose upload has no fields, by the ledger."""
+    if event_rules.split(str(run.experiment["participation"]))[1] is None:
+        return frozenset()
+    rows = run.ledger
+    up = rows[(rows.kind == "algorithm") & (rows.message == "upload") & (rows["round"] > 0)]
+    all_of, sent = (
+        {(int(r), int(k)) for r, k in zip(part["round"], part.client, strict=True)}
+        for part in (up, up[up.layer == "values"])
+    )
+    return frozenset(all_of - sent)
+
+
 def _range(first: int, last: int, of: int) -> str:
     return f"{first} to {last} of {of:,}" if last > first else f"{first} of {of:,}"
 
 
-def _mark(participation: Participation, client: int) -> str:
+def _mark(participation: Participation, client: int, silent: bool) -> str:
     """The class of report.css for a client in a round."""
     if client not in participation.participants:
         return "away"
-    return "lost" if client in participation.lost_uploads | participation.dropouts else "took"
+    if client in participation.lost_uploads | participation.dropouts:
+        return "lost"
+    return "silent" if silent else "took"
 
 
-def _states(shown: Sequence[Participation], clients: int) -> Iterator[tuple[int, int, str]]:
+def _states(
+    shown: Sequence[Participation], clients: int, silent: frozenset[tuple[int, int]]
+) -> Iterator[tuple[int, int, str]]:
     """Yield the clients that took part in each round of the grid."""
-    names = {"took": "folded", "lost": "not folded"}
+    names = {"took": "folded", "lost": "not folded", "silent": "sent nothing"}
     for number, participation in enumerate(shown, 1):
         for k in sorted(participation.participants):
             if k < clients:
-                yield number, k, names[_mark(participation, k)]
+                yield number, k, names[_mark(participation, k, (number, k) in silent)]
 
 
-def _cells(shown: Sequence[Participation], many: int, turned: bool) -> Iterator[str]:
+def _cells(
+    shown: Sequence[Participation], many: int, turned: bool, silent: frozenset[tuple[int, int]]
+) -> Iterator[str]:
     for n, participation in enumerate(shown):
         for k in range(many):
-            kind = _mark(participation, k)
+            kind = _mark(participation, k, (n + 1, k) in silent)
             x, y = (k, n) if turned else (n, k)
             yield f'<rect class="{kind}" x="{10 * x}" y="{10 * y}" width="9" height="9"/>'

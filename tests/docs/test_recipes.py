@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
 STUDIES = {
+    "events": ("events.md", "events.png"),
     "adapters": ("adapters.md", "adapters.png"),
     "few_bits": ("few_bits.md", "few_bits.png"),
     "fedpa_figure_1": ("fedpa_figure_1.png", "fedpa_figure_1.md"),

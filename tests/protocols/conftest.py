@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, Context, Task
+from fedsim.event_trigger import EventTriggered
 from fedsim.learning.params import Layout
 from fedsim.learning.shards import QuadraticShard
 from fedsim.seeds import RandomStream
@@ -85,7 +86,7 @@ class Federation:
     folds: int = 0
     """Rounds before the present one in which an upload was folded."""
     uploads: dict[int, Any] = field(default_factory=dict)
-    """Of the last exchange, as decoded, also lost ones."""
+    """Of the last exchange, as decoded, also lost ones and those that were not sent (+event)."""
     start: Any = None
 
     def __post_init__(self) -> None:
@@ -123,17 +124,23 @@ class Federation:
         message = self.algorithm.broadcast(self.server, ctx)
         down = self.carry(message, "down")
         ups, self.uploads = [], {}
+        trigger = self.algorithm if isinstance(self.algorithm, EventTriggered) and self.round else None
+        older = {} if trigger is None else trigger.answered(self.server, down, participants)
         for k in participants:
             rng = RandomStream(0, f"client.{exchange}", self.round, k)
             task = Task(self.start, self.sizes, self.round, exchange, k, rng, self.folds, len(participants))
             part = self.algorithm.broadcast_to(self.server, k, ctx)
-            got = down if part is None else self.carry(with_part(message, part), "down")
+            got = older.get(k, down) if part is None else self.carry(with_part(message, part), "down")
             draft, up = self.algorithm.client_update(self.clients[k], got, self.shards[k], task)
             self.uploads[k] = up = self.carry(up, "up", got)
+            if trigger is None:
+                committed, sends = self.algorithm.client_commit(draft, got, up, task), True
+            else:
+                committed, sends = trigger.decide(draft, got, up, task, size=1, fresh=k not in older)
             if k not in lost:
-                ups.append((k, up))
+                ups.append((k, up if sends else None))
             if k not in lost or self.commit_on_send:
-                self.clients[k] = self.algorithm.client_commit(draft, got, up, task)
+                self.clients[k] = committed
         if ups:
             self.server = self.algorithm.server_update(self.server, down, iter(ups), ctx)
         return bool(ups)

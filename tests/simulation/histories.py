@@ -59,11 +59,22 @@ TREES: tuple[dict[str, Any], ...] = (
     },
     {"algo": "mime", "clients": 4, "rounds": 3, "tree": "2x2"},
     {"algo": "precond_admm", "clients": 4, "rounds": 2, "participation": "2", "tree": "2x2"},
-    {"algo": "fedavg", "clients": 3, "rounds": 4, "participation": "0.7+lost:0.2", "tree": "1x3"},
+    {
+        "algo": "fedavgm",
+        "clients": 3,
+        "rounds": 4,
+        "participation": "0.9+lost:0.2+event:norm:99%",
+        "tree": "1x3",
+    },
 )
 """With edge servers, which are processes."""
 EXPERIMENTS: tuple[dict[str, Any], ...] = (
-    {"algo": "fedlap_cov", "participation": "0.7+lost:0.2+gone:0.1", "clients": 4, "rounds": 4},
+    {
+        "algo": "fedlap_cov",
+        "participation": "0.7+lost:0.2+gone:0.1+event:norm:150%+quiet:0.3",
+        "clients": 4,
+        "rounds": 5,
+    },
     {"algo": "mime", "clients": 3, "rounds": 3},
     {"algo": "precond_admm", "clients": 3, "rounds": 2, "participation": "2"},
     {"algo": "fedlap_func", "clients": 3, "rounds": 3, "participation": "0.7", "eval_every": 2},

@@ -82,10 +82,9 @@ class Dispatch:
         self._current = Broadcast(Open(0, 0, (), False), messages.NO_PAYLOAD, messages.NO_PAYLOAD, None)
         self._in_use: dict[int, Broadcast] = {}
         """In an asynchronous run, the broadcasts from which clients still compute, by round."""
-        self._server: Any = None
-        """The server's state before the exchange."""
-        self._unmoved: frozenset[int] = frozenset()
-        """The clients to which the broadcast is not sent, because it has not moved (+quiet)."""
+        self._older: Mapping[int, Any] = {}
+        """The broadcasts, as decoded, of clients to which this one is not sent, because it has not moved
+        (+quiet)."""
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._sent_in = self._last_in = NONE
@@ -133,9 +132,8 @@ class Dispatch:
         payload = encode(down, codecs, dims, context, layout)
         self.sent = decode_own(type(down), payload, codecs, dims, context, layout)
         self._sent_in = command.round
-        self._server, rules = server, problem.trigger if command.round else None
-        older = {} if rules is None else rules.answered(server, self.sent, command.participants)
-        self._unmoved = frozenset(older)
+        rules = problem.trigger if command.round else None
+        self._older = {} if rules is None else rules.answered(server, self.sent, command.participants)
         complete = without_references(payload, self.sent, dims, layout)
         check_values(self.sent, f"the server's broadcast of round {command.round}")
         self._current = Broadcast(command, payload, complete, self.sent)
@@ -174,16 +172,14 @@ class Dispatch:
 
     def answered(self, round: int, client: int) -> Any:
         """The broadcast, as decoded, that a client's task of the present round answers."""
-        if self.problem.trigger is not None and round:
-            older = self.problem.trigger.answered(self._server, self.sent, (client,))
-            return older.get(client, self.sent)
+        if client in self._older:
+            return self._older[client]
         return self._broadcast_to(round, client).decoded
 
     def stale(self, round: int) -> Mapping[int, Any]:
         """The decoded broadcasts that a round's uploads answer, by client; empty if all answer its own."""
-        if self.problem.trigger is not None and round:
-            participants = self._current.opened.participants
-            return self.problem.trigger.answered(self._server, self.sent, participants)
+        if self._older:
+            return self._older
         asynchrony = self.problem.asynchrony
         if not any(asynchrony.staleness(round)):
             return {}
@@ -199,7 +195,7 @@ class Dispatch:
         has_last = self._last is not None and task.base == problem.version(self._last_in, task.exchange)
         broadcast = self._broadcast_to(task.round, task.client)
         payload = broadcast.payload if has_last else broadcast.complete
-        if task.client in self._unmoved:
+        if task.client in self._older:
             payload = messages.NO_PAYLOAD
         folds, asked = broadcast.opened.folded_rounds, broadcast.opened.asked
         ctx = problem.context(task.round, task.exchange, folds, asked)

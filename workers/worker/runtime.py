@@ -84,7 +84,7 @@ class WorkerRuntime:
         stream = codec_stream(problem.experiment.seed, answered, h.exchange)
         before = max((r for r in self._broadcasts if r < h.round), default=None)
         last = None if before is None else self._broadcasts[before]
-        fresh = bool(h.fields) or problem.trigger is None
+        fresh = not problem.unmoved(h)
         if fresh:
             down, received = self._decoded(envelope, of_broadcast(last, stream)), h.round
         else:

@@ -1,7 +1,7 @@
 """Measures the same federated job in fedsim and in other tools, alternately, against the two-process floor.
 
     python -m tests.benchmarks.peers [--repeats 3] [--rounds 20] [--only flower,blazefl] [--environments DIR]
-        [--json FILE] [--tiny]
+        [--json FILE] [--tiny] [--gpu]
 
 10 clients of 600 examples, MLP 784-200-100-10 (P = 178,110), batch 32, one epoch of SGD, evaluation on
 10,000 examples after each round, FedAvg. Data: FashionMNIST of FEDSIM_DATA, or random ones of its shape. All
@@ -11,6 +11,9 @@ those that are there. A tool that cannot be installed, or that fails, is a row w
 
 Each tool runs --repeats times with two workers, once with one, and once with a worker killed by SIGKILL after
 round 3 (--tiny: two workers, once). Memory is the peak of the summed PSS, sampled every quarter of a second.
+--gpu: fedsim with one worker and pfl-research compute on a GPU; the floor stays one of CPUs, so no ratio to
+it counts.
+
 Lines are those of programs/ without blank ones and comments, plus those of another program that one uses;
 programs/job.py is the same for all and is not counted.
 """
@@ -27,6 +30,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of
 from tests.benchmarks.floor import floor
@@ -127,7 +132,7 @@ def measure(
         for row, once in rows:
             if row.reason:
                 continue
-            measured = once(place, WORKERS)
+            measured = once(place, 1 if place.device == "cuda" else WORKERS)
             if measured.code or len(measured.rounds) < place.rounds or not measured.sha256:
                 row.reason = failure(measured)
                 continue
@@ -220,6 +225,10 @@ def data_folder(scratch: Path, tiny: bool) -> tuple[Path, str]:
     return fashion_shaped(scratch / "data", FEW if tiny else FULL), "random data of FashionMNIST's shape"
 
 
+ON_GPU = "pfl"
+"""The peer whose program takes the device of the settings."""
+
+
 def selected(only: str, environments: Path, tiny: bool) -> list[tuple[Row, Callable[..., Measured]]]:
     """A row a tool, and how it is run; environments are made here."""
     rows: list[tuple[Row, Callable[..., Measured]]] = [(Row("fedsim", 1, ""), fedsim_run)]
@@ -239,18 +248,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default="", help="peers, by the names of their requirements or programs")
     parser.add_argument("--environments", type=Path, default=DEFAULT, help=f"default: {DEFAULT}")
+    parser.add_argument("--gpu", action="store_true", help="fedsim and pfl-research on a GPU")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     repeats, rounds, warm = (1, 2, 1) if options.tiny else (options.repeats, options.rounds, 5)
     if rounds <= max(warm, KILL_AFTER) and not options.tiny:
         parser.error(f"--rounds {rounds}: at least {max(warm, KILL_AFTER) + 1}")
+    if options.gpu and not torch.cuda.is_available():
+        parser.error("--gpu: torch sees no GPU here")
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         os.environ["FEDSIM_CACHE"] = f"{scratch}/cache"
         data, source = data_folder(scratch, options.tiny)
-        place = Place(scratch, data, options.environments.absolute(), rounds, warm)
+        device = "cuda" if options.gpu else "cpu"
+        place = Place(scratch, data, options.environments.absolute(), rounds, warm, device)
         place.write_job()
-        rows = selected(options.only, place.environments, options.tiny)
+        rows = selected(ON_GPU if options.gpu else options.only, place.environments, options.tiny)
         floors, others = measure(rows, place, repeats, options.tiny)
         if not options.tiny:
             relayed(rows, place)

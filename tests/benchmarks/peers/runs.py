@@ -40,6 +40,7 @@ class Place:
     environments: Path
     rounds: int
     warm: int
+    device: str = "cpu"
 
     def experiment(self) -> Experiment:
         return Experiment(
@@ -75,6 +76,7 @@ def peer_run(
 ) -> Measured:
     """One run of a peer's program in its environment; deadline 0: the peer's own."""
     settings = {"data": str(place.scratch / "data.npz"), "clients": 10, "rounds": place.rounds, **ports}
+    settings["device"] = place.device
     job = place.scratch / f"job-{workers}.json"
     job.write_text(json.dumps({**settings, "workers": workers, "lr": LR, "batch": 32}))
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
@@ -119,6 +121,7 @@ def fedsim_run(place: Place, workers: int, kill_after: int = 0, deadline: float 
     """One run of fedsim; the run folder is a new one."""
     out = Path(tempfile.mkdtemp(dir=place.scratch)) / "run"
     command = [*FEDSIM, *arguments(place), "--workers", str(workers), "--out", str(out)]
+    command += ["--devices", "cuda:0" if place.device == "cuda" else "cpu"]
     measured = run(command, {**os.environ, "PYTHONUNBUFFERED": "1"}, deadline, kill_after)
     if measured.code == 0:
         measured.sha256 = summary(out)["model_sha256"]

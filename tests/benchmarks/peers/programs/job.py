@@ -36,13 +36,18 @@ def _data() -> dict[str, np.ndarray]:
 
 def shard(client: int) -> tuple[Tensor, Tensor]:
     """A client's inputs (n, 784) float32 in [0, 1] and its classes (n,)."""
-    inputs, targets = _data()["inputs"][client], _data()["targets"][client]
-    return torch.from_numpy(inputs).float() / 255.0, torch.from_numpy(targets)
+    return _tensors(_data()["inputs"][client], _data()["targets"][client])
 
 
 def test_set() -> tuple[Tensor, Tensor]:
     """The inputs and classes that the model of each round is evaluated on."""
-    return torch.from_numpy(_data()["test_inputs"]).float() / 255.0, torch.from_numpy(_data()["test_targets"])
+    return _tensors(_data()["test_inputs"], _data()["test_targets"])
+
+
+def _tensors(inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Both on the device of the settings."""
+    device = settings()["device"]
+    return torch.from_numpy(inputs).to(device).float() / 255.0, torch.from_numpy(targets).to(device)
 
 
 def model() -> nn.Module:
@@ -51,7 +56,7 @@ def model() -> nn.Module:
         nn.Linear(784, 200), nn.Sigmoid(), nn.Linear(200, 100), nn.Sigmoid(), nn.Linear(100, 10)
     )
     nn.utils.vector_to_parameters(torch.from_numpy(_data()["start"].copy()), net.parameters())
-    return net
+    return net.to(settings()["device"])
 
 
 def train(net: nn.Module, client: int, round: int) -> int:
@@ -86,5 +91,5 @@ def end_of_round(round: int, net: nn.Module) -> None:
 
 def end(net: nn.Module) -> None:
     """Print the digest of the final model."""
-    values = torch.cat([p.detach().reshape(-1) for p in net.parameters()]).numpy()
+    values = torch.cat([p.detach().reshape(-1) for p in net.parameters()]).cpu().numpy()
     print(json.dumps({"sha256": hashlib.sha256(values.tobytes()).hexdigest()}), flush=True)

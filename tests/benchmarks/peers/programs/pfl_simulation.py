@@ -40,12 +40,12 @@ class EndOfRound(TrainingProcessCallback):
 settings = job.settings()
 np.random.seed(0)
 torch.manual_seed(0)
-torch.set_default_device("cpu")
+torch.set_default_device(settings["device"])
 
 
 def shuffled(client: int) -> PyTorchTensorDataset:
     inputs, targets = job.shard(client)
-    rows = torch.randperm(len(targets))
+    rows = torch.randperm(len(targets), device=targets.device)
     return PyTorchTensorDataset([inputs[rows], targets[rows]], user_id=str(client))
 
 

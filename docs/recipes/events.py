@@ -1,0 +1,167 @@
+"""What event-triggered messages save: paired differences from full participation, and their picture.
+
+    fedsim sweep docs/recipes/events_digits_10.toml --out docs/results
+    python docs/recipes/events.py      2 seconds; writes docs/results/events.md and events.png
+
+Nothing is run: the numbers are those of docs/results/events_*.csv. A difference is one of the same seed, so
+of the same split and start; the interval is Student's t, 95 %.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+import report
+from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from scipy.stats import t
+
+RESULTS = report.ROOT / "docs" / "results"
+SOURCES = {
+    "events_digits_10": "digits, 10 clients",
+    "events_fashion_mnist_10": "FashionMNIST 10 %, 10 clients",
+}
+WINDOW = 3
+"""Evaluated rounds whose scores are averaged."""
+KINDS = {
+    "full": BLACK,
+    "0.3": PURPLE,
+    "event": BLUE,
+    "event and quiet": GREEN,
+    "few bits": ORANGE,
+    "event, few bits": VERMILION,
+}
+PICTURE = ("fedavg", "fedadmm", "ivon_admm", "fedlap_cov")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant of a sweep: its name without the algorithm, and by seed accuracy (%), NLL and megabytes."""
+
+    algorithm: str
+    name: str
+    scores: Mapping[int, tuple[float, float, float]]
+
+    @property
+    def kind(self) -> str:
+        if "few bits" in self.name:
+            return "event, few bits" if "event" in self.name else "few bits"
+        return "event and quiet" if "quiet" in self.name else self.name.split()[0]
+
+    @property
+    def megabytes(self) -> float:
+        return fmean(mb for _, _, mb in self.scores.values())
+
+    def less(self, full: Line) -> float:
+        """The share of bytes saved, both directions together."""
+        return 1 - self.megabytes / full.megabytes
+
+    def difference(self, full: Line, which: int) -> tuple[float, float]:
+        """The mean of the paired differences, and the half width of its interval."""
+        pairs = [self.scores[s][which] - full.scores[s][which] for s in self.scores if s in full.scores]
+        if len(pairs) < 2:
+            return fmean(pairs), float("nan")
+        half = float(t.ppf(0.975, len(pairs) - 1)) * stdev(pairs) / len(pairs) ** 0.5
+        return fmean(pairs), half
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a sweep, in its order."""
+    curves: dict[str, dict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            mb = float(row["MB_down"]) + float(row["MB_up"])
+            scores = (100 * float(row["test_accuracy"]), float(row["test_nll"]), mb)
+            curves[row["variant"]][int(row["seed"])].append(scores)
+    lines = []
+    for variant, seeds in curves.items():
+        algorithm, _, name = variant.partition(" ")
+        last = {
+            seed: (*(fmean(r[i] for r in rounds[-WINDOW:]) for i in (0, 1)), rounds[-1][2])
+            for seed, rounds in seeds.items()
+        }
+        lines.append(Line(algorithm, name, last))  # type: ignore[arg-type]
+    return lines
+
+
+def with_sign(value: float, half: float, digits: int) -> str:
+    return f"{value:+.{digits}f} ± {half:.{digits}f}"
+
+
+def cells(lines: Sequence[Line]) -> str:
+    """The table: bytes saved, and what they cost."""
+    full = {line.algorithm: line for line in lines if line.name == "full"}
+    rows = []
+    for line in lines:
+        base = full[line.algorithm]
+        changes = (
+            ("–", "–")
+            if line is base
+            else (with_sign(*line.difference(base, 0), 1), with_sign(*line.difference(base, 1), 3))
+        )
+        accuracy, nll = (fmean(s[i] for s in line.scores.values()) for i in (0, 1))
+        saved = "–" if line is base else f"{100 * line.less(base):.0f} %"
+        name = re.sub(r"(budget|event) ", r"\1 ", line.name)
+        rows.append(
+            [line.algorithm, name, f"{line.megabytes:.1f}", saved, f"{accuracy:.1f}", *changes, f"{nll:.3f}"]
+        )
+    head = ["algorithm", "sends", "MB", "fewer bytes", "accuracy %", "from full", "NLL from full", "NLL"]
+    return report.table(head, rows)
+
+
+def draw(page: report.Page, lines: Sequence[Line]) -> None:
+    """Accuracy against megabytes, an axis per algorithm."""
+    drawn, axes = report.figure(11.0, 3.4, 1, len(PICTURE))
+    for ax, algorithm in zip(axes, PICTURE, strict=True):  # type: ignore[call-overload]
+        for kind, colour in KINDS.items():
+            of = [line for line in lines if line.algorithm == algorithm and line.kind == kind]
+            x = [line.megabytes for line in of]
+            values = [[s[0] for s in line.scores.values()] for line in of]
+            y = [fmean(v) for v in values]
+            spread = [[fmean(v) - min(v) for v in values], [max(v) - fmean(v) for v in values]]
+            if of:
+                ax.errorbar(x, y, spread, color=colour, marker="o", linestyle="-", label=kind, capsize=2)
+        base = next(line for line in lines if line.algorithm == algorithm and line.name == "full")
+        level = fmean(s[0] for s in base.scores.values())
+        ax.axhline(level, color=BLACK, linewidth=0.7, linestyle=":")
+        ax.axvline(0.65 * base.megabytes, color=SKY, linewidth=1.0, linestyle="--", label="35 % fewer bytes")
+        ax.set_title(algorithm)
+        ax.set_xlabel("MB, down and up")
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter("{x:g}")
+        ax.tick_params(axis="x", which="both", labelsize=8)
+    axes[0].set_ylabel("test accuracy, %")  # type: ignore[index]
+    handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}  # type: ignore[attr-defined]
+    drawn.legend(handles.values(), handles, loc="outside lower center", ncols=7)
+    page.picture(drawn, "Accuracy against megabytes: full, partial and event-triggered participation")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = report.options((__doc__ or "").splitlines()[0], argv)
+    page = report.Page("events", "What event-triggered messages save", options)
+    page.add(
+        "Who sends when is described in [participation.md](../participation.md). Bytes are those of both "
+        "directions, headers included; scores are means of the last three evaluated rounds. `from full` is "
+        "the mean difference from `full` of the same algorithm, paired by seed, with the half width of its "
+        "95 % interval (Student's t). Where the interval has 0 in it, these seeds cannot tell the two apart."
+    )
+    for name, title in SOURCES.items():
+        path = RESULTS / f"{name}.csv"
+        if not path.is_file():
+            continue
+        lines = read(path)
+        page.add(f"## {title[0].upper()}{title[1:]}, {max(len(line.scores) for line in lines)} seeds")
+        page.add(cells(lines))
+        if name == "events_digits_10":
+            draw(page, lines)
+    page.write()
+
+
+if __name__ == "__main__":
+    main()
