@@ -9,12 +9,13 @@ from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedsim.data.datasets import Dataset
 from fedsim.learning.gaussian import Model, Point, taken_apart
-from fedsim.learning.likelihoods import LIKELIHOODS, Likelihood, Tally, added, classified
+from fedsim.learning.likelihoods import LIKELIHOODS, Likelihood, Tally, added, by_client, classified
 from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
 
@@ -28,10 +29,12 @@ class ChunkScore(NamedTuple):
     Attributes:
         tally: The tally of the predictions at the model's mean.
         ensemble: The tally of predictions averaged over posterior samples; empty if there was no average.
+        clients: The tally of each client's own test rows (likelihoods.by_client); empty if they have none.
     """
 
     tally: Tally
     ensemble: Tally = ()
+    clients: Tally = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Evaluation:
         read: Maps stored inputs to the network's inputs, on its device.
         seed: The seed of the experiment, from which posterior samples are drawn.
         requested_samples: Posterior samples that the experiment asks for.
+        test_clients: The client of every test row, -1 for none, or None: clients have no test rows.
+        clients: The number of clients.
         of_batch: If clients keep their running statistics, those of the start: batch normalisation uses the
             statistics of the examples that are evaluated together, as AdaBN does for data without labels (Li
             et al. 2016, https://arxiv.org/abs/1603.04779), and these only for an example alone.
@@ -52,6 +57,8 @@ class Evaluation:
     read: Callable[[Tensor], Tensor]
     seed: int
     requested_samples: int
+    test_clients: npt.NDArray[np.int64] | None = None
+    clients: int = 0
     of_batch: Tensor | None = None
 
     @property
@@ -91,9 +98,15 @@ class Evaluation:
 
         measure, mean = self.measure, plain.mean.to(self.net.device)
         pieces = zip(torch.split(floats, measure.rows), torch.split(targets, measure.rows), strict=True)
-        tally = reduce(added, (measure.tally(logits(mean, x), y) for x, y in pieces))
+        own: Tally = ()
+        if self.test_clients is None:
+            tally = reduce(added, (measure.tally(logits(mean, x), y) for x, y in pieces))
+        else:
+            outputs = torch.cat([logits(mean, x) for x, _ in pieces])
+            tally = measure.tally(outputs, targets)
+            own = by_client(outputs, targets, torch.from_numpy(self.test_clients[rows]), self.clients)
         if not self.samples or isinstance(plain, Point):
-            return ChunkScore(tally)
+            return ChunkScore(tally, clients=own)
         rng = RandomStream(self.seed, "posterior", round)
         total = torch.full((len(targets), self.dataset.classes), -math.inf, dtype=torch.float64)
         total = total.to(floats.device)
@@ -102,4 +115,4 @@ class Evaluation:
             draws += 1
             # in logarithms, because a probability may underflow
             total = torch.logaddexp(total, logits(weights, floats).log_softmax(dim=1))
-        return ChunkScore(tally, classified(total - math.log(draws), targets))
+        return ChunkScore(tally, classified(total - math.log(draws), targets), own)

@@ -75,9 +75,12 @@ class Experiment:
         Literal["", "raw", "scaled"],
         option("Features as stored, or scaled.", "", "data", default="per data set"),
     ] = ""
-    partition: Annotated[str, option("Split over clients (fedsim list partitions).", "SPEC", "data plan")] = (
-        "two_dirichlet"
-    )
+    partition: Annotated[
+        str,
+        option(
+            "Split over clients (fedsim list partitions); +least:N, +noise:P behind it.", "SPEC", "data plan"
+        ),
+    ] = "two_dirichlet"
     model: Annotated[
         str,
         option(

@@ -18,6 +18,10 @@ Epochs = Annotated[int, Meta(ge=1, description="passes over the client's example
 BatchSize = Annotated[
     int, Meta(ge=1, description="examples per local step; the last batch of a pass may have fewer")
 ]
+DropLast = Annotated[
+    bool,
+    Meta(description="leave out the last batch of a pass if it has fewer examples and is not the only one"),
+]
 LearningRate = Annotated[float, Meta(gt=0, description="learning rate of local training, in round 1")]
 Decay = Annotated[
     float, Meta(gt=0, le=1, description="factor per round: the learning rate in round r is lr * decay^(r-1)")

@@ -94,6 +94,9 @@ def _pieces(thing: Any, seen: set[int]) -> Iterator[bytes]:
     if isinstance(thing, tuple | list):
         for item in thing:
             yield from _pieces(item, seen)
+    elif isinstance(thing, dict):
+        for item in thing.items():
+            yield from _pieces(item, seen)
     elif isinstance(thing, set | frozenset):
         yield repr(sorted(map(repr, thing))).encode()
     elif isinstance(thing, CodeType):

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from fedsim import live_objects, traces, user_files
+from fedsim import live_objects, partition_specs, traces, user_files
 from fedsim.errors import FedsimError, UsageError, unknown
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ def absolute(spec: str) -> str:
 MODEL_MODIFIER = re.compile(r"\+(?=(?:weights|lora):)")
 """Separates a model from its modifiers (fedsim.model_specs)."""
 
-_FOLDERS = re.compile(r"((?:^hf|\+weights):)[^+,]*/")
+_FOLDERS = re.compile(r"((?:^hf|^leaf|\+weights):)[^+,]*/|(^rows:).*/")
 
 
 def short(choice: str) -> str:
     """A spec for display, mine:Mine; other names unchanged, but without the folders of a model's files."""
-    if user_files.is_table(choice):
+    if user_files.is_table(choice) and not partition_specs.is_file(choice):
         return user_files.short_table(choice)
-    choice = _FOLDERS.sub(r"\1", choice)
+    choice = _FOLDERS.sub(r"\1\2", choice)
     if not is_spec(choice):
         return choice
     path, name = path_and_name(choice)
@@ -108,7 +108,7 @@ def computing_options(experiment: Experiment) -> tuple[tuple[str, str], ...]:
     e = experiment
     return (
         *(("--algo", e.algo), ("--model", MODEL_MODIFIER.split(e.model)[0])),
-        *(("--dataset", e.dataset), ("--partition", e.partition)),
+        *(("--dataset", e.dataset), ("--partition", partition_specs.split_of(e.partition))),
         *(("--codec", codec) for codec in e.codecs.values()),
     )
 

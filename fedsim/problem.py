@@ -22,6 +22,7 @@ from fedsim.asynchrony import Asynchrony, asynchrony
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
+from fedsim.data.label_noise import with_label_noise
 from fedsim.data.partitions import partition
 from fedsim.device_copies import DeviceCopies
 from fedsim.error_feedback import error_feedback
@@ -29,7 +30,7 @@ from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.event_trigger import EventTriggered, event_triggered
 from fedsim.experiment import Experiment, codec_options, resolved, resolved_hyperparameters
-from fedsim.learning.client_scores import LabelShares
+from fedsim.learning.client_scores import LabelShares, OwnTestRows
 from fedsim.learning.frozen import frozen_digest, frozen_tensors, put_frozen
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
@@ -37,6 +38,7 @@ from fedsim.learning.models.registry import network_of
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
 from fedsim.participation import Schedule, schedule
+from fedsim.partition_specs import PartitionSpec, split_of
 from fedsim.process_settings import settings_kept
 from fedsim.round_events import version
 from fedsim.running_statistics import with_statistics
@@ -69,6 +71,8 @@ class Problem:
     split: tuple[np.ndarray, ...] = ()
     """The rows of all `experiment.clients`, for scores per client. It differs from `clients` only for a
     centralised algorithm. An outline has none."""
+    noisy_targets: np.ndarray | None = None
+    """The targets of all training rows with label noise, which clients see; None: there is no noise."""
 
     @staticmethod
     def build(
@@ -100,12 +104,16 @@ class Problem:
             centres=dataset.centres,
         )
         examples, seed = len(dataset.train_targets), experiment.seed
+        noise = PartitionSpec.parse(experiment.partition).noise
+        noisy = None if not noise else with_label_noise(dataset, clients, noise, seed)
         clients, held = hold_out(experiment.evaluate_on, examples, clients, seed)
         clients, public = set_aside(algorithm.public_inputs, clients, seed)
         split, clients = clients, _held_by(algorithm, clients)
         if held is not None:
             inputs, targets = dataset.train_inputs[held], dataset.train_targets[held]
             dataset = replace(dataset, test_inputs=inputs, test_targets=targets)
+            if dataset.test_centres is not None and dataset.centres is not None:
+                dataset = replace(dataset, test_centres=dataset.centres[held])
         net = network_of(experiment, dataset, torch.device(device))
         algorithm.check(net.layout.size)
         for name, value in resolved_hyperparameters(algorithm).items():
@@ -114,7 +122,8 @@ class Problem:
         scale = dataset.scale if experiment.inputs == "scaled" else 1.0
         start, running = net.snapshot().cpu(), net.statistics.clone().cpu()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
-        problem = Problem(experiment, algorithm, dataset, clients, net, start, scale, running, public, split)
+        data = (dataset, clients, net, start, scale, running, public, split, noisy)
+        problem = Problem(experiment, algorithm, *data)
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
@@ -197,7 +206,14 @@ class Problem:
     def data_digest(self) -> str:
         """The digest of everything that the experiment reads (fedsim.data.arrays.data_digest)."""
         d = self.dataset
-        return data_digest((d.train_inputs, d.train_targets), (d.test_inputs, d.test_targets), self.clients)
+        own = () if self.test_clients is None else (self.test_clients,)
+        test = (d.test_inputs, d.test_targets, *own)
+        return data_digest((d.train_inputs, self.targets), test, self.clients)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The targets of all training rows, as clients see them."""
+        return self.dataset.train_targets if self.noisy_targets is None else self.noisy_targets
 
     @cached_property
     def frozen_digest(self) -> str:
@@ -371,8 +387,8 @@ class Problem:
         """A client's examples, with the network that all clients share."""
 
         def stored() -> tuple[Tensor, Tensor]:
-            data, rows = self.dataset, self.clients[client]
-            return torch.from_numpy(data.train_inputs[rows]), torch.from_numpy(data.train_targets[rows])
+            rows = self.clients[client]
+            return torch.from_numpy(self.dataset.train_inputs[rows]), torch.from_numpy(self.targets[rows])
 
         inputs, targets = self.copies.get(("examples", client), 0, stored)
         return Shard(self.net, inputs, targets, self.scale)
@@ -383,8 +399,9 @@ class Problem:
     def evaluation(self) -> Evaluation:
         """The evaluation of models on the test set."""
         seed, samples = self.experiment.seed, self.experiment.eval_samples
+        own, clients = self.test_clients, len(self.split)
         local = self.statistics if self.experiment.statistics == "local" else None
-        return Evaluation(self.net, self.dataset, self.read, seed, samples, local)
+        return Evaluation(self.net, self.dataset, self.read, seed, samples, own, clients, local)
 
     @property
     def chunks(self) -> int:
@@ -397,10 +414,37 @@ class Problem:
         return self.evaluation.measure
 
     @cached_property
+    def test_clients(self) -> np.ndarray | None:
+        """The client of every test row, (n,), -1 for none; None if clients have no test rows of their own.
+
+        They have if the data set says whose test rows are whose, the partition is by its clients, and targets
+        are classes.
+        """
+        centres, tested = self.dataset.centres, self.dataset.test_centres
+        natural = split_of(self.experiment.partition) == "natural"
+        if (
+            centres is None
+            or tested is None
+            or not natural
+            or likelihood(self.dataset.likelihood).per_class is None
+        ):
+            return None
+        client_of = np.full(int(centres.max()) + 2, -1)  # the last is that of -1
+        for client, rows in enumerate(self.split):
+            client_of[centres[rows[0]]] = client
+        result: np.ndarray = client_of[tested]
+        return result if (result >= 0).any() else None
+
+    @cached_property
+    def client_scoring(self) -> LabelShares | OwnTestRows | None:
+        """How clients are scored; None without classes."""
+        return self.label_shares if self.test_clients is None else OwnTestRows(len(self.split))
+
+    @cached_property
     def label_shares(self) -> LabelShares | None:
         """The classes of every client's rows, for scores per client; None without classes.
 
-        A centralised algorithm has them for all K clients of its rows.
+        A centralised algorithm has them for all K clients of its rows. They are those without label noise.
         """
         if self.measure.per_class is None:
             return None

@@ -148,8 +148,8 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
             fields are hyperparameters, and those of `hyperparameters` override them.
         dataset (str | Dataset | Callable): A name, a fedsim.Dataset, or a function without arguments that
             returns one.
-        partition (str | Callable): A name, or a function (targets, clients, seed) that returns the rows of
-            every client.
+        partition (str | Callable | Mapping): A name, a function (targets, clients, seed) that returns the
+            rows of every client, or these rows by client.
         model (str | Callable): A name, or a class or function (shape, classes) that makes a new torch module.
         train (str): Patterns of the parameters to train, "head.*,*.bias"; "" is all.
         freeze (str): Patterns of parameters not to train, which never cross the wire.

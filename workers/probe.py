@@ -131,7 +131,12 @@ def shortened(value: T) -> T:
 def _small(problem: Problem) -> Problem:
     """One client with the first training examples, scored on the first test examples."""
     data = problem.dataset
-    few = replace(data, test_inputs=data.test_inputs[:EXAMPLES], test_targets=data.test_targets[:EXAMPLES])
+    few = replace(
+        data,
+        test_inputs=data.test_inputs[:EXAMPLES],
+        test_targets=data.test_targets[:EXAMPLES],
+        test_centres=None,
+    )
     rows = np.arange(min(EXAMPLES, len(data.train_targets)))
     return replace(problem, algorithm=shortened(problem.algorithm), dataset=few, clients=(rows,))
 

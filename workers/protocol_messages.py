@@ -337,21 +337,23 @@ def score(of: Header, result: ChunkScore) -> Envelope:
 
 
 def pack_score(score: ChunkScore) -> bytes:
-    """Return both tallies as little-endian float64: a NaN must survive, so JSON will not do."""
-    return np.array([*score.tally, *score.ensemble], "<f8").tobytes()
+    """Return the tallies as little-endian float64: a NaN must survive, so JSON will not do."""
+    return np.array([*score.tally, *score.ensemble, *score.clients], "<f8").tobytes()
 
 
-def unpack_score(envelope: Envelope, width: int, sampled: bool) -> ChunkScore:
+def unpack_score(envelope: Envelope, width: int, sampled: bool, clients: int = 0) -> ChunkScore:
     """Return the result in a score message.
 
     width: the length of a tally (Measure.width). sampled: there is a second tally, of the ensemble.
+    clients: how many have test rows of their own, which have a tally each.
 
     Raises:
         WireError: If its length is wrong.
     """
     sizes = [memoryview(frame).nbytes for frame in envelope.frames]
-    expected = 8 * width * (2 if sampled else 1)
+    tallies = width * (2 if sampled else 1)
+    expected = 8 * (tallies + 3 * clients)
     if sizes != [expected]:
         raise WireError(f"a score of {sizes} bytes where one of {expected} is due")
     values = tuple(np.frombuffer(envelope.frames[0], "<f8").tolist())
-    return ChunkScore(values[:width], values[width:])
+    return ChunkScore(values[:width], values[width:tallies], values[tallies:])

@@ -159,7 +159,7 @@ def _reach(values: Array) -> str:
 def check_array(owner: str, name: str, array: object, likelihood: str) -> None:
     """Refuse a user's array unless it is a numpy array of the right dtype and number of dimensions."""
     rules = ARRAY_RULES[likelihood]
-    inputs, centres = name.endswith("inputs"), name == "centres"
+    inputs, centres = name.endswith("inputs"), name.endswith("centres")
     dtypes = rules.inputs if inputs else ("int64",) if centres else (rules.targets,)
     if not isinstance(array, np.ndarray):
         methods = (m for m in ("to_numpy", "toarray", "numpy") if callable(getattr(array, m, None)))
@@ -189,11 +189,14 @@ _ROWS = 4096
 
 
 def data_digest(
-    train: tuple[Array, Array], test: tuple[Array, Array], clients: Sequence[npt.NDArray[np.int64]]
+    train: tuple[Array, Array],
+    test: tuple[Array, ...],
+    clients: Sequence[npt.NDArray[np.int64]],
 ) -> str:
     """The digest (xxh3_128, 32 hexadecimal digits) of all data of an experiment: shapes, dtypes and values.
 
-    train, test: inputs and targets. clients: the training rows of every client, in the client's order.
+    train, test: inputs and targets, and the clients of test rows, if these are their own. clients: the
+    training rows of every client, in the client's order.
     Equal digests mean the same data in the same split.
     """
     hashed = xxhash.xxh3_128()

@@ -33,7 +33,7 @@ import numpy as np
 from fedsim.data.arrays import REQUIRED, Arrays
 
 # Raise it when what a reader makes of the same source files changes.
-FORMAT = 2
+FORMAT = 3
 LARGEST = 1 << 30
 """Bytes that are read to know a content: about a second."""
 FROM = "from-"

@@ -17,7 +17,18 @@ from fedsim import plugins
 from fedsim.data.arrays import ARRAY_RULES, REQUIRED, Array, Arrays, check_array, checked
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
-from fedsim.data.readers import cifar, credit, digits, heart, hub, idx, stackoverflow, table_files, tff
+from fedsim.data.readers import (
+    cifar,
+    credit,
+    digits,
+    heart,
+    hub,
+    idx,
+    leaf,
+    stackoverflow,
+    table_files,
+    tff,
+)
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.experiment import plain_number
 from fedsim.specs import parse, whole
@@ -37,6 +48,10 @@ class Dataset:
                                   255 for images (digits: 16), 1 for tables
     centres                       (n,) int64, the natural client of every training row, or None
     likelihood                    the meaning of targets: a name of fedsim.learning.likelihoods
+    features                      the names of the inputs' columns, for the manifest; () without
+    test_centres                  (n,) int64, the natural client of every test row, -1 for none, or None; with
+                                  it, scores by client are those of their own test rows (partition `natural`)
+    dropped                       how many rows were left out because they lack a value, for the manifest
 
     Every process creates its own, so a user's function must return the same numbers in every process: draw
     from a generator with a fixed seed, and never from the clock, a global generator or a set's order.
@@ -51,13 +66,16 @@ class Dataset:
     scale: float = 1.0
     centres: Array | None = None
     likelihood: str = "categorical"
+    features: tuple[str, ...] = ()
+    test_centres: Array | None = None
+    dropped: int = 0
 
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """The data set `name` of DATASETS from `data_dir` (default: $FEDSIM_DATA), or path/to/file.py:NAME, a
-    Dataset or a callable without arguments that returns one, or hf:FOLDER (fedsim.data.readers.hub), or
-    FILE.csv,label=COLUMN (fedsim.data.readers.table_files). NAME:CLIENTS reads that many clients of a
-    data set that is not read whole (DatasetInfo.clients).
+    Dataset or a callable without arguments that returns one, or hf:FOLDER, leaf:FOLDER or
+    FILE.csv,label=COLUMN (fedsim.data.readers: hub, leaf and table_files). NAME:CLIENTS reads that many
+    clients of a data set that is not read whole (DatasetInfo.clients).
 
     Raises:
         UsageError: If the name is unknown or a user's file is wrong.
@@ -65,7 +83,7 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """
     if plugins.is_spec(name):
         return _users(name)
-    if name.startswith(hub.PREFIX) or is_table(name):
+    if name.startswith((hub.PREFIX, leaf.PREFIX)) or is_table(name):
         return _of_columns(name, data_dir)
     info = _selected(name)
     if not info.files:
@@ -81,25 +99,40 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
         arrays = cached(folder, sources, build)
     for array in arrays.values():
         array.setflags(write=False)
-    return Dataset(name=name, classes=info.classes, scale=info.scale, likelihood=info.likelihood, **arrays)
+    named: dict[str, Any] = dict(arrays)
+    return Dataset(name=name, classes=info.classes, scale=info.scale, likelihood=info.likelihood, **named)
 
 
 def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
-    """A folder of the datasets package, or a file with a table."""
+    """A folder of the datasets package or of LEAF, or a file with a table."""
     root = _data_dir(data_dir)
-    parse = table_files.TableFile.parse if is_table(spec) else hub.HubDataset.parse
-    described: hub.HubDataset | table_files.TableFile = parse(spec, root)
+    described: hub.HubDataset | leaf.LeafDataset | table_files.TableFile
+    if spec.startswith(leaf.PREFIX):
+        described = leaf.LeafDataset.parse(spec, root)
+    else:
+        parse = table_files.TableFile.parse if is_table(spec) else hub.HubDataset.parse
+        described = parse(spec, root)
     files = described.files()
     # the path of a file in its folder gives its split and class
     named = (spec, *(os.path.relpath(file, described.folder) for file in files))
     options = hashlib.sha256(os.fsencode("\0".join(named))).hexdigest()[:8]
     arrays = cached(f"{described.name}-{options}", files, described.read)
-    classes, scale = (float(value) for value in arrays.pop("facts"))
+    classes, scale, *dropped = (float(value) for value in arrays.pop("facts"))
+    features = tuple(str(name) for name in arrays.pop("features", ()))
+    known: dict[str, Any] = dict(arrays)
     targets = arrays["train_targets"]
     likelihood = "categorical" if targets.ndim == 1 else "token_classes"
     if targets.dtype == np.float32:
         likelihood = "gaussian"
-    dataset = Dataset(name=spec, classes=int(classes), scale=scale, likelihood=likelihood, **arrays)
+    dataset = Dataset(
+        name=spec,
+        classes=int(classes),
+        scale=scale,
+        likelihood=likelihood,
+        features=features,
+        dropped=int(sum(dropped)),
+        **known,
+    )
     return _checked(dataset, described.owner)
 
 
@@ -196,7 +229,8 @@ def _checked(dataset: Dataset, owner: str) -> Dataset:
     """A user's data set, read-only, after checks of everything that an experiment relies on."""
     if dataset.likelihood not in ARRAY_RULES:
         raise unknown(f"likelihood of {owner}", str(dataset.likelihood), ARRAY_RULES)
-    names = REQUIRED if dataset.centres is None else (*REQUIRED, "centres")
+    optional = ("centres", "test_centres")
+    names = (*REQUIRED, *(name for name in optional if getattr(dataset, name) is not None))
     for name in names:
         check_array(owner, name, getattr(dataset, name), dataset.likelihood)
     least = ARRAY_RULES[dataset.likelihood].least
@@ -218,6 +252,7 @@ def _checked(dataset: Dataset, owner: str) -> Dataset:
         raise DataError(
             f"{owner}: {len(dataset.centres)} centres but {len(dataset.train_targets)} training rows"
         )
+    _check_test_centres(dataset, owner)
     # contiguous, and read-only without a change to the user's own arrays
     arrays: Arrays = {name: np.ascontiguousarray(getattr(dataset, name)).view() for name in names}
     shape = dataset.train_inputs.shape[1:]
@@ -227,3 +262,19 @@ def _checked(dataset: Dataset, owner: str) -> Dataset:
         array.setflags(write=False)
     changes: dict[str, Any] = {**arrays, "scale": float(dataset.scale)}
     return replace(dataset, **changes)
+
+
+def _check_test_centres(dataset: Dataset, owner: str) -> None:
+    """Check that test rows have clients that have training rows, or none."""
+    known, tested = dataset.centres, dataset.test_centres
+    if tested is None:
+        return
+    if known is None:
+        raise DataError(f"{owner}: test_centres are the clients of test rows, and there are no centres")
+    if len(tested) != len(dataset.test_targets):
+        raise DataError(f"{owner}: {len(tested)} test_centres but {len(dataset.test_targets)} test rows")
+    if len(tested) and not -1 <= tested.min() <= tested.max() <= known.max():
+        raise DataError(
+            f"{owner}: test_centres reach from {tested.min()} to {tested.max()}; the centres are 0 to "
+            f"{known.max()}, and -1 is none"
+        )

@@ -1,4 +1,8 @@
-"""The splits by name: `partition("two_dirichlet:1,0.5", ...)` divides the training rows among clients."""
+"""The splits by name: `partition("two_dirichlet:1,0.5", ...)` divides the training rows among clients.
+
+Behind a split may stand +least:N, the smallest number of rows of a client, and +noise:P, wrong labels, which
+change no rows (fedsim.data.label_noise).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,11 @@ import numpy.typing as npt
 
 from fedsim import plugins
 from fedsim.data import splits
+from fedsim.data.own_partitions import users_split
 from fedsim.errors import DataError, UsageError
+from fedsim.partition_specs import PREFIX, PartitionSpec, is_file
 from fedsim.specs import Form, number, parse
 
-OPTION = "--partition"
 _WITHOUT_CLASSES = ("iid", "natural")
 
 _CREDIT_CLIENTS = {name: len(table) for name, table in splits.CREDIT_TABLES.items()}
@@ -73,12 +78,26 @@ _ALL = (
         ("COARSE_ALPHA", "FINE_ALPHA", "ROWS"),
         (0.1, 10.0, 100.0),
     ),
+    PartitionInfo(
+        PREFIX.rstrip(":"),
+        'as FILE.json or FILE.npz says: {"CLIENT": [ROW, ...], ...}, training rows counted from 0',
+        ("FILE",),
+    ),
     PartitionInfo("credit_het", "uci_credit, 10 clients, 6 % or 67 % positive, 36 or 67 rows"),
     PartitionInfo("credit_hom", "uci_credit, 10 clients alike, 51 or 52 rows"),
     PartitionInfo("credit_two", "uci_credit, 2 clients alike, 260 rows"),
 )
 
 PARTITIONS: Mapping[str, PartitionInfo] = MappingProxyType({info.name: info for info in _ALL})
+
+MODIFIERS = {
+    "...+least:N": "behind any of them: every client has N rows or more; natural leaves out other clients, "
+    "two_dirichlet and dirichlet draw again",
+    "...+noise:P": "behind any of them: a share P of each client's labels is wrong",
+}
+
+TRIES = 100
+"""Draws of a split in which every client has its least number of rows."""
 
 _FORMS = {name: info.form for name, info in PARTITIONS.items()}
 
@@ -95,7 +114,7 @@ def partition(
 ) -> tuple[npt.NDArray[np.int64], ...]:
     """Training-row indices (int64) of every client, in the order the client sees them.
 
-    spec       NAME or NAME:ARGUMENTS of PARTITIONS
+    spec       NAME or NAME:ARGUMENTS of PARTITIONS, FILE.py:NAME, and modifiers behind it
     targets    (n,) labels 0..classes-1 of all training rows; targets that are not classes are (n, ...),
                and only `iid` and `natural` can divide them
     fraction   how much of the training data is used at all, in (0, 1]
@@ -108,9 +127,10 @@ def partition(
         UsageError: If the spec or another argument does not fit.
         DataError: If a client would get no rows.
     """
-    if plugins.is_spec(spec):
-        return _users_partition(spec, targets, clients, seed, fraction)
-    info, arguments = _parse(spec)
+    known = PartitionSpec.parse(spec)
+    if is_file(known.split) or plugins.is_spec(known.split):
+        return _checked(spec, users_split(known.split, targets, clients, seed, fraction), known.least, seed)
+    info, arguments = _parse(known.split)
     _check(info, targets, classes, clients, seed, fraction)
     if info.name == "pachinko":
         _check_cifar100(targets, classes, clients, _rows(info, arguments[-1]))
@@ -119,29 +139,64 @@ def partition(
             f"--clients {clients}: {clients:,} clients cannot divide {len(targets):,} training examples: use "
             "fewer clients"
         )
+    if known.least * clients > len(targets) and info.name != "two_classes":
+        raise DataError(
+            f"partition {spec!r}: {clients:,} clients with {known.least:,} rows each need more than the "
+            f"{len(targets):,} training examples"
+        )
     rng = np.random.RandomState(seed)
+    if info.name == "natural":
+        centres = _large_centres(_centres(centres, len(targets), clients), clients, fraction, known.least)
+        return _checked(spec, splits.natural(rng, centres, clients, fraction), known.least, seed)
+    again = known.least > 1 and info.name in ("two_dirichlet", "dirichlet")
+    for _ in range(TRIES if again else 1):
+        split = _drawn(rng, info, arguments, targets, classes, clients, fraction)
+        if min(map(len, split)) >= known.least:
+            return split
+    return _checked(spec, split, known.least, seed, f", in the last of {TRIES} draws" if again else "")
+
+
+def _drawn(
+    rng: np.random.RandomState,
+    info: PartitionInfo,
+    arguments: tuple[float, ...],
+    targets: npt.NDArray[Any],
+    classes: int,
+    clients: int,
+    fraction: float,
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """One draw of a split of this name."""
     name = info.name
     if name == "iid":
-        split = splits.iid(rng, len(targets), clients, fraction)
-    elif name == "two_dirichlet":
-        split = splits.two_dirichlet(rng, targets, classes, clients, fraction, *arguments)
-    elif name == "dirichlet":
-        split = splits.dirichlet(rng, targets, classes, clients, fraction, *arguments)
-    elif name == "two_classes":
-        split = splits.two_classes(rng, targets, classes, clients, _rows(info, arguments[0]))
-    elif name == "natural":
-        split = splits.natural(rng, _centres(centres, len(targets), clients), clients, fraction)
-    elif name == "pachinko":
+        return splits.iid(rng, len(targets), clients, fraction)
+    if name == "two_dirichlet":
+        return splits.two_dirichlet(rng, targets, classes, clients, fraction, *arguments)
+    if name == "dirichlet":
+        return splits.dirichlet(rng, targets, classes, clients, fraction, *arguments)
+    if name == "two_classes":
+        return splits.two_classes(rng, targets, classes, clients, _rows(info, arguments[0]))
+    if name == "pachinko":
         coarse_alpha, fine_alpha, points = arguments
-        split = splits.pachinko(rng, targets, clients, coarse_alpha, fine_alpha, _rows(info, points))
-    else:
-        split = splits.by_table(rng, targets, splits.CREDIT_TABLES[name])
+        return splits.pachinko(rng, targets, clients, coarse_alpha, fine_alpha, _rows(info, points))
+    return splits.by_table(rng, targets, splits.CREDIT_TABLES[name])
+
+
+def _checked(
+    spec: str, split: tuple[npt.NDArray[np.int64], ...], least: int, seed: int, drawn: str = ""
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """The same split, in which every client has enough rows. drawn: how often it was drawn, for the error."""
     for k, rows in enumerate(split):
         if len(rows) == 0:
             raise DataError(
-                f"partition {spec!r} with seed {seed} leaves client {k} of {clients} (counted from "
-                f"0) without training examples; use fewer clients, another seed, more of the data "
-                "(fraction), or another partition such as 'iid'"
+                f"partition {plugins.short(spec)!r} with seed {seed} leaves client {k} of {len(split)} "
+                "(counted from 0) without training examples; use fewer clients, another seed, more of the "
+                "data (fraction), or another partition such as 'iid'"
+            )
+        if len(rows) < least:
+            raise DataError(
+                f"partition {plugins.short(spec)!r} with seed {seed} leaves client {k} of {len(split)} "
+                f"(counted from 0) with {len(rows):,} of at least {least:,} rows{drawn}; use fewer clients, "
+                "another seed, or a smaller number"
             )
     return split
 
@@ -225,43 +280,16 @@ def _centres(centres: npt.NDArray[np.int64] | None, examples: int, clients: int)
     return np.asarray(centres, dtype=np.int64)
 
 
-# ---- a user's own split
-
-
-def _users_partition(
-    spec: str, targets: npt.NDArray[Any], clients: int, seed: int, fraction: float
-) -> tuple[npt.NDArray[np.int64], ...]:
-    """The rows of every client by FILE.py:NAME, a function (targets, clients, seed) that returns them."""
-    split, owner = plugins.load(spec, OPTION), f"{OPTION} {plugins.short(spec)}"
-    if not callable(split):
-        raise UsageError(f"{owner} is a {type(split).__name__}; name a function (targets, clients, seed)")
-    if fraction < 1:
-        raise UsageError(f"{owner} divides the rows itself; fraction must be 1")
-    results = []
-    for _ in range(2):
-        readable = targets.view()
-        readable.setflags(write=False)
-        with plugins.user_code_errors(spec, OPTION, f"calling it for {clients} clients"):
-            parts = list(split(readable, clients, seed))
-            if masked := [k for k, rows in enumerate(parts) if np.ma.is_masked(rows)]:
-                raise UsageError(f"{owner}: client {masked[0]} has masked rows; return the others alone")
-            results.append([np.asarray(rows) for rows in parts])
-    first, second = results
-    if len(first) != clients:
-        raise UsageError(f"{owner} returns rows of {len(first)} clients; there are {clients}")
-    for k, rows in enumerate(first):
-        if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
-            raise UsageError(
-                f"{owner}: client {k} needs at least one row, as a row of whole numbers; it has an array of "
-                f"shape {rows.shape} and dtype {rows.dtype}"
-            )
-        if rows.min() < 0 or rows.max() >= len(targets):
-            raise UsageError(f"{owner}: client {k} has rows outside 0 .. {len(targets) - 1}")
-        if len(np.unique(rows)) < len(rows):
-            raise UsageError(f"{owner}: client {k} has a row twice")
-    if len(first) != len(second) or not all(map(np.array_equal, first, second)):
+def _large_centres(
+    centres: npt.NDArray[np.int64], clients: int, fraction: float, least: int
+) -> npt.NDArray[np.int64]:
+    """The centres with at least so many rows in use, numbered from 0; all others are the last one."""
+    kept = np.rint(fraction * np.bincount(centres)) >= least
+    if least == 1 or kept.all():
+        return centres
+    if clients > kept.sum():
         raise UsageError(
-            f"{owner} returned another split when it was called again; draw from "
-            "numpy.random.default_rng(seed)"
+            f"partition 'natural': {kept.sum()} of {len(kept)} centres have at least {least:,} rows, so "
+            f"there are at most {kept.sum()} clients, not {clients}"
         )
-    return tuple(rows.astype(np.int64) for rows in first)
+    return np.where(kept, np.cumsum(kept) - 1, kept.sum())[centres]

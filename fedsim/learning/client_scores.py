@@ -1,6 +1,8 @@
-"""Scores of the global model per client, from scores per class: nothing is sent or computed by a client.
+"""Scores of the global model per client: nothing is sent or computed by a client.
 
-Client k's score is the score on the test set with its classes weighted as in the client's training rows:
+If the data set says whose test rows are whose, and the partition is by these clients, client k's score is
+that of its own test rows, and a client without any has no score (OwnTestRows). Otherwise client k's score is
+the score on the test set with its classes weighted as in the client's training rows (LabelShares):
 
     accuracy_k = sum_c p_k(c) accuracy_c,    nll_k = sum_c p_k(c) nll_c
 
@@ -8,9 +10,9 @@ p_k(c) is the share of class c among the rows of client k, accuracy_c the accura
 c. A class without test rows is left out, and the other shares of a client are divided by their sum; a client
 that has no other class has no score.
 
-This measures label skew. It is the expected score on test rows with the client's distribution of classes, if
-each class has the same inputs at all clients, as in partitions by label. It does not measure
-feature skew, such as hospitals with other devices or writers with another hand.
+The weighted score measures label skew. It is the expected score on test rows with the client's distribution
+of classes, if each class has the same inputs at all clients, as in partitions by label. It does not measure
+feature skew, such as hospitals with other devices or writers with another hand; own test rows do.
 
 Mean, worst and spread (the population standard deviation) are over clients, each of which counts once,
 whatever the number of its rows. The worst accuracy is the smallest, the worst nll the largest. A centralised
@@ -67,6 +69,23 @@ class LabelShares:
         totals, counts = np.array([correct, nll])[:, tested], counts[tested]
         accuracy, nll = (_average(shares, total / counts) for total in totals)
         return ClientScores(accuracy, nll, scored)
+
+
+@dataclass(frozen=True)
+class OwnTestRows:
+    """Each client has test rows of its own."""
+
+    clients: int
+
+    def scores(self, tally: Sequence[float]) -> ClientScores:
+        """The scores of the clients that have test rows.
+
+        tally: the test rows of each client, the correct ones among them and their summed nll, 3 K entries.
+        """
+        counts, correct, nll = np.array(tally, dtype=np.float64).reshape(3, self.clients)
+        scored = counts > 0
+        accuracy, nll = (total[scored] / counts[scored] for total in (correct, nll))
+        return ClientScores(accuracy, np.where(np.isfinite(nll), nll, np.nan), scored)
 
 
 @dataclass(frozen=True)

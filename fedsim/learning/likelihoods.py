@@ -156,12 +156,33 @@ def classified(log_probabilities: Tensor, targets: Tensor) -> Tally:
 
 
 def _per_class(log_probabilities: Tensor, right: Tensor, targets: Tensor) -> list[float]:
+    return _per_group(log_probabilities, right, targets, targets.cpu(), log_probabilities.shape[1])
+
+
+def _per_group(
+    log_probabilities: Tensor, right: Tensor, targets: Tensor, groups: Tensor, count: int
+) -> list[float]:
+    """The examples of each of `count` groups, then the correct ones, then their nll.
+
+    groups: (n,), on the CPU, where sums have one order.
+    """
     nll = F.nll_loss(log_probabilities, targets, reduction="none")
-    # on the CPU, where sums over classes have one order
-    each, rows = targets.cpu(), (torch.ones_like(nll), right.double(), nll)
-    sums = [torch.bincount(each, row.cpu(), minlength=log_probabilities.shape[1]) for row in rows]
-    sums_of_classes: list[float] = torch.cat(sums).tolist()
-    return sums_of_classes
+    rows = (torch.ones_like(nll), right.double(), nll)
+    sums = [torch.bincount(groups, row.cpu(), minlength=count) for row in rows]
+    sums_of_groups: list[float] = torch.cat(sums).tolist()
+    return sums_of_groups
+
+
+def by_client(outputs: Tensor, targets: Tensor, clients: Tensor, count: int) -> Tally:
+    """The tally of each client's own rows, 3 `count` entries: examples, then correct ones, then nll.
+
+    outputs: (n, C) logits. targets: (n,) classes. clients: (n,) 0 to count-1, on the CPU, or -1 for rows of
+    no client.
+    """
+    here = clients >= 0
+    log_probabilities, own = outputs[here].log_softmax(dim=1), targets[here]
+    right = log_probabilities.argmax(dim=1) == own
+    return tuple(_per_group(log_probabilities, right, own, clients[here], count))
 
 
 def _categorical_numbers(tally: Tally) -> Numbers:

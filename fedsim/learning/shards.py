@@ -104,19 +104,21 @@ class Shard:
         """The fastest number of examples to differentiate at once."""
         return best_chunk(self.net.module, self.floats(self.inputs[:1]))
 
-    def rows(self, size: int, order: torch.Generator) -> Iterator[Tensor]:
+    def rows(self, size: int, order: torch.Generator, used: int | None = None) -> Iterator[Tensor]:
         """The rows of the batches of one epoch in random order, int64; the short last batch is kept (as in
-        the released code)."""
-        rows = torch.randperm(self.size, generator=order).to(self.targets.device)
+        the released code). used: so many rows of the order; None: all."""
+        rows = torch.randperm(self.size, generator=order)[:used].to(self.targets.device)
         yield from torch.split(rows, size)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs as the network takes them, and targets, of these rows."""
         return self.floats(self.inputs[rows]), self.targets[rows]
 
-    def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch in random order."""
-        return map(self.batch, self.rows(size, order))
+    def batches(
+        self, size: int, order: torch.Generator, used: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch in random order, of all rows or `used` ones."""
+        return map(self.batch, self.rows(size, order, used))
 
     def epoch(self, size: int, order: torch.Generator) -> Iterator[Batch]:
         """The batches of one epoch in random order, as losses of their own."""

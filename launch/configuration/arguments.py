@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     AlgorithmChoice: TypeAlias = str | type[Algorithm[Any, Any, Any, Any]] | Algorithm[Any, Any, Any, Any]
     DatasetChoice: TypeAlias = str | Dataset | Callable[[], Dataset]
     ModelChoice: TypeAlias = str | Callable[[tuple[int, ...], int], nn.Module]
-    PartitionChoice: TypeAlias = str | Callable[[numpy.typing.NDArray[Any], int, int], Sequence[IntArray]]
+    PartitionChoice: TypeAlias = (
+        str
+        | Callable[[numpy.typing.NDArray[Any], int, int], Sequence[IntArray]]
+        | Mapping[Any, Sequence[int] | IntArray]
+    )
     ParticipationChoice: TypeAlias = (
         str | int | float | Callable[[ClientPopulation], Callable[[int], Participation | Iterable[int]]]
     )

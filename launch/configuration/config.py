@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim import model_specs, plugins, traces, user_files
+from fedsim import model_specs, partition_specs, plugins, traces, user_files
 from fedsim.errors import UsageError
 from fedsim.experiment import DEFAULTS, Experiment, Named, convert, dotted, parse_setting
 from fedsim.specs import plain_share
@@ -199,6 +199,9 @@ def absolute_users_files(values: Mapping[str, Any]) -> dict[str, Any]:
     spec = values.get("dataset")
     if isinstance(spec, str) and user_files.is_table(spec):
         changes["dataset"] = user_files.absolute_table(spec)
+    spec = values.get("partition")
+    if isinstance(spec, str) and partition_specs.is_file(spec):
+        changes["partition"] = partition_specs.absolute(spec)
     return {**values, **changes}
 
 

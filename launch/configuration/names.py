@@ -18,6 +18,7 @@ from fedsim import event_rules, plugins, traces
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment, dotted
 from fedsim.model_specs import ModelSpec
+from fedsim.partition_specs import PartitionSpec
 from fedsim.specs import Form, number, parse, split_modifiers
 from fedsim.user_files import is_table
 
@@ -100,9 +101,9 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
     whence: from a table and a key, the file that it is in, for errors.
     """
     check_name("algorithms", experiment.algo)
-    if not experiment.dataset.startswith("hf:") and not is_table(experiment.dataset):
+    if not experiment.dataset.startswith(("hf:", "leaf:")) and not is_table(experiment.dataset):
         check_name("datasets", experiment.dataset)
-    check_name("partitions", experiment.partition)
+    check_name("partitions", PartitionSpec.parse(experiment.partition).split)
     if experiment.model:
         _check_model(experiment.model)
     check_schedule(experiment.participation)

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedsim import model_specs
 from fedsim.data.catalogue import DATASETS
-from fedsim.data.partitions import PARTITIONS
-from fedsim.data.readers import hub, table_files
+from fedsim.data.partitions import MODIFIERS, PARTITIONS
+from fedsim.data.readers import hub, leaf, table_files
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, hyperparameter_names, resolved_hyperparameters
 from fedsim.learning.models.registry import MODELS
@@ -38,10 +38,14 @@ def text() -> str:
             "...hf": _entry(
                 Form(hub.FORM.usage), "a local folder of the datasets package (docs/datasets.md)"
             ),
+            "...leaf": _entry(
+                Form(leaf.FORM.usage), "a folder with LEAF's JSON, train and test rows of users"
+            ),
         },
         "models": {m.name: _entry(Form(m.name), m.description) for m in MODELS.values()}
         | {f"...{form.name}": _entry(Form(usage), form.help) for usage, form in model_specs.FORMS.items()},
-        "partitions": {p.name: _entry(p.form, p.description) for p in PARTITIONS.values()},
+        "partitions": {p.name: _entry(p.form, p.description) for p in PARTITIONS.values()}
+        | {usage: _entry(Form(usage), description) for usage, description in MODIFIERS.items()},
         "codecs": {c.name: _entry(c.form, c.description) for c in CODECS.values()},
         "schedules": {
             (bases[usage].form.name if usage in bases else usage): _entry(

@@ -136,14 +136,18 @@ def _at(values: Sequence[int], k: int) -> str:
 
 HISTOGRAM = "client_accuracy_histogram"
 NAMES = ("mean of the clients", "worst client")
-EXPLAINED = (
+WEIGHTED = (
     "A client's score is that of the test set with the classes weighted as in the client's training rows. "
-    "It measures label skew, no feature skew; no client computes or sends anything for it. The band is one "
-    "standard deviation over the clients to either side of their mean."
+    "It measures label skew, no feature skew"
+)
+OWN = "A client's score is that of its own test rows"
+EXPLAINED = (
+    "; no client computes or sends anything for it. The band is one standard deviation over the clients to "
+    "either side of their mean."
 )
 
 
-def client_scores(metrics: pandas.DataFrame) -> Iterator[str]:
+def client_scores(metrics: pandas.DataFrame, experiment: Mapping[str, Any]) -> Iterator[str]:
     """Mean and worst score over rounds, and how the clients' accuracies are distributed after the last round.
     Nothing for a run of an earlier fedsim, or without classes."""
     if not np.isfinite(numbers(metrics, "client_accuracy_mean")).any():
@@ -158,7 +162,7 @@ def client_scores(metrics: pandas.DataFrame) -> Iterator[str]:
     if isinstance(last, list):
         drawn.append(histogram(np.array(last, dtype=np.float64), int(x[-1])))
     yield html.charts(*drawn, across=3)
-    yield html.soft(EXPLAINED)
+    yield html.soft((OWN if experiment.get("client_scores") else WEIGHTED) + EXPLAINED)
 
 
 def _lines(metrics: pandas.DataFrame, x: Values, key: str) -> list[Line]:

@@ -62,7 +62,7 @@ def render(run: RunFolder) -> str:
                 else html.soft("No round was evaluated."),
             ),
             html.section("Calibration", *(calibration(metrics) if evaluated else ())),
-            html.section("Scores by client", *(client_scores(metrics) if evaluated else ())),
+            html.section("Scores by client", *(client_scores(metrics, experiment) if evaluated else ())),
             html.section("Diagnostics", *(diagnostics(metrics) if evaluated else ()), _mismatch(summary)),
             html.section("Bytes by field and layer", *(bytes_by_field(rows) if len(rows) else ())),
             html.section("Bill", *((*bill(rows), units(run), *hops(summary)) if len(rows) else ())),

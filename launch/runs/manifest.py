@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from fedsim import model_specs, plugins, traces
+from fedsim import model_specs, partition_specs, plugins, traces
 from fedsim.experiment import Experiment, codec_options, resolved_hyperparameters
 from fedsim.version import __version__
 from launch.configuration.execution import AUTO, Execution
@@ -55,6 +55,7 @@ def described(problem: Problem) -> dict[str, Any]:
     """The experiment with every default resolved; `sources` has the user's own files and their sha256."""
     experiment = problem.experiment
     files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
+    features, dropped = problem.dataset.features, problem.dataset.dropped
     return asdict(experiment) | {
         "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
         "codecs": codec_options(problem.algorithm.default_codecs, experiment.codecs),
@@ -62,9 +63,13 @@ def described(problem: Problem) -> dict[str, Any]:
         **({"frozen": problem.frozen_digest} if problem.frozen_digest else {}),
         "client_sizes": list(problem.sizes),
         "data": problem.data_digest,
+        **({"features": list(features)} if features else {}),
+        **({"rows_dropped": dropped} if dropped else {}),
+        **({} if problem.test_clients is None else {"client_scores": "own test rows"}),
         "sources": plugins.sources(plugins.all_choices(experiment))
         | model_specs.sources(experiment.model)
         | traces.digest(experiment.participation)
+        | partition_specs.digest(experiment.partition)
         | {path: traces.sha256(path) for path in sorted(files)},
     }
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedsim import plugins
 from fedsim.learning.score_names import EXTRA
+from fedsim.partition_specs import split_of
 from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy, percent
 from launch.progress_display import ProgressDisplay
@@ -138,18 +139,24 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     schedule += f", asynchronous {e.asynchronous}" if e.asynchronous else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
     # commas, because rich takes a word between two colons for an emoji
-    algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
+    shown = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model, e.partition))
+    algo, dataset, model, partition = shown
     data, sizes, clients = problem.dataset, problem.sizes, len(problem.clients)
     lines = [
         f"[bold]{algo}[/] on {dataset}, {sum(sizes):,} of {len(data.train_targets):,} "
         f"training examples, {len(data.test_targets):,} test",
-        f"model {model}, P = {problem.net.layout.size:,}; {population(problem)} ({e.partition}, "
+        f"model {model}, P = {problem.net.layout.size:,}; {population(problem)} ({partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
         f"{counted(e.rounds, 'round')}{until}, {schedule}, seed {e.seed}; {where} ({devices})",
     ]
     if sum(sizes) < len(data.train_targets):
         unused = counted(len(data.train_targets) - sum(sizes), "training example")
         lines.append(f"{unused} unused: {', '.join(_why_unused(problem))}")
+    if problem.test_clients is not None:
+        scored = len(set(problem.test_clients.tolist()) - {-1})
+        lines.append(f"{counted(scored, 'client')} of {len(problem.split)} scored on test rows of their own")
+    if data.dropped:
+        lines.append(f"{counted(data.dropped, 'row')} without a value left out (missing=drop)")
     if workers > clients:
         useful = f"{counted(workers, 'worker')} for {counted(clients, 'client')}"
         lines.append(f"{useful}: {workers - clients} can only evaluate")
@@ -166,7 +173,8 @@ def population(problem: Problem) -> str:
 
 def _why_unused(problem: Problem) -> list[str]:
     """Return the settings that leave training examples out of the clients' data."""
-    e, name = problem.experiment, problem.experiment.partition.partition(":")[0]
+    e = problem.experiment
+    name = split_of(e.partition).partition(":")[0]
     reasons = [f"fraction {e.fraction:g}"] if e.fraction < 1 else []
     if e.evaluate_on != "test":
         reasons.append(f"evaluation on {e.evaluate_on}")
@@ -175,7 +183,7 @@ def _why_unused(problem: Problem) -> list[str]:
     if name == "two_dirichlet":
         reasons.append("two_dirichlet rounds per client and class")
     elif name == "natural":
-        reasons.append(f"natural takes the first {counted(e.clients, 'client')} of the data set")
+        reasons.append(f"{e.partition} takes the first {counted(e.clients, 'client')} of the data set")
     elif not reasons:
         reasons.append(f"partition {escape(plugins.short(e.partition))} leaves them out")
     return reasons

@@ -31,7 +31,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from fedsim import model_specs, plugins, traces
+from fedsim import model_specs, partition_specs, plugins, traces
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import (
     DEFAULTS,
@@ -266,7 +266,9 @@ class Trial:
         for key, choice in described.items():  # a user's file by its bytes, wherever it is
             if key == "model" and model_specs.is_model_spec(self.experiment.model):
                 continue
-            if isinstance(choice, str) and plugins.is_spec(choice) and not choice.startswith(traces.PREFIX):
+            if key == "partition" and partition_specs.is_file(choice):
+                described[key] = partition_specs.fingerprint(choice)
+            elif isinstance(choice, str) and plugins.is_spec(choice) and not choice.startswith(traces.PREFIX):
                 described[key] = plugins.fingerprint(choice)
         if described.get("codecs"):
             described["codecs"] = {

@@ -167,7 +167,7 @@ def test_an_ensemble_does_not_depend_on_the_chunks(
     monkeypatch.setattr(fedsim.evaluation, "CHUNK", 100)
     assert problem.chunks == 4
     parts = [problem.score(q, chunk, ROUND) for chunk in (3, 1, 0, 2)]
-    tally, ensemble = (reduce(added, tallies) for tallies in zip(*parts, strict=True))
+    tally, ensemble, _ = (reduce(added, tallies) for tallies in zip(*parts, strict=True))
     assert_same(ChunkScore(tally, ensemble), whole)
 
 
@@ -177,7 +177,7 @@ def test_the_ensemble_has_the_precision_of_the_posterior(
 ) -> None:
     result = problem.score(Gaussian.at(mean, scale), 0, ROUND)
     assert result.tally == problem.score(Point(mean), 0, ROUND).tally
-    (_, correct, nll, *_), (_, ensemble_correct, ensemble_nll, *_) = result
+    (_, correct, nll, *_), (_, ensemble_correct, ensemble_nll, *_), _ = result
     if scale > 1:
         assert ensemble_correct == correct
         assert ensemble_nll == pytest.approx(nll, rel=1e-6)

@@ -258,8 +258,9 @@ class ResponseHandler:
         point = isinstance(taken_apart(record.model)[0], Point)
         record.sampled = bool(self.problem.eval_samples) and not point
         width = self.problem.measure.width(self.problem.dataset.classes)
+        own = 0 if self.problem.test_clients is None else len(self.problem.split)
         try:
-            record.scores[h.exchange] = unpack_score(envelope, width, record.sampled)
+            record.scores[h.exchange] = unpack_score(envelope, width, record.sampled, own)
         except WireError as e:
             raise ProtocolViolation(f"sent an unreadable score of round {h.round}: {e}") from None
         self._answered(worker, envelope)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.learning.client_scores import LabelShares
+from fedsim.learning.client_scores import LabelShares, OwnTestRows
 from fedsim.learning.gaussian import Model, Normalised, Point, taken_apart
 from fedsim.learning.likelihoods import Likelihood
 from fedsim.problem import Problem
@@ -73,9 +73,9 @@ class RoundLog:
         chunks: int,
         report: Callable[[Mapping[str, Any]], None],
         measure: Likelihood,
-        shares: LabelShares | None = None,
+        scoring: LabelShares | OwnTestRows | None = None,
     ) -> None:
-        self.chunks, self._report, self._measure, self._shares = chunks, report, measure, shares
+        self.chunks, self._report, self._measure, self._scoring = chunks, report, measure, scoring
         self._records: dict[int, RoundRecord] = {}
 
     def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
@@ -108,7 +108,7 @@ class RoundLog:
             first = self._records[min(self._records)]
             if not first.committed or len(first.scores) < self.chunks:
                 return
-            self._report(first.line(self.chunks, self._measure, self._shares))
+            self._report(first.line(self.chunks, self._measure, self._scoring))
             del self._records[first.number]
 
 
@@ -129,7 +129,9 @@ class RunRecords(RoundRecords):
     ) -> None:
         self.problem, self.storage, self.callbacks = problem, storage, callbacks
         self.ledger, self.timeline = dispatch.endpoint.ledger, dispatch.timeline
-        self.round_log = RoundLog(problem.chunks, callbacks.evaluated, problem.measure, problem.label_shares)
+        self.round_log = RoundLog(
+            problem.chunks, callbacks.evaluated, problem.measure, problem.client_scoring
+        )
         self.seconds_rounds: list[float] = []
         self.seconds_to_first_round = 0.0
         self._started, self._clock = identity.started, clock

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
-from fedsim.learning.client_scores import LabelShares
+from fedsim.learning.client_scores import LabelShares, OwnTestRows
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, Tally, added
 from workers.storage.metrics_file import EDGE_BYTES, RESERVED
@@ -88,16 +88,19 @@ class RoundRecord:
     def _tally(self, chunks: int) -> Tally:
         return reduce(added, (self.scores[chunk].tally for chunk in range(chunks)))
 
-    def line(self, chunks: int, measure: Likelihood, shares: LabelShares | None = None) -> dict[str, Any]:
+    def line(
+        self, chunks: int, measure: Likelihood, scoring: LabelShares | OwnTestRows | None = None
+    ) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl; sums are combined in chunk order.
 
-        shares: the classes of the clients' rows; None: there are no scores per client.
+        scoring: how clients are scored; None: there are no scores per client.
         """
         tally = self._tally(chunks)
         numbers = measure.numbers(tally)
         lists: dict[str, Any] = {"reliability": measure.reliability(tally)}
-        if shares is not None and measure.per_class is not None:
-            clients = shares.scores(tally[measure.per_class])
+        if scoring is not None and measure.per_class is not None:
+            own = reduce(added, (self.scores[chunk].clients for chunk in range(chunks)))
+            clients = scoring.scores(own or tally[measure.per_class])
             numbers |= clients.numbers()
             lists |= {"client_accuracy_histogram": clients.histogram(), **clients.lists()}
         if self.sampled:

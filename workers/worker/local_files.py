@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim import plugins, tree, user_files
+from fedsim import partition_specs, plugins, tree, user_files
 from fedsim.errors import UsageError
 
 FIELDS = ("algo", "model", "dataset", "partition")
@@ -64,8 +64,16 @@ class LocalFiles:
         return str(path)
 
     def _choice(self, option: str, choice: str, here: Path | None) -> str:
-        if user_files.is_table(choice):
+        if user_files.is_table(choice) and not partition_specs.is_file(choice):
             return choice if here is None else user_files.moved_table(choice, here)
+        if partition_specs.is_file(choice):
+            moved = choice if here is None else partition_specs.moved(choice, here)
+            if not partition_specs.file_of(moved).is_file():
+                raise UsageError(
+                    f"there is no file {partition_specs.file_of(moved)} on this machine: say where a copy of "
+                    f"the run's {option} lies here, {option} FILE"
+                )
+            return moved
         if not plugins.is_spec(choice):
             if here is not None:
                 raise UsageError(

@@ -10,7 +10,8 @@ relative one lies in the data folder. Its splits are train, and test or validati
         image    (channels, height, width), all of one size, scaled to 0 .. 1 (fedsim.data.readers.images)
         text     ids of the tokenizer in FOLDER (tokenizer.json), `length` places (default 128)
         list     of whole numbers: ids; of numbers with a point: features
-        numbers  columns of numbers, as features; another column among them is an error
+        numbers  columns of numbers or of names, as features (fedsim.data.readers.tables.features)
+    category     a column of features whose values are names, of any kind; may be repeated
     label        the column of targets (default: label, labels)
         class    whole numbers or names: categorical (names as the train split numbers them, or sorted)
         list     one class per place, -1 for none: token_classes
@@ -48,7 +49,7 @@ from fedsim.specs import Form, whole
 from fedsim.user_files import no_folder, refuse_utf_16
 
 PREFIX = "hf:"
-KEYS = ("label", "input", "client", "tokenizer", "length", "classes")
+KEYS = ("label", "input", "category", "client", "tokenizer", "length", "classes")
 FORM = Form("hf", ("FOLDER[,KEY=VALUE,...]",), help=f"where KEY is one of {', '.join(KEYS)}")
 LENGTH = 128
 TEXT_HINT = "; a text needs input=COLUMN,tokenizer=FOLDER"
@@ -63,6 +64,7 @@ class HubDataset:
     label: str
     client: str
     inputs: tuple[str, ...]
+    categories: tuple[str, ...]
     tokenizer: Path | None
     length: int
     classes: int
@@ -71,14 +73,15 @@ class HubDataset:
     def parse(text: str, root: Path | None) -> HubDataset:
         """Parse a spec. root: the data folder, for relative folders; None is the working directory."""
         name, _, rest = text.removeprefix(PREFIX).partition(",")
-        values, inputs = tables.options(rest, text, FORM, KEYS)
+        values, repeated = tables.options(rest, text, FORM, KEYS)
         numbers = {key: whole(values.get(key, "0")) for key in ("length", "classes")}
         if not name or min(numbers.values()) < 0:
             raise FORM.misuse("data set", text)
         folder = _there(name, root, text)
         tokenizer = _there(values["tokenizer"], root, text) if "tokenizer" in values else None
         label, client = values.get("label", ""), values.get("client", "")
-        return HubDataset(folder, label, client, inputs, tokenizer, **numbers)
+        inputs, categories = repeated["input"], repeated["category"]
+        return HubDataset(folder, label, client, inputs, categories, tokenizer, **numbers)
 
     def files(self) -> tuple[Path, ...]:
         """All files that it is read from, in an order that does not depend on the machine."""
@@ -91,7 +94,7 @@ class HubDataset:
             if path.suffix in TEXTS:
                 refuse_utf_16(path)
         splits = self._splits()
-        train, names = splits[0], tuple(splits[0].column_names)
+        names = tuple(splits[0].column_names)
         client = self.client
         label = self.label or next((name for name in ("label", "labels") if name in names), "")
         if label == "next":
@@ -102,7 +105,7 @@ class HubDataset:
             raise tables.unknown_column(self.folder.name, "client", client, names)
         if label and label not in splits[1].column_names:
             raise DataError(f"{self.owner}: its test split has no column {label}")
-        inputs, white = self._inputs(splits, [n for n in names if n not in (label, client)])
+        inputs, white, features = self._inputs(splits, [n for n in names if n not in (label, client)])
         if inputs[0].shape[1:] != inputs[1].shape[1:]:
             raise DataError(
                 f"{self.owner}: train inputs are {inputs[0].shape[1:]} each, test inputs "
@@ -114,11 +117,14 @@ class HubDataset:
             targets = [_next_ids(rows, self._padding) for rows in inputs]
             outputs = int(max(i.max() for i in inputs)) + 1
             classes = max(outputs, self.classes, len(self._words) if self.tokenizer else 0)
-        centres = None
+        centres, *tested = [None]
         if client:
-            centres = tables.clients(_table(self.owner, "train", train, [client], client), client)
+            parts = [s for s in _titled(splits) if client in s[1].column_names]
+            owned = [_table(self.owner, title, split, [client], client) for title, split in parts]
+            centres, *tested = tables.clients(owned, client)
         arrays = bundle(inputs[0], targets[0], inputs[1], targets[1], centres, targets[0].dtype.type)
-        return {**arrays, "facts": np.array([classes, white])}
+        features |= {"test_centres": tested[0]} if tested else {}
+        return {**arrays, **features, "facts": np.array([classes, white])}
 
     @property
     def name(self) -> str:
@@ -165,32 +171,39 @@ class HubDataset:
             )
         return parts["train"], test
 
-    def _inputs(self, splits: Sequence[Any], rest: Sequence[str]) -> tuple[list[Array], float]:
-        """The inputs of every split, and the number that stands for white (1 where there is none)."""
-        train, names = splits[0], self.inputs or self._default_input(splits[0], rest)
-        for name in names:
+    def _inputs(self, splits: Sequence[Any], rest: Sequence[str]) -> tuple[list[Array], float, Arrays]:
+        """The inputs of every split, the number that stands for white (1 where there is none), and the names
+        of features, if they have names."""
+        train, names = splits[0], self.inputs
+        if not names and not self.categories:
+            names = self._default_input(splits[0], rest)
+        for name in (*names, *self.categories):
             if name not in train.column_names:
                 raise tables.unknown_column(self.folder.name, "input", name, train.column_names)
             if name not in splits[1].column_names:
                 raise DataError(f"{self.owner}: its test split has no column {name}")
-        if len(names) == 1 and type(train.features[names[0]]).__name__ == "Image":
-            return _images(splits, names[0], self.owner)
-        if len(names) == 1 and not _is_number(train.features[names[0]]):
-            return [self._ids(title, split, names[0]) for title, split in _titled(splits)], 1.0
+        if names and self.categories:
+            names = tuple(dict.fromkeys((*names, *self.categories)))
+        elif len(names) == 1 and type(train.features[names[0]]).__name__ == "Image":
+            return *_images(splits, names[0], self.owner), {}
+        elif len(names) == 1 and not _is_number(train.features[names[0]]):
+            return [self._ids(title, split, names[0]) for title, split in _titled(splits)], 1.0, {}
         if self.label == "next":
             raise DataError(f"{self.owner}: say which column the ids are: input=COLUMN of {', '.join(rest)}")
         columns = names or rest
         if columns and all(type(train.features[n]).__name__.startswith("Array") for n in columns):
-            return [
+            stacked = [
                 np.stack([np.asarray(s[n], dtype=np.float32) for n in columns], axis=1) for s in splits
-            ], 1.0
+            ]
+            return stacked, 1.0, {}
         missing = [n for n in columns if n not in splits[1].column_names]
         if missing:
             raise DataError(f"{self.owner}: its test split has no column {', '.join(missing)}")
         for name in columns:
             _same_classes(splits, name, self.owner)
         parts = [_table(self.owner, title, split, columns) for title, split in _titled(splits)]
-        return [*tables.features(parts, columns, bool(names), TEXT_HINT)], 1.0
+        inputs, labels = tables.features(parts, columns, bool(names), self.categories, TEXT_HINT)
+        return inputs, 1.0, {"features": np.array(labels)}
 
     def _default_input(self, split: Any, names: Sequence[str]) -> tuple[str, ...]:
         images = [n for n in names if type(split.features[n]).__name__ == "Image"]

@@ -1,15 +1,19 @@
 """A table in one file of a user's, FILE.csv, .tsv (also .gz), .parquet or .npz.
 
-    FILE[,label=COLUMN,input=COLUMN,client=COLUMN,classes=C,test=FILE]
+    FILE[,label=COLUMN,input=COLUMN,category=COLUMN,client=COLUMN,classes=C,test=FILE,missing=drop,na=TEXT]
 
 The keys mean what they mean for hf: (fedsim.data.readers.hub); without `input`, all columns but label and
 client are features. `test` names a file with the same columns, beside FILE. Without it every fifth row of
 each class, in the order of the file, is a test row (of numbers to predict, every fifth row): a split that
 does not depend on the run's seed.
 
-In a csv file an empty cell has no value, and every other text is what it says. The arrays of an npz file are
-its columns; one with several values a row, (n, ...), is the input by itself. It stays uint8, divided by 255
-when scaled, or becomes float32. x_train, y_train, x_test and y_test, as Keras has them, are what they say.
+In a csv file an empty cell has no value, and so has one with a text that `na` names; every other text is what
+it says. A row in which a column that is used has no value is an error, or, with missing=drop, left out before
+test rows are chosen.
+
+The arrays of an npz file are its columns; one with several values a row, (n, ...), is the input by itself. It
+stays uint8, divided by 255 when scaled, or becomes float32. x_train, y_train, x_test and y_test, as Keras has
+them, are what they say.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import csv
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +31,15 @@ import numpy as np
 from fedsim.data.arrays import Array, Arrays, bundle, rounded
 from fedsim.data.readers import tables
 from fedsim.data.readers.digits import TEST_EVERY, every_nth_of_class
-from fedsim.errors import DataError
+from fedsim.errors import DataError, UsageError
 from fedsim.extras import needed
 from fedsim.specs import Form, whole
 from fedsim.user_files import no_file, opened_text, other_separator
 
-KEYS = ("label", "input", "client", "classes", "test")
+KEYS = ("label", "input", "category", "client", "classes", "test", "missing", "na")
+TEXTS = (".csv", ".tsv")
+NO_VALUE = "; a text that stands for no value is na=TEXT"
+DROP = "; missing=drop leaves such rows out"
 FORM = Form("FILE.csv,label=COLUMN[,KEY=VALUE,...]", help=f"where KEY is one of {', '.join(KEYS)}")
 LABELS = ("label", "labels")
 KERAS = ("x_train", "y_train", "x_test", "y_test")
@@ -40,20 +47,27 @@ KERAS = ("x_train", "y_train", "x_test", "y_test")
 
 @dataclass(frozen=True)
 class TableFile:
-    """A spec in its parts; `classes` is 0 where the spec does not say it."""
+    """A spec in its parts; `classes` is 0 where the spec does not say it.
+
+    categories: columns whose values are names. drop: leave out rows without a value. na: texts that stand for
+    no value.
+    """
 
     path: Path
     test: Path | None
     label: str
     client: str
     inputs: tuple[str, ...]
+    categories: tuple[str, ...]
     classes: int
+    drop: bool
+    na: tuple[str, ...]
 
     @staticmethod
     def parse(spec: str, root: Path | None) -> TableFile:
         """Parse a spec. root: the data folder, for relative files that are not in the working directory."""
         name, _, rest = spec.partition(",")
-        values, inputs = tables.options(rest, spec, FORM, KEYS)
+        values, repeated = tables.options(rest, spec, FORM, KEYS)
         path = Path(name).expanduser()
         path = path if root is None or path.exists() else root / path
         test = path.parent / Path(values["test"]).expanduser() if "test" in values else None
@@ -63,10 +77,26 @@ class TableFile:
                     "" if file == test else "; relative files lie in the working directory or in --data-dir"
                 )
                 raise DataError(f"--dataset {path.name}: {file} {wrong}{where}")
-        classes = whole(values.get("classes", "0"))
+        classes, missing = whole(values.get("classes", "0")), values.get("missing", "refuse")
         if classes < 0:
             raise FORM.misuse("data set", spec)
-        return TableFile(path, test, values.get("label", ""), values.get("client", ""), inputs, classes)
+        if missing not in ("refuse", "drop"):
+            raise UsageError(
+                f"--dataset {path.name}: missing={missing}: write missing=drop or missing=refuse"
+            )
+        if repeated["na"] and not set(TEXTS) & set(path.suffixes):
+            raise UsageError(f"--dataset {path.name}: na= is for csv and tsv files; others have empty cells")
+        return TableFile(
+            path,
+            test,
+            values.get("label", ""),
+            values.get("client", ""),
+            repeated["input"],
+            repeated["category"],
+            classes,
+            missing == "drop",
+            repeated["na"],
+        )
 
     @property
     def owner(self) -> str:
@@ -89,20 +119,31 @@ class TableFile:
 
     def read(self) -> Arrays:
         """The arrays, and `facts`: the number of classes and the scale of the inputs."""
-        parts = [part for path in self.files() for part in _parts(path, self.owner, bool(self.label))]
+        parts = [part for path in self.files() for part in self._parts(path)]
         names, keras = parts[0].names, len(parts) == 2 and self.test is None
         label = self.label or next((name for name in ("y",) if keras), "")
         label = label or next((name for name in LABELS if name in names), "")
         columns = [("label", label), ("client", self.client or label), *(("input", n) for n in self.inputs)]
+        columns += [("category", name) for name in self.categories]
         for key, column in columns:
             if column not in names:
                 raise tables.unknown_column(self.path.name, key, column, names)
-        features = self.inputs or tuple(n for n in names if n not in (label, self.client))
+        features = tuple(dict.fromkeys((*self.inputs, *self.categories))) if self.inputs else ()
+        features = features or tuple(n for n in names if n not in (label, self.client))
         if lacking := [n for n in (label, *features) if n not in parts[-1].names]:
             raise DataError(f"{self.owner}: {parts[-1].table.title} has no column {', '.join(lacking)}")
+        if unused := [name for name in self.categories if name == label or name not in features]:
+            raise UsageError(f"{self.owner}: category={unused[0]} is the label or the client, no feature")
+        dropped = 0
+        if self.drop:
+            used = (label, *features, *([self.client] if self.client else ()))
+            complete = [part.complete(used) for part in parts]
+            dropped = sum(len(part.table.frame) for part in parts) - sum(len(p.table.frame) for p in complete)
+            parts = complete
         targets, classes = tables.targets([part.table for part in parts], label, self.classes)
-        inputs, white = _inputs(parts, features, bool(self.inputs), self.owner)
-        centres = tables.clients(parts[0].table, self.client) if self.client else None
+        inputs, white, labels = self._inputs(parts, features)
+        named = [part.table for part in parts if self.client in part.table.frame]
+        centres, *tested = tables.clients(named, self.client) if self.client else [None]
         if len(parts) == 1:
             groups = targets[0] if targets[0].ndim == 1 else np.zeros(len(targets[0]))
             test = every_nth_of_class(groups, TEST_EVERY)
@@ -112,9 +153,91 @@ class TableFile:
                     "as many; name a file of test rows: test=FILE"
                 )
             inputs, targets = ([rows[0][~test], rows[0][test]] for rows in (inputs, targets))
-            centres = None if centres is None else np.unique(centres[~test], return_inverse=True)[1]
+            if centres is not None:
+                kept, rows = np.unique(centres[~test], return_inverse=True)
+                number = np.full(int(centres.max()) + 1, -1)
+                number[kept] = np.arange(len(kept))
+                centres, tested = rows, [number[centres[test]]]
         arrays = bundle(inputs[0], targets[0], inputs[1], targets[1], centres, targets[0].dtype.type)
-        return {**arrays, "facts": np.array([classes, white])}
+        more: Arrays = {"features": np.array(labels)} if labels else {}
+        if tested:
+            more["test_centres"] = np.asarray(tested[0])
+        return {**arrays, **more, "facts": np.array([classes, white, dropped])}
+
+    def _inputs(
+        self, parts: Sequence[_Part], names: Sequence[str]
+    ) -> tuple[list[Array], float, tuple[str, ...]]:
+        """The inputs of every part, the number that stands for white (1 where there is none), and the names
+        of features, if they have names."""
+        if not any(name in parts[0].arrays for name in names):
+            inputs, labels = tables.features(
+                [part.table for part in parts], names, bool(self.inputs), self.categories, NO_VALUE
+            )
+            return inputs, 1.0, labels
+        if len(names) > 1:
+            raise DataError(
+                f"{self.owner} has the arrays {', '.join(names)}: say which is the input, input=NAME"
+            )
+        arrays = [part.arrays[names[0]] for part in parts]
+        if all(array.dtype == np.uint8 for array in arrays):
+            return arrays, 255.0, ()
+        for array in arrays:
+            if array.dtype.kind not in "biuf" or (array.dtype.kind in "iu" and rounded(array).any()):
+                raise DataError(
+                    f"{self.owner}: {names[0]} has {array.dtype}, not all of which float32 holds; convert it"
+                )
+        return [array.astype(np.float32) for array in arrays], 1.0, ()
+
+    def _parts(self, path: Path) -> list[_Part]:
+        """The rows of a file; two parts of one in Keras's form, unless the user says which array is the
+        label."""
+        import pandas
+
+        owner = self.owner
+        try:
+            if path.suffix == ".npz":
+                return _of_arrays(path, owner, bool(self.label))
+            if path.suffix == ".parquet":
+                needed("pyarrow", f"the parquet file {path.name}", "parquet")
+                frame = pandas.read_parquet(path)
+                frame = frame.reset_index(drop=not any(frame.index.names)).rename(columns=str)
+                return [_Part(tables.Table(owner, path.name, frame, _row(path), DROP))]
+            return [_Part(self._csv(path))]
+        except (OSError, EOFError, ValueError, csv.Error, zlib.error, zipfile.BadZipFile) as e:
+            text = " ".join(str(e).split())[:300]
+            raise DataError(f"{owner}: {path.name} cannot be read: {text}") from None
+
+    def _csv(self, path: Path) -> tables.Table:
+        import pandas
+
+        owner = self.owner
+        separator = "\t" if ".tsv" in path.suffixes else ","
+        with opened_text(path) as file:
+            rows = csv.reader(file, delimiter=separator)
+            heads, cells = next(rows, []), next(rows, [])
+        wrong = other_separator(",".join(heads)) if separator == "," else ""
+        twice = next((name for name in heads if heads.count(name) > 1), None)
+        if twice is not None:
+            wrong = f"its first line has the name {twice!r} twice"
+        elif all(name.strip().lstrip("-").replace(".", "", 1).isdigit() for name in heads):
+            wrong = "its first line must have the names of the columns"
+        elif len(cells) > len(heads):  # of which pandas makes an index
+            wrong = f"line {rows.line_num} has {len(cells)} cells, and the first line {len(heads)} names"
+        if wrong:
+            raise DataError(f"{owner}: {wrong}")
+        with opened_text(path) as file:
+            frame = pandas.read_csv(
+                file,
+                sep=separator,
+                keep_default_na=False,
+                na_values=["", *self.na],
+                low_memory=False,
+                # whole numbers stay whole beside a missing one
+                **({"dtype_backend": "numpy_nullable"} if self.drop else {}),
+            )
+        return tables.Table(
+            owner, path.name, frame, lambda row: f"line {_line(path, separator, row)} of {path.name}", DROP
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,72 +251,31 @@ class _Part:
     def names(self) -> tuple[str, ...]:
         return (*self.table.frame.columns, *self.arrays)
 
+    def complete(self, names: Sequence[str]) -> _Part:
+        """The rows in which all these columns have a value.
 
-def _inputs(
-    parts: Sequence[_Part], names: Sequence[str], selected: bool, owner: str
-) -> tuple[list[Array], float]:
-    """The inputs of every part, and the number that stands for white (1 where there is none)."""
-    if not any(name in parts[0].arrays for name in names):
-        return [*tables.features([part.table for part in parts], names, selected)], 1.0
-    if len(names) > 1:
-        raise DataError(f"{owner} has the arrays {', '.join(names)}: say which is the input, input=NAME")
-    arrays = [part.arrays[names[0]] for part in parts]
-    if all(array.dtype == np.uint8 for array in arrays):
-        return arrays, 255.0
-    for array in arrays:
-        if array.dtype.kind not in "biuf" or (array.dtype.kind in "iu" and rounded(array).any()):
-            raise DataError(
-                f"{owner}: {names[0]} has {array.dtype}, not all of which float32 holds; convert it"
-            )
-    return [array.astype(np.float32) for array in arrays], 1.0
+        Raises:
+            DataError: If there are none.
+        """
+        table, missing = self.table, np.zeros(len(self.table.frame), dtype=bool)
+        for name in names:
+            if name in table.frame.columns:
+                missing |= tables.without_value(table, name)
+            elif (array := self.arrays.get(name)) is not None and array.dtype.kind == "f":
+                missing |= np.isnan(array.reshape(len(array), -1)).any(axis=1)
+        if missing.all():
+            raise DataError(f"{table.owner}: every row of {table.title} lacks a value (missing=drop)")
+        kept, place = np.flatnonzero(~missing), table.place
+        frame = table.frame[~missing].reset_index(drop=True)
+        table = replace(table, frame=frame, place=lambda row: place(int(kept[row])))
+        return _Part(table, {name: array[kept] for name, array in self.arrays.items()})
 
 
 # ---- files
 
 
-def _parts(path: Path, owner: str, labelled: bool) -> list[_Part]:
-    """The rows of a file; two parts of one in Keras's form, unless the user says which array is the label."""
-    import pandas
-
-    try:
-        if path.suffix == ".npz":
-            return _of_arrays(path, owner, labelled)
-        if path.suffix == ".parquet":
-            needed("pyarrow", f"the parquet file {path.name}", "parquet")
-            frame = pandas.read_parquet(path)
-            frame = frame.reset_index(drop=not any(frame.index.names)).rename(columns=str)
-            return [_Part(tables.Table(owner, path.name, frame, _row(path)))]
-        return [_Part(_csv(path, owner))]
-    except (OSError, EOFError, ValueError, csv.Error, zlib.error, zipfile.BadZipFile) as e:
-        raise DataError(f"{owner}: {path.name} cannot be read: {' '.join(str(e).split())[:300]}") from None
-
-
 def _row(path: Path) -> Callable[[int], str]:
     return lambda row: f"{path.name}, row {row} (counted from 0)"
-
-
-def _csv(path: Path, owner: str) -> tables.Table:
-    import pandas
-
-    separator = "\t" if ".tsv" in path.suffixes else ","
-    with opened_text(path) as file:
-        rows = csv.reader(file, delimiter=separator)
-        heads, cells = next(rows, []), next(rows, [])
-    wrong = other_separator(",".join(heads)) if separator == "," else ""
-    twice = next((name for name in heads if heads.count(name) > 1), None)
-    if twice is not None:
-        wrong = f"its first line has the name {twice!r} twice"
-    elif all(name.strip().lstrip("-").replace(".", "", 1).isdigit() for name in heads):
-        wrong = "its first line must have the names of the columns"
-    elif len(cells) > len(heads):  # of which pandas makes an index
-        wrong = f"line {rows.line_num} has {len(cells)} cells, and the first line {len(heads)} names"
-    if wrong:
-        raise DataError(f"{owner}: {wrong}")
-    with opened_text(path) as file:
-        frame = pandas.read_csv(file, sep=separator, keep_default_na=False, na_values=[""], low_memory=False)
-    return tables.Table(
-        owner, path.name, frame, lambda row: f"line {_line(path, separator, row)} of {path.name}"
-    )
 
 
 def _line(path: Path, separator: str, row: int) -> int:
@@ -224,5 +306,5 @@ def _of_arrays(path: Path, owner: str, labelled: bool) -> list[_Part]:
         native = {n: a.astype(a.dtype.newbyteorder("="), copy=False) for n, a in group.items()}
         columns: dict[str, Any] = {n: a.reshape(len(a)) for n, a in native.items() if a.size == len(a)}
         wide = {n: a for n, a in native.items() if n not in columns}
-        parts.append(_Part(tables.Table(owner, path.name, pandas.DataFrame(columns), _row(path)), wide))
+        parts.append(_Part(tables.Table(owner, path.name, pandas.DataFrame(columns), _row(path), DROP), wide))
     return parts

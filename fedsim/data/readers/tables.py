@@ -1,14 +1,15 @@
 """Columns of tables as arrays: features, targets and clients; a cell that does not fit is named.
 
 A table is a pandas frame. Whole numbers and numbers with a point, true and false are numbers; text is names.
-A column of classes that the table names by itself (categorical) has its names in that order.
+A column of classes that the table names by itself (categorical) has its names in that order. As features,
+numbers are one column and names one column for each, of 0 and 1 (one-hot).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,12 @@ from fedsim.user_files import other_separator
 FEW = 8
 """So many names are shown in a message."""
 MANY = 1000
-"""Classes: more of them than rows are probably numbers to predict."""
+"""Classes: more of them than rows are probably numbers to predict. Categories: there may be so many."""
+MOST_CATEGORIES = 100
+"""Names in a column of text that is a feature, unless the user says that it has categories."""
+
+REPEATABLE = ("input", "category", "na")
+"""Keys that may stand there several times."""
 
 _WHOLE = ("integer", "boolean")
 _NUMBERS = (*_WHOLE, "floating", "mixed-integer-float")
@@ -47,13 +53,14 @@ class Table:
     """Rows of one part of a data set.
 
     owner: how a message begins. title: what the part is called. frame: a pandas frame, whose rows are
-    numbered from 0. place: what a row is called.
+    numbered from 0. place: what a row is called. hint: what else may be done about a missing value.
     """
 
     owner: str
     title: str
     frame: Any
     place: Callable[[int], str]
+    hint: str = ""
 
     def column(self, name: str) -> Any:
         """A column; one of categories that are not text has these values."""
@@ -62,6 +69,14 @@ class Table:
         if values is None or all(isinstance(value, str) for value in values):
             return series
         return series.astype(values.dtype)
+
+    def as_text(self, name: str) -> Table:
+        """The table with the values of a column as text; a whole number is '1', also where it was 1.0."""
+        series = _complete(self, name)
+        if _kind(series) in _NAMES:
+            return self
+        whole = series.map(lambda v: str(int(v)) if isinstance(v, float) and v.is_integer() else str(v))
+        return replace(self, frame=self.frame.assign(**{name: whole}))
 
     def wrong(self, name: str, rows: Any, what: str) -> DataError:
         """The error for some rows of a column."""
@@ -73,20 +88,22 @@ class Table:
 # ---- what a data set's text says
 
 
-def options(text: str, spec: str, form: Form, keys: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """KEY=VALUE,... behind a data set, and the values of `input`, the only key that may be repeated."""
+def options(
+    text: str, spec: str, form: Form, keys: Sequence[str]
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """KEY=VALUE,... behind a data set, and all values of each key of REPEATABLE."""
     values: dict[str, str] = {}
-    inputs: list[str] = []
-    for key, value in key_values(text, f"data set {spec!r}", repeatable=("input",)):
+    repeated: dict[str, tuple[str, ...]] = dict.fromkeys(REPEATABLE, ())
+    for key, value in key_values(text, f"data set {spec!r}", repeatable=REPEATABLE):
         if key not in keys:
             raise unknown(f"key of data set {spec!r}:", key, keys)
         if not value:
             raise form.misuse("data set", spec)
-        if key == "input":
-            inputs.append(value)
+        if key in REPEATABLE:
+            repeated[key] += (value,)
         else:
             values[key] = value
-    return values, tuple(inputs)
+    return values, repeated
 
 
 def unknown_column(owner: str, key: str, column: str, names: Sequence[str]) -> UsageError:
@@ -107,42 +124,86 @@ def _kind(series: Any) -> str:
     return str(infer_dtype(series, skipna=True)).removesuffix("-na")
 
 
-def features(tables: Sequence[Table], names: Sequence[str], selected: bool, hint: str = "") -> list[Array]:
-    """Columns of numbers as inputs (n, len(names)) float32 of every table.
+def features(
+    tables: Sequence[Table],
+    names: Sequence[str],
+    selected: bool,
+    categories: Collection[str] = (),
+    hint: str = "",
+) -> tuple[list[Array], tuple[str, ...]]:
+    """Columns as inputs (n, features) float32 of every table, and the names of the features.
 
-    selected: the user named the columns. hint: what else a user may do with a column that is no feature.
+    A column of numbers is a feature of its name; one of text is a feature 'COLUMN=NAME' for each of its
+    names, 1 where the row has this name, else 0. The names are those of the first table.
+
+    selected: the user named the columns. categories: columns whose values, of any kind, are names. hint: what
+    else a user may do with a column that is no feature.
     """
-    refused = {name: _no_feature(tables, name, selected) for name in names}
+    refused = {name: _no_feature(tables, name, selected) for name in names if name not in categories}
     wrong = "; ".join(f"{name or '(no name)'} ({why})" for name, why in refused.items() if why)
     if wrong or not names:
         what = f"columns that are no features: {wrong}" if wrong else "it has no columns of inputs"
         raise DataError(
             f"{tables[0].owner}: {what}. Store them as numbers, leave them out of the data, or name the "
-            f"columns that are features: input=A,input=B{hint}"
+            f"columns that are features: input=A,input=B, or category=C for one whose values are names{hint}"
         )
-    return [np.stack([_numbers(table, name) for name in names], axis=1) for table in tables]
+    labels: list[str] = []
+    blocks: list[list[Array]] = [[] for _ in tables]
+    for name in names:
+        if name not in categories and _kind(tables[0].column(name)) in _NUMBERS:
+            labels.append(name)
+            columns = [_numbers(table, name)[:, None] for table in tables]
+        else:
+            codes, known = _named([table.as_text(name) for table in tables], name, "values")
+            if len(known) > MANY:
+                raise DataError(
+                    f"{tables[0].owner}: column {name} has {len(known):,} values, each of which would be a "
+                    f"feature; there may be {MANY:,}"
+                )
+            labels += [f"{name}={value}" for value in known]
+            columns = [np.eye(len(known), dtype=np.float32)[rows] for rows in codes]
+        for block, column in zip(blocks, columns, strict=True):
+            block.append(column)
+    return [np.concatenate(block, axis=1) for block in blocks], tuple(labels)
 
 
 def _no_feature(tables: Sequence[Table], name: str, selected: bool) -> str:
     """Why a column is no feature; '' if it is one."""
     if not selected and _ROW_NUMBERS.fullmatch(name):
         return "the row numbers that pandas writes, without to_csv(index=False)"
-    return next(filter(None, (_no_numbers(table, name) for table in tables)), "")
+    kinds = [_kind(table.column(name)) for table in tables]
+    if len({kind in _NAMES for kind in kinds}) > 1:
+        return f"{_WORDS.get(kinds[0], 'other things')} in {tables[0].title}, not in {tables[-1].title}"
+    if kinds[0] not in _NAMES:
+        bad = (_WORDS.get(kind, "neither numbers nor names") for kind in kinds if kind not in _NUMBERS)
+        return next(bad, "")
+    why = (_misread(table, name) for table in tables)
+    return next(filter(None, why), "") or ("" if selected else _no_categories(tables[0], name))
 
 
-def _no_numbers(table: Table, name: str) -> str:
+def _misread(table: Table, name: str) -> str:
+    """Why a column of text was probably meant to be numbers; '' if it was not."""
     import pandas
 
     series = table.column(name)
-    kind = _kind(series)
-    if kind != "string":
-        return "" if kind in _NUMBERS else _WORDS.get(kind, "neither numbers nor names")
-    text = series[series.notna()]
+    text = series[series.notna()].astype(object)
     as_numbers = pandas.to_numeric(text, errors="coerce")
     wrong = text[as_numbers.isna()]
-    if len(wrong) and len(wrong) < len(text):
+    if not len(wrong):
+        return f"text, such as {text.iloc[0]!r}" if len(text) else "no values"
+    if len(wrong) < len(text):
         return f"{wrong.iloc[0]!r} in {table.place(int(wrong.index[0]))} is no number"
-    return f"text, such as {text.iloc[0]!r}"
+    with_points = pandas.to_numeric(text.str.replace(",", "."), errors="coerce")
+    return "" if with_points.isna().any() else f"text, such as {text.iloc[0]!r}"
+
+
+def _no_categories(table: Table, name: str) -> str:
+    """Why a column of text has too many names for a feature; '' if it has not."""
+    text = table.column(name).dropna()
+    count = text.nunique()
+    if count <= min(MOST_CATEGORIES, max(len(text) // 2, 2)):
+        return ""
+    return f"text of {count:,} values in {len(text):,} rows, such as {text.iloc[0]!r}"
 
 
 def _numbers(table: Table, name: str) -> npt.NDArray[np.float32]:
@@ -183,15 +244,18 @@ def _exact(table: Table, name: str) -> Array:
 
 def _complete(table: Table, name: str) -> Any:
     """A column, after a check that no value is missing; a blank text counts as missing."""
+    if (missing := without_value(table, name)).any():
+        raise DataError(f"{table.wrong(name, missing, 'has no value')}{table.hint}")
+    return table.column(name)
+
+
+def without_value(table: Table, name: str) -> npt.NDArray[np.bool_]:
+    """The rows in which a column has no value, or a blank text, (n,)."""
     series = table.column(name)
-    missing = series.isna().to_numpy(dtype=bool)
+    missing = series.isna()
     if _kind(series) in _NAMES:
-        missing = missing | (
-            series.astype(object).map(lambda v: isinstance(v, str) and not v.strip()).to_numpy(dtype=bool)
-        )
-    if missing.any():
-        raise table.wrong(name, missing, "has no value")
-    return series
+        missing = missing | series.astype(object).map(lambda v: isinstance(v, str) and not v.strip())
+    return np.asarray(missing.to_numpy(dtype=bool))
 
 
 # ---- targets
@@ -205,7 +269,8 @@ def targets(tables: Sequence[Table], name: str, classes: int) -> tuple[list[Arra
     """
     kinds = [_kind(_complete(table, name)) for table in tables]
     if all(kind in _NAMES for kind in kinds) and classes != 1:
-        result, count = _named(tables, name)
+        result, known = _named(tables, name, "classes")
+        count = len(known)
     elif all(kind in _NUMBERS for kind in kinds):
         values = [_exact(table, name) for table in tables]
         if classes == 1 or _to_predict(values, classes, f"{tables[0].owner}: column {name}"):
@@ -225,7 +290,8 @@ def targets(tables: Sequence[Table], name: str, classes: int) -> tuple[list[Arra
     return result, max(count, classes)
 
 
-def _named(tables: Sequence[Table], name: str) -> tuple[list[Array], int]:
+def _named(tables: Sequence[Table], name: str, what: str) -> tuple[list[Array], list[str]]:
+    """The numbers of a column's names in every table, (n,), and the names; what: the names, for an error."""
     first = tables[0].column(name)
     categories = getattr(first.dtype, "categories", None)
     names = sorted(set(first)) if categories is None else list(categories)
@@ -236,11 +302,11 @@ def _named(tables: Sequence[Table], name: str) -> tuple[list[Array], int]:
         values = table.column(name).astype(object)
         if new := sorted(set(values) - set(names)):
             raise DataError(
-                f"{table.owner}: column {name} of {table.title} has classes that {tables[0].title} has not: "
+                f"{table.owner}: column {name} of {table.title} has {what} that {tables[0].title} has not: "
                 f"{listed(new)}; those of {tables[0].title} are {listed(names)}"
             )
         result.append(np.array([number[value] for value in values], dtype=np.int64))
-    return result, len(names)
+    return result, names
 
 
 def _refuse_spaces(names: Iterable[str], what: str) -> None:
@@ -297,8 +363,17 @@ def _check_classes(tables: Sequence[Table], name: str, values: Sequence[Array], 
 # ---- clients
 
 
-def clients(table: Table, name: str) -> npt.NDArray[np.int64]:
-    """The client of every row, numbered by their values in sorted order, (n,)."""
+def clients(tables: Sequence[Table], name: str) -> list[npt.NDArray[np.int64]]:
+    """The client of every row of each table, (n,), numbered by their values in the first table in sorted
+    order; -1 for others."""
+    values = [_client_names(table, name) for table in tables]
+    names = np.unique(values[0])
+    numbers = {value: k for k, value in enumerate(names.tolist())}
+    return [np.array([numbers.get(v, -1) for v in rows.tolist()], dtype=np.int64) for rows in values]
+
+
+def _client_names(table: Table, name: str) -> Array:
+    """The client of every row, (n,)."""
     series = _complete(table, name)
     kind = _kind(series)
     if kind not in (*_WHOLE, "floating", *_NAMES, "datetime64", "date"):
@@ -309,7 +384,7 @@ def clients(table: Table, name: str) -> npt.NDArray[np.int64]:
     values = series.astype(object).to_numpy(dtype=str) if kind in _NAMES else series.to_numpy()
     if kind in _NAMES:
         _refuse_spaces(np.unique(values).tolist(), f"{table.owner}: column {name} (client=)")
-    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+    return np.asarray(values)
 
 
 def listed(names: Sequence[object]) -> str:

@@ -29,6 +29,21 @@ class Epochs(Protocol):
     @property
     def batch_size(self) -> int: ...
 
+    @property
+    def drop_last(self) -> bool: ...
+
+
+def batches(how: Epochs, examples: int) -> int:
+    """The number of batches of one pass over N_k = `examples`, which is at least 1."""
+    if how.drop_last:
+        return max(examples // how.batch_size, 1)
+    return -(-examples // how.batch_size)
+
+
+def rows_in_use(how: Epochs, examples: int) -> int:
+    """The number of examples in these batches."""
+    return min(batches(how, examples) * how.batch_size, examples)
+
 
 def run_epochs(
     shard: Shard,
@@ -42,8 +57,8 @@ def run_epochs(
 ) -> float:
     """Call `step` for every batch of `how.epochs` epochs; return the mean loss of the last.
 
-    The short last batch of an epoch is kept (as in the released code). The order is that of rng's "batches",
-    and the network's own draws are of its "dropout".
+    The short last batch of an epoch is kept (as in the released code), unless `how.drop_last`. The order is
+    that of rng's "batches", and the network's own draws are of its "dropout".
 
     Args:
         constants: Every number of Python that `step` uses: steps with equal constants are recorded once for
@@ -52,43 +67,41 @@ def run_epochs(
         refused: Why the steps cannot be recorded, if they cannot.
         dtype: In which the losses are added up.
     """
-    net, order, batch_size, epochs = shard.net, rng.torch("batches"), how.batch_size, how.epochs
+    net, order = shard.net, rng.torch("batches")
     recordings = net.recordings
-    if recordings is not None and not refused and epochs:
-        refused = net.trial(shard, batch_size)
+    if recordings is not None and not refused and how.epochs:
+        refused = net.trial(shard, how.batch_size)
     with net.noise(rng.key("dropout")):
         if recordings is None or refused:
             net.refuse(refused)
-            return _as_they_come(shard, step, batch_size, epochs, order, dtype)
-        return _recorded(recordings, shard, step, batch_size, epochs, order, dtype, constants)
+            return _as_they_come(shard, step, how, order, dtype)
+        return _recorded(recordings, shard, step, how, order, dtype, constants)
 
 
-def _as_they_come(
-    shard: Shard, step: Step, size: int, epochs: int, order: torch.Generator, dtype: torch.dtype
-) -> float:
+def _as_they_come(shard: Shard, step: Step, how: Epochs, order: torch.Generator, dtype: torch.dtype) -> float:
     total = torch.zeros((), dtype=dtype, device=shard.net.device)
-    for epoch in range(epochs):
-        for rows in shard.rows(size, order):
+    used = rows_in_use(how, shard.size)
+    for epoch in range(how.epochs):
+        for rows in shard.rows(how.batch_size, order, used):
             losses = step(*shard.batch(rows))
-            if epoch == epochs - 1:
+            if epoch == how.epochs - 1:
                 for loss in losses:
                     total.add_(loss, alpha=len(rows) / len(losses))
-    return float(total) / shard.size
+    return float(total) / used
 
 
 def _recorded(
     recordings: Recordings,
     shard: Shard,
     step: Step,
-    size: int,
-    epochs: int,
+    how: Epochs,
     order: torch.Generator,
     dtype: torch.dtype,
     constants: Hashable,
 ) -> float:
     """The same steps on rows that the device selects: place t of the task's order, and t advances."""
-    N, device = shard.size, shard.net.device
-    orders = torch.cat([torch.randperm(N, generator=order) for _ in range(epochs)])
+    device, size, used = shard.net.device, how.batch_size, rows_in_use(how, shard.size)
+    orders = torch.cat([torch.randperm(shard.size, generator=order)[:used] for _ in range(how.epochs)])
     rows = recordings.hold_rows("order", orders.pin_memory() if device.type == "cuda" else orders)
     inputs = recordings.hold_rows("inputs", shard.inputs)
     held = replace(shard, inputs=inputs, targets=recordings.hold_rows("targets", shard.targets))
@@ -96,7 +109,7 @@ def _recorded(
     total = recordings.hold("total", torch.zeros((), dtype=dtype, device=device))
 
     offsets_of = {
-        n: recordings.hold(f"offsets {n}", torch.arange(n, device=device)) for n in (size, N % size) if n
+        n: recordings.hold(f"offsets {n}", torch.arange(n, device=device)) for n in (size, used % size) if n
     }
 
     def advance(count: int, size: int) -> None:
@@ -112,10 +125,10 @@ def _recorded(
         if count:
             recordings.run((constants, size, shard.scale, inputs.dtype, inputs.shape[1:]), count, one)
 
-    for _ in range(epochs):
+    for _ in range(how.epochs):
         total.zero_()
-        advance(N // size, size)
-        if N % size:
-            advance(1, N % size)
+        advance(used // size, size)
+        if used % size:
+            advance(1, used % size)
     recordings.settle()
-    return float(total) / N
+    return float(total) / used

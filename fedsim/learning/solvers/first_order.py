@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
@@ -12,14 +11,14 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.hyperparameters import BatchSize, CarryAdam, Clip, Decay, Epochs, LearningRate, Momentum
+from fedsim.hyperparameters import BatchSize, CarryAdam, Clip, Decay, DropLast, Epochs, LearningRate, Momentum
 from fedsim.learning.function_space import FunctionTerm, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Penalty, constant_part
 from fedsim.learning.ownership import owned
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
-from fedsim.learning.solvers.epochs import run_epochs
+from fedsim.learning.solvers.epochs import batches, run_epochs
 from fedsim.seeds import RandomStream
 
 
@@ -50,6 +49,7 @@ class LocalTraining:
     carry: CarryAdam = True
     clip: Clip = 0.0
     decay: Decay = 1.0
+    drop_last: DropLast = False
 
     def in_round(self, round: int) -> LocalTraining:
         """The same with this round's learning rate."""
@@ -57,7 +57,7 @@ class LocalTraining:
 
     def steps(self, examples: int) -> int:
         """The number of gradient steps of one local training on N_k = `examples`."""
-        return self.epochs * math.ceil(examples / self.batch_size)
+        return self.epochs * batches(self, examples)
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ def minimise(
     draws = net.draws(rng, "smoothing") if smoothing else None
     parts: Iterator[FunctionTerm | None] = repeat(term)
     if term is not None and memory_gradient == "epoch":
-        batches, points = -(-shard.size // how.batch_size), rng.torch("memory")
-        parts = chain.from_iterable(term.divided(batches, points) for _ in range(how.epochs))
+        count, points = batches(how, shard.size), rng.torch("memory")
+        parts = chain.from_iterable(term.divided(count, points) for _ in range(how.epochs))
 
     def advance(inputs: Tensor, targets: Tensor) -> tuple[Tensor]:
         if smoothing is None or draws is None:
@@ -216,6 +216,7 @@ class LocalSGD:
     batch_size: BatchSize = 32
     lr: LearningRate = 0.1
     decay: Decay = 1.0
+    drop_last: DropLast = False
 
 
 def corrected_sgd(

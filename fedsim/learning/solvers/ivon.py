@@ -26,13 +26,13 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import TaskError
-from fedsim.hyperparameters import BatchSize, Epochs
+from fedsim.hyperparameters import BatchSize, DropLast, Epochs
 from fedsim.learning.gaussian import Gaussian, diagonal
 from fedsim.learning.ownership import owned
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
-from fedsim.learning.solvers.epochs import run_epochs
+from fedsim.learning.solvers.epochs import batches, run_epochs
 from fedsim.seeds import RandomStream
 
 
@@ -77,6 +77,7 @@ class IvonTraining:
         Literal["ivon", "exact"],
         Meta(description="of local training; exact: the minimiser in closed form, for quadratic losses"),
     ] = "ivon"
+    drop_last: DropLast = False
 
     def stream(self, task: RandomStream) -> RandomStream:
         """The random stream of a task's training, by `noise`."""
@@ -145,7 +146,7 @@ def ivon(
         return _exact(shard, prior_mean, prior_precision, ess, dual)
     net, rng = shard.net, how.stream(rng)
     net.train()
-    steps = how.epochs * -(-shard.size // how.batch_size)
+    steps = how.epochs * batches(how, shard.size)
     state = _Ivon(
         net,
         start.to(net.weights),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.epochs import rows_in_use
 from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining
 from fedsim.seeds import RandomStream, seeded_torch
 
@@ -78,11 +79,11 @@ def ivon_opt(
     group["hess"] = curvature.to(net.weights)
     if how.carry and moments is not None:
         group["momentum"], optimiser.current_step = moments.momentum.to(net.weights), moments.steps
-    order = rng.torch("batches")
+    order, used = rng.torch("batches"), rows_in_use(how, shard.size)
     total = torch.zeros((), device=net.device)
     with seeded_torch(rng.key("ivon"), net.device):
         for epoch in range(how.epochs):
-            for inputs, targets in shard.batches(how.batch_size, order):
+            for inputs, targets in shard.batches(how.batch_size, order, used):
                 for _ in range(how.samples):
                     with optimiser.sampled_params(train=True):
                         net.load(weights.data)
@@ -92,4 +93,4 @@ def ivon_opt(
                         total.add_(loss, alpha=len(targets) / how.samples)
                 optimiser.step()
     carried = IvonMoments(group["momentum"], optimiser.current_step) if how.carry else None
-    return LocalFit(MeanCurvature(weights.detach(), group["hess"]), float(total) / shard.size, carried)
+    return LocalFit(MeanCurvature(weights.detach(), group["hess"]), float(total) / used, carried)

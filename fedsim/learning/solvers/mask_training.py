@@ -16,7 +16,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.hyperparameters import BatchSize, Decay, Epochs, LearningRate, Momentum
+from fedsim.hyperparameters import BatchSize, Decay, DropLast, Epochs, LearningRate, Momentum
 from fedsim.learning.params import Layout
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers import LocalFit
@@ -35,6 +35,7 @@ class MaskTraining:
     optimiser: Annotated[Literal["adam", "sgd"], Meta(description="of the scores")] = "adam"
     momentum: Momentum = 0.0
     decay: Decay = 1.0
+    drop_last: DropLast = False
 
 
 def signed_constants(start: Tensor, layout: Layout) -> Tensor:

@@ -274,8 +274,12 @@ def test_classes_of_every_place_are_matched_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "words"),
     [
-        ({"s": ["m", "f"]}, "", "no features: s (text, such as 'm'). Store them"),
-        ({"s": ["m", "f"], "t": ["u", "v"]}, "", "no features: s (text, such as 'm'); t (text, such as 'u')"),
+        (
+            {"s": ["1,5", "2"]},
+            "",
+            "no features: s ('1,5' in row 0 of train (counted from 0) is no number). St",
+        ),
+        ({"s": ["1,5", "2,5"], "t": ["1", "2"]}, "", "no features: s (text, such as '1,5'); t (text, such"),
         ({"s": [[1], [2]]}, "", "no features: s (neither numbers nor names)"),
         ({"s": ["1", "?"]}, "", "no features: s ('?' in row 1 of train (counted from 0) is no number)"),
         ({"Unnamed: 0": [0, 1]}, "", "no features: Unnamed: 0 (the row numbers that pandas writes"),
@@ -308,6 +312,9 @@ def test_columns_that_are_named_are_the_features(tmp_path: Path) -> None:
     saved(tmp_path / "d", rows, rows)
     assert load_dataset("hf:d,input=z,input=x", tmp_path).train_inputs.tolist() == [[1, 0.5], [2, 1.5]]
     assert load_dataset("hf:d,input=z", tmp_path).train_inputs.tolist() == [[1], [2]]
+    both = load_dataset("hf:d,category=z", tmp_path)
+    assert both.features == ("x", "s=f", "s=m", "z=1", "z=2")
+    assert both.train_inputs.tolist() == [[0.5, 0, 1, 1, 0], [1.5, 1, 0, 0, 1]]
     for spec in ("hf:d,label=x,label=label", "hf:d,input=x,input=x"):
         with pytest.raises(UsageError, match="stands there twice"):
             load_dataset(spec, tmp_path)

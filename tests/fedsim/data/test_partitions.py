@@ -385,6 +385,7 @@ def test_the_list_of_partitions() -> None:
         "dirichlet",
         "natural",
         "pachinko",
+        "rows",
         "credit_het",
         "credit_hom",
         "credit_two",

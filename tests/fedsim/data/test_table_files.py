@@ -167,8 +167,8 @@ def test_another_file_of_the_same_name_is_read_anew() -> None:
         ("x,y\n1,0\n?,1\n3,0\n", "no features: x ('?' in line 3 of t.csv is no number)"),
         ('x,y\n"1,5",0\n"2,5",1\n', "no features: x (text, such as '1,5')"),
         (
-            "x,s,t,y\n1,m,u,0\n2,f,v,1\n",
-            "no features: s (text, such as 'm'); t (text, such as 'u'). Store them",
+            "x,s,t,y\n" + "".join(f"1,m{i},{i},0\n" for i in range(9)),
+            "no features: s (text of 9 values in 9 rows, such as 'm0'). Store them",
         ),
         (
             ",x,y\n0,1,0\n1,2,1\n",
@@ -227,6 +227,78 @@ def test_both_files_mean_the_same_classes(train: str, test: str, words: str) -> 
     assert words in refused(text, "label=y,test=u.csv", u=other)
 
 
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        ("m f", "f x", "column s of u.csv has values that t.csv has not: 'x'; those of t.csv are 'f', 'm'"),
+        ("m f", "1 2", "no features: s (names in t.csv, not in u.csv)"),
+        ("1 2", "m f", "no features: s (numbers in t.csv, not in u.csv)"),
+        ("m m_", "m m", "column s has both 'm' and 'm '; spaces around a name make another one"),
+        ("m ", "f m", "line 3 of t.csv, column s has no value (the first of 1); missing=drop leaves such"),
+    ],
+)
+def test_categories_that_do_not_fit(train: str, test: str, words: str) -> None:
+    text, other = (
+        "x,s,y\n" + "".join(f"{i},{v.replace('_', ' ')},{i}\n" for i, v in enumerate(part.split(" ")))
+        for part in (train, test)
+    )
+    assert words in refused(text, "label=y,test=u.csv", u=other)
+
+
+SEX = "age,sex,code,y\n" + "".join(f"{20 + i},{'mfm'[i % 3]},{i % 2 + 9},{i % 2}\n" for i in range(14))
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "first"),
+    [
+        ("", ("age", "sex=f", "sex=m", "code"), [20, 0, 1, 9]),
+        (",category=code", ("age", "sex=f", "sex=m", "code=10", "code=9"), [20, 0, 1, 0, 1]),
+        (",input=age,category=code", ("age", "code=10", "code=9"), [20, 0, 1]),
+        (",input=sex", ("sex=f", "sex=m"), [0, 1]),
+    ],
+)
+def test_categories_are_one_hot_and_have_names(
+    options: str, names: tuple[str, ...], first: list[int]
+) -> None:
+    dataset = load(SEX, f"label=y{options}")
+    assert dataset.features == names
+    assert dataset.train_inputs[0].tolist() == first
+    assert load_dataset(f"t.csv,label=y{options}").features == names  # from the cache
+
+
+def test_an_id_has_too_many_categories() -> None:
+    text = "x,y\n" + "".join(f"u{i},{i % 2}\n" for i in range(1001))
+    for option in ("category=x", "input=x"):
+        assert "column x has 1,001 values, each of which would be a" in refused(text, f"label=y,{option}")
+    assert "no features: x (text of 1,001 values in 1,001 rows, such as 'u0')" in refused(text)
+
+
+def test_rows_without_a_value_are_left_out_on_request() -> None:
+    text = SEX.replace("21,f,10,1", "?,f,10,1").replace("22,m", "22,").replace("9,0", "9,NA", 1)
+    assert "is no number)" in (words := refused(text, "label=y")) and "no value is na=TEXT" in words
+    assert "line 2 of t.csv, column y has no value" in refused(text, "label=y,na=?,na=NA")
+    dataset = load(text, "label=y,na=?,na=NA,missing=drop")
+    assert dataset.dropped == 3
+    assert dataset.train_inputs[:, 0].tolist() == [23, 24, 25, 26, 27, 28, 29, 30, 33]
+    part = load(text, "label=y,input=code,na=NA,missing=drop")  # a column that is not used may lack values
+    assert part.dropped == 1
+    assert load(SEX.replace(",m,", ",,", 1), "label=y,input=age,client=sex,missing=drop").dropped == 1
+    wide = SEX.replace("20,", ",").replace("24,", "1e39,")
+    assert "line 6 of t.csv, column age is 1e+39" in refused(wide, "label=y,missing=drop")
+    assert "every row of t.csv lacks a value" in refused("x,y\n,1\n2,\n", "label=y,missing=drop")
+
+
+def test_an_array_with_nan_loses_these_rows_on_request() -> None:
+    x = np.arange(40, dtype=np.float32).reshape(20, 2)
+    x[3, 1] = np.nan
+    np.savez("t.npz", x=x, y=np.arange(20) % 2)
+    assert load_dataset("t.npz,label=y,missing=drop").dropped == 1
+    x[:] = np.nan
+    np.savez("t.npz", x=x, y=np.arange(20) % 2)
+    with pytest.raises(DataError, match=r"every row of t.npz lacks a value \(missing=drop\)"):
+        load_dataset("t.npz,label=y,missing=drop")
+
+
 def test_how_many_classes_there_are_may_be_said() -> None:
     dataset = load(column(1, 2), "label=y,test=u.csv,classes=3", u=column(0, 1))
     assert (dataset.classes, dataset.test_targets.tolist()) == (3, [0, 1])
@@ -255,7 +327,7 @@ def test_every_row_has_a_client(clients: list[Any], words: str) -> None:
     [
         ({"x": pd.array([1, None, 3], "Int64")}, "row 1 (counted from 0), column x has no value"),
         ({"x": pd.to_datetime(["2020-01-01", None, "2020-01-03"])}, "no features: x (times)"),
-        ({"x": pd.Categorical(["a", "b", "a"])}, "no features: x (names)"),
+        ({"x": ["1", "2", "3"]}, "no features: x (text, such as '1')"),
         ({"x": [[1], [2], [3]]}, "no features: x (neither numbers nor names)"),
         ({"x": [None, None, None]}, "no features: x (no values)"),
         ({"x": [1, 2, 3], "y": pd.to_datetime(["2020-01-01"] * 3)}, "column y has times in t.parquet"),
@@ -338,6 +410,14 @@ def test_arrays_that_are_refused(arrays: Mapping[str, Any], words: str) -> None:
             "unknown key of data set 't.csv,labl=kind': 'labl'; did you mean 'label'",
         ),
         ("t.csv,label=kind,classes=x", UsageError, "write FILE.csv,label=COLUMN"),
+        (
+            "t.csv,label=kind,category=kind",
+            UsageError,
+            "category=kind is the label or the client, no feature",
+        ),
+        ("t.csv,label=kind,category=z", UsageError, "unknown column of t.csv (category=): 'z'"),
+        ("t.csv,label=kind,missing=keep", UsageError, "missing=keep: write missing=drop or missing=refuse"),
+        ("text.npz,label=y,na=x", UsageError, "na= is for csv and tsv files"),
         ("text.npz,label=y", DataError, "text.npz is no file that numpy.savez wrote"),
         ("text.parquet,label=y", DataError, "text.parquet cannot be read"),
         ("text.csv.gz,label=y", DataError, "text.csv.gz cannot be read: Not a gzipped file"),
@@ -354,7 +434,9 @@ def test_what_is_wrong_with_a_spec_is_said(spec: str, error: type[FedsimError], 
 
 
 def test_the_unknown_data_set_is_told_how_its_own_are_written() -> None:
-    with pytest.raises(UsageError, match=r"yours: FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER"):
+    with pytest.raises(
+        UsageError, match=r"yours: FILE.csv,label=COLUMN, FILE.py:NAME, hf:FOLDER or leaf:FOLDER"
+    ):
         load_dataset("my.csvx")
 
 

@@ -78,6 +78,7 @@ def solved(shard: Shard, how: LocalTraining = HOW, **more: Any) -> list[Any]:
         replace(HOW, optimiser="sgd"),
         replace(HOW, optimiser="sgd", momentum=0.9, decay=0.5),
         replace(HOW, clip=0.1),
+        replace(HOW, drop_last=True),
         replace(HOW, batch_size=13),
         replace(HOW, batch_size=20),
         replace(HOW, batch_size=64),  # less than a batch
