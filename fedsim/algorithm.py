@@ -308,6 +308,12 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """
         return client
 
+    def local_mean(self, down: Down, up: Up) -> Tensor:
+        """The weights (P,) at which local training has ended, or their posterior mean, by an upload that
+        answers `down` (fedsim.personalisation)."""
+        mean: Tensor = up.mean  # type: ignore[attr-defined]
+        return mean
+
     # ---- a client that computes and sends nothing (fedsim.event_trigger)
 
     def unsent(self) -> Unsent:

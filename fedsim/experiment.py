@@ -230,6 +230,17 @@ class Experiment:
             default="none",
         ),
     ] = ""
+    personalise: Annotated[
+        int,
+        option(
+            "At the end, N local epochs per client from the last model, which is scored by client.",
+            "N",
+            "evaluation",
+            default="none",
+            ge=0,
+        ),
+    ] = 0
+    """0: clients have no models of their own."""
     bad_uploads: Annotated[
         Literal["stop", "skip", "retry"],
         option("An upload with NaN, Inf, a precision that is not positive or too large a norm.", "", "wire"),

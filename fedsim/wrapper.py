@@ -52,6 +52,7 @@ class Wrapper(AnyAlgorithm):
     from_sums = _of_inner("from_sums")
     sum_of = _of_inner("sum_of")
     merged = _of_inner("merged")
+    local_mean = _of_inner("local_mean")
     unsent = _of_inner("unsent")
     client_unsent = _of_inner("client_unsent")
     dual_damping = _of_inner("dual_damping")
