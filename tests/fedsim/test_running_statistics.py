@@ -33,6 +33,12 @@ def net(shape, classes):
         flatten=nn.Flatten(), hidden=nn.Linear(64, 6), norm=nn.BatchNorm1d(6), act=nn.ReLU(),
         out=nn.Linear(6, classes)))
 
+class Own(nn.BatchNorm1d):
+    pass
+
+def own(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), Own(6), nn.Linear(6, classes))
+
 def convolutions(shape, classes):
     return nn.Sequential(OrderedDict(
         conv=nn.Conv2d(1, 3, 3, stride=2), norm=nn.BatchNorm2d(3), act=nn.ReLU(),
@@ -192,7 +198,7 @@ def test_a_client_that_sends_nothing_leaves_the_statistics_as_they_are(build: An
     ("algo", "changes", "reason"),
     [
         ("fedavg", {"codecs": {"running_statistics": "bf16"}}, "variances must stay positive"),
-        ("fedlap_cov", {}, "BatchNorm1d"),
+        ("fedlap_cov", {"model": "own"}, "diagonal_ggn cannot handle layer '2' .Own."),
     ],
 )
 def test_what_cannot_be_is_refused(
