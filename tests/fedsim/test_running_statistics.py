@@ -185,6 +185,11 @@ def test_a_batch_of_one_example_uses_the_running_statistics() -> None:
     assert net.module.get_buffer("1.running_mean").data_ptr() == net.statistics.data_ptr()
 
 
+def test_steps_that_change_statistics_are_not_recorded(build: Any) -> None:
+    problem = build("fedavg", "local")
+    assert problem.net.trial(problem.shard(0), 4) == "it has running statistics, which every step changes"
+
+
 def test_a_client_that_sends_nothing_leaves_the_statistics_as_they_are(build: Any) -> None:
     problem = build("fedavgm", "average", participation="full+event:norm:50%")
     algorithm = problem.algorithm
