@@ -11,6 +11,8 @@ The first message is always sent. It imports nothing heavy, because options are 
 from __future__ import annotations
 
 import math
+import re
+import sys
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +21,7 @@ from fedsim.specs import number
 
 EVENT, QUIET = "event", "quiet"
 MODIFIERS = (EVENT, QUIET)
+FORMS = "event:RULE or quiet:RULE"
 KINDS = {EVENT: ("norm", "kl", "budget"), QUIET: ("norm", "kl")}
 GAIN, START = 0.5, 0.25
 """The change of log(threshold) per upload that is sent, or saved, beyond the budget."""
@@ -51,20 +54,20 @@ class Trigger:
         if not self.sent:
             return True
         if rule.kind == "budget":
-            return change > 0 and change >= self.threshold
+            return change != 0 and not change < self.threshold
         least = rule.value * self.change if rule.share and rule.kind == "norm" else rule.value
-        return change >= least
+        return not change < least
 
-    def after(self, rule: Rule, change: float, size: int) -> Trigger:
+    def after(self, rule: Rule, change: float, size: int, sends: bool) -> Trigger:
         """The state after the decision. size: bytes of the upload, sent or not.
 
         The threshold of a budget rises by GAIN (1 - B / size) on a logarithmic scale where the upload is
         sent, and falls by GAIN B / size where it is not: bytes sent in n rounds differ from n B by
-        size |log(threshold / first threshold)| / GAIN. A proportional controller of the participation, as in
-        Cummins et al., FedBack, https://github.com/michael-cummins/FedBack. Differs: there the threshold is
-        the server's, for the distance of the global model, and the controller adds.
+        size |log(threshold / first threshold)| / GAIN, counted from the second round on. An integral
+        controller of the participation, as in Cummins et al., FedBack,
+        https://github.com/michael-cummins/FedBack. Differs: there the threshold is the server's, for the
+        distance of the global model, and the controller adds.
         """
-        sends = self.sends(rule, change)
         sent = replace(self, sent=self.sent + 1, change=change, waited=0)
         now = sent if sends else replace(self, waited=self.waited + 1)
         if rule.kind != "budget":
@@ -72,7 +75,8 @@ class Trigger:
         if not self.threshold:
             return replace(now, threshold=START * change)
         budget = rule.value if rule.share else rule.value / max(size, 1)
-        return replace(now, threshold=self.threshold * math.exp(GAIN * (sends - budget)))
+        threshold = self.threshold * math.exp(GAIN * (sends - budget))
+        return replace(now, threshold=max(threshold, sys.float_info.min))
 
 
 def split(spec: str) -> tuple[str, Rule | None, Rule | None]:
@@ -81,7 +85,7 @@ def split(spec: str) -> tuple[str, Rule | None, Rule | None]:
     Raises:
         UsageError: If a rule is not one.
     """
-    head, *parts = spec.split("+")
+    head, *parts = re.split(r"(?<![0-9.]e)\+", spec)  # 1e+3 is a number
     rest, rules = [head], dict[str, Rule]()
     for part in parts:
         name, _, text = part.partition(":")
@@ -105,7 +109,7 @@ def _rule(name: str, text: str) -> Rule:
         forms = {"norm": "norm:0.5", "kl": "kl:0.001", "budget": "budget:2000 (bytes) or budget:30%"}
         also = ", norm:30%" if name == EVENT else " (or just 0.5)"
         raise UsageError(
-            f"--participation +{name}:{text}: write a rule such as norm:0.5{also}, "
+            f"--participation +{name}{text and ':'}{text}: write a rule such as norm:0.5{also}, "
             + ", ".join(forms[k] for k in known if k != "norm")
         )
     return Rule(kind, value, share)  # type: ignore[arg-type]

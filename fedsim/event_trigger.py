@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Arrival, At, Context, Task
-from fedsim.errors import UsageError
+from fedsim.errors import UsageError, WireError
 from fedsim.event_rules import Rule, Trigger
 from fedsim.learning.gaussian import Gaussian, is_full, kl_divergence, unpacked
-from fedsim.wire.schema import RUNNING, Field, optional_group, schema
+from fedsim.wire.schema import RUNNING, Field, check_values, optional_group, schema
 from fedsim.wrapper import AnyAlgorithm, Wrapper
 
 
@@ -47,7 +47,7 @@ def client_state(inner: type, up: type, down: type) -> type:
 def server_state(inner: type, up: type, down: type) -> type:
     """inner; sent: every client's last upload, if it counts again, else empty; got_in: (K,) int64, the round
     of the last broadcast that a client has, 0: none; got: those broadcasts, ascending by round; waited: (K,)
-    int64, every client's rounds without an upload since its last."""
+    int64, every client's rounds without an upload since its last, -1 before its first."""
     columns: list[tuple[str, Any]] = [("inner", inner), ("sent", tuple[up | None, ...])]  # type: ignore[valid-type]
     columns += [("got_in", Tensor), ("got", tuple[down, ...]), ("waited", Tensor)]  # type: ignore[valid-type]
     return make_dataclass("WithSent", columns, frozen=True)
@@ -82,7 +82,12 @@ class EventTriggered(Wrapper):
         if self.up is not None:
             self.inner.unsent()
         if self.down is not None:
-            self.inner.check_stale(damped=False)
+            try:
+                self.inner.check_stale(damped=False)
+            except UsageError as e:
+                raise UsageError(str(e).replace("--async", "+quiet", 1)) from None
+        if self._counts_zero and any(f.python is Tensor and f.kind.dims != ("P",) for f in schema(self._up)):
+            raise UsageError(f"{which}: an increment of {self.name} is no vector of its parameters")
         if self.up is not None and self.up.kind == "kl" and not self._has_posterior(self._up):
             raise UsageError(
                 f"--participation +event:kl: uploads of {self.name} have no precision; take norm:C"
@@ -115,6 +120,22 @@ class EventTriggered(Wrapper):
     def _keeps_uploads(self) -> bool:
         return self.up is not None and self.inner.unsent() == "last"
 
+    @property
+    def _counts_zero(self) -> bool:
+        return self.up is not None and self.inner.unsent() == "zero"
+
+    def check_sums(self, at: At) -> None:
+        """Check that a damped dual step can count several times: uploads of different weights are added up.
+
+        Raises:
+            UsageError: If the algorithm defines no sums.
+        """
+        if self.up is not None and self.inner.dual_damping(at) < 1 and self.inner.exchanges[0].sums is None:
+            raise UsageError(
+                f"+event: a dual step of {self.name} counts for every round in which its client sent "
+                "nothing, and for that the algorithm has to define add and from_sums, not server_update"
+            )
+
     # ---- the client
 
     def client_init(self, ctx: Context, k: int) -> Any:
@@ -131,7 +152,7 @@ class EventTriggered(Wrapper):
 
         down, up: as decoded. size: bytes of the encoded upload. fresh: the broadcast is this round's.
         """
-        if self.down is not None and fresh:
+        if self.down is not None and fresh and task.round:
             client = replace(client, got=down, got_in=task.round)
         trigger, sends = client.trigger, True
         if self.up is not None and task.round:
@@ -139,8 +160,8 @@ class EventTriggered(Wrapper):
             first = self.up.kind == "kl" and not trigger.sent  # nothing to compare with yet
             change = 0.0 if first else weight * measured(self.up, *self._compared(client, down, up, task))
             task = replace(task, weight=weight)
-            sends = trigger.sends(self.up, change)
-            trigger = trigger.after(self.up, change, size)
+            sends = trigger.sends(self.up, change) or _is_unfit(up)
+            trigger = trigger.after(self.up, change, size, sends)
         step = self.inner.client_commit if sends else self.inner.client_unsent
         client = replace(client, inner=step(client.inner, down, up, task), trigger=trigger)
         return (replace(client, sent=up) if sends and self._keeps_uploads and task.round else client), sends
@@ -163,7 +184,7 @@ class EventTriggered(Wrapper):
     def server_init(self, ctx: Context) -> Any:
         sent = (None,) * (ctx.K if self._keeps_uploads else 0)
         got_in = torch.zeros(ctx.K if self.down is not None else 0, dtype=torch.int64)
-        waited = torch.zeros(ctx.K if self.up is not None else 0, dtype=torch.int64)
+        waited = torch.full((ctx.K if self.up is not None else 0,), -1)
         return self.server_type(self.inner.server_init(ctx), sent, got_in, (), waited)
 
     def broadcast(self, server: Any, ctx: Context) -> Any:
@@ -177,10 +198,9 @@ class EventTriggered(Wrapper):
         by as much, so that it is not sent to them."""
         if self.down is None:
             return {}
-        rounds = sorted(set(server.got_in.tolist()) - {0})
         stays = {
             r: got
-            for r, got in zip(rounds, server.got, strict=True)
+            for r, got in _by_round(server).items()
             if not Trigger(sent=1).sends(self.down, measured(self.down, down, got))
         }
         return {k: stays[r] for k in clients if (r := int(server.got_in[k])) in stays}
@@ -194,6 +214,8 @@ class EventTriggered(Wrapper):
         def counted() -> Iterator[tuple[int, Any]]:
             for k, up in ups:
                 there.append(k)
+                if up is None and waited[k] < 0:
+                    raise WireError(f"client {k}'s first upload, in round {ctx.round}, has no fields")
                 if len(waited):
                     waited[k] = 0 if up is not None else waited[k] + 1
                 if sent and up is not None:
@@ -221,7 +243,7 @@ class EventTriggered(Wrapper):
         weights = {
             k: weight
             for k, waited in enumerate(server.waited.tolist())
-            if waited and (weight := self._weight(waited, ctx.at(k))) > 1
+            if waited > 0 and (weight := self._weight(waited, ctx.at(k))) > 1
         }
         if older:
             arrivals = (Arrival(k, older.get(k, down), up, 0, weights.get(k, 1.0)) for k, up in ups)
@@ -250,14 +272,17 @@ class EventTriggered(Wrapper):
         if self.down is None:
             return server
         kept = self.answered(server, down, there)
-        known = dict(zip(sorted(set(server.got_in.tolist()) - {0}), server.got, strict=True))
+        known = _by_round(server) | {ctx.round: down}
         got_in = server.got_in.clone()
         for k in there:
             if k not in kept:
                 got_in[k] = ctx.round
         rounds = sorted(set(got_in.tolist()) - {0})
-        known[ctx.round] = down
         return replace(server, got_in=got_in, got=tuple(known[r] for r in rounds))
+
+    def nothing_counts(self, uploads: int) -> bool:
+        """True if no upload was sent, of so many, and nothing counts in the place of one."""
+        return not uploads and self.up is not None and self.inner.unsent() == "dual"
 
     def sums(self, server: Any, down: Any, ctx: Context) -> Any:
         return self.inner.sums(server.inner, down, ctx)
@@ -276,16 +301,19 @@ class EventTriggered(Wrapper):
             "of an asynchronous run, which follows from them, is known before"
         )
 
-    def check_tree(self, sizes: tuple[int, ...]) -> None:
-        """Check that edge servers can serve such clients. sizes: N_k of all clients."""
+    def check_tree(self, sizes: tuple[int, ...], merges: bool) -> None:
+        """Check that edge servers can serve such clients.
+
+        sizes: N_k of all clients. merges: edge servers send sums, and not the uploads.
+        """
         if self.down is not None:
             raise UsageError("--tree: an edge server has one broadcast for all its clients; leave +quiet out")
-        if self.up is not None and self.inner.dual_damping(At(sizes)) < 1:
+        if merges and self.up is not None and self.inner.dual_damping(At(sizes)) < 1:
             raise UsageError(
                 f"--tree: with +event a dual step of {self.name} counts for every round in which its client "
                 "sent nothing, and an edge server does not know how many these are"
             )
-        if self._keeps_uploads:
+        if merges and self._keeps_uploads:
             raise UsageError(
                 f"--tree: with +event the server of {self.name} counts every client's last upload again, and "
                 "an edge server's sums do not have them one by one"
@@ -299,6 +327,20 @@ class EventTriggered(Wrapper):
 
     def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
         return self.inner.dual_mismatch(server.inner, (client.inner for client in clients))
+
+
+def _by_round(server: Any) -> dict[int, Any]:
+    """The last broadcasts of all clients by their rounds."""
+    return dict(zip(sorted(set(server.got_in.tolist()) - {0}), server.got, strict=True))
+
+
+def _is_unfit(up: Any) -> bool:
+    """True for an upload that its receiver refuses."""
+    try:
+        check_values(up, "")
+    except WireError:
+        return True
+    return False
 
 
 def _zero(up: type, down: Any, start: Tensor) -> Any:

@@ -252,13 +252,13 @@ def _parse(spec: str) -> tuple[Base, tuple[str, ...], Mapping[str, float]]:
     """The base of a schedule, its arguments, and the chances of gone and lost."""
     path, modifiers = traces.split(spec)
     if spec.startswith(traces.PREFIX):
-        _, chances = split_modifiers(modifiers, OPTION, traces.CHANCES)
+        _, chances = split_modifiers(modifiers, OPTION, traces.CHANCES, others=event_rules.FORMS)
         head = f"{traces.PREFIX}{path}"
     elif plugins.is_spec(path):
-        _, chances = split_modifiers(modifiers, OPTION, traces.CHANCES)
+        _, chances = split_modifiers(modifiers, OPTION, traces.CHANCES, others=event_rules.FORMS)
         return Base(Form(path), "", lambda _, population: users_schedule(path, population)), (), chances
     else:
-        head, chances = split_modifiers(plain_share(spec), OPTION, traces.CHANCES)
+        head, chances = split_modifiers(plain_share(spec), OPTION, traces.CHANCES, others=event_rules.FORMS)
         if ":" not in head and head not in _WORDS:
             return _counted(head), (), chances
     name, arguments = parse(head, "schedule", _FORMS)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsim import event_rules, plugins
-from fedsim.algorithm import Algorithm, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, At, Context, Exchange, Task
 from fedsim.asynchrony import Asynchrony, asynchrony
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
@@ -162,7 +162,10 @@ class Problem:
         _, up, down = event_rules.split(self.experiment.participation)
         if down is not None and self.refers_to_last:
             raise UsageError("+quiet: clients have different broadcasts, so none refers to the last (+last)")
-        return replace(self, algorithm=event_triggered(self.algorithm, up, down))
+        problem = replace(self, algorithm=event_triggered(self.algorithm, up, down))
+        if problem.trigger is not None:
+            problem.trigger.check_sums(At(self.sizes))
+        return problem
 
     @property
     def trigger(self) -> EventTriggered | None:
@@ -285,7 +288,7 @@ class Problem:
         e, created = self.experiment, tree(self.experiment.tree, self.experiment.clients)
         if created is not None:
             if self.trigger is not None:
-                self.trigger.check_tree(self.sizes)
+                self.trigger.check_tree(self.sizes, created.merges)
             check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=self.refers_to_last)
         return created
 

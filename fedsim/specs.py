@@ -55,19 +55,23 @@ def parse(text: str, what: str, forms: Mapping[str, Form]) -> tuple[str, tuple[s
 
 
 def split_modifiers(
-    text: str, what: str, names: Sequence[str], read: Callable[[str, str], float] | None = None
+    text: str,
+    what: str,
+    names: Sequence[str],
+    read: Callable[[str, str], float] | None = None,
+    others: str = "",
 ) -> tuple[str, Mapping[str, float]]:
     """A spec without its modifiers, and the number P of every modifier +NAME:P.
 
     what: the option, for messages. names: the modifiers. read: turns (text, owner) into P; by default P is a
-    probability.
+    probability. others: what else may stand behind a +, for messages.
     """
     head, *modifiers = text.split("+")
     numbers: dict[str, float] = {}
     for modifier in modifiers:
         name, _, value = modifier.partition(":")
         if name not in names or name in numbers:
-            known = " or ".join(f"{n}:P" for n in names)
+            known = " or ".join([*(f"{n}:P" for n in names), *filter(None, [others])])
             raise UsageError(f"{what} {text!r}: behind a + stands {known}, once each")
         numbers[name] = (read or probability)(value, f"{what} {name}")
     return head, numbers

@@ -1,21 +1,21 @@
 """Gaussian product aggregation (Liu & Zheng, Eq. 8-18, arXiv:2102.01936v1): the messages and the server
-of fola and laplace_offline, whose clients find their curvature in two ways.
+of fola and laplace_offline. The two algorithms differ in how a client computes its curvature.
 
     client:  theta <- training of  lbar_k + (lam/2) (theta - mu_S)' (P_S + gamma) (theta - mu_S)
              P_k   <- from F_k, the mean squared gradient of an example
     server:  P_S  <- sum_k a_k P_k ;  mu_S <- (sum_k a_k (P_k + gamma) mu_k) / (P_S + gamma),  a_k = N_k / N
     init:    mu_S = the shared random start, P_S = 0
 
-The precision of q_S is P_S + gamma: Eq. 18 has gamma I, which Eq. 17 does not produce, so it is added where
-the precision is used. With gamma > 0 the weighted mean is defined where all P_k vanish, and there it is the
-plain one (the released code shrinks such weights towards 0 by an eps in the denominator only).
+The precision of q_S is P_S + gamma. Eq. 18 contains gamma I, but Eq. 17 does not produce it, so gamma is
+added wherever the precision is used. With gamma > 0 the mean is defined even where all P_k vanish: it is then
+sum_k a_k mu_k (the released code only adds an eps to the denominator, which shrinks such weights towards 0).
 aggregation = mixture: moments of the mixture sum_k a_k N(mu_k, (P_k + gamma)^-1) (Eq. 5-6), for comparison.
 
 Units: P_S averages over examples. The posterior of all data, prod_k p(D_k | theta) = exp(-N mean_k lbar_k),
-has the precision N P_S, and gamma, which is there to divide by, is no prior for it: weights that no data
-touch would be drawn with the deviation 1/sqrt(N gamma), that is hundreds, and nothing is left of the
-predictions. So the model is the point mu_S. posterior = true returns N(mu_S, (N (P_S + gamma))^-1), in
-which N gamma is the prior's precision; choose gamma for that.
+has the precision N P_S. gamma only keeps the division defined and is not a sensible prior for this posterior:
+weights that no data touch would be sampled with the standard deviation 1/sqrt(N gamma), which is in the
+hundreds and would ruin the predictions. So the model is the point mu_S. posterior = true returns
+N(mu_S, (N (P_S + gamma))^-1), in which N gamma is the prior's precision; choose gamma accordingly.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Up:
 
 @dataclass(frozen=True)
 class Sums:
-    """Over clients, of N_k and, for the product, N_k (P_k + gamma) mu_k and N_k P_k; for the mixture, its
-    first two moments, N_k mu_k and N_k (1 / (P_k + gamma) + mu_k^2)."""
+    """Sums over clients. weight: of N_k. first, second: for the product, of N_k (P_k + gamma) mu_k and of
+    N_k P_k; for the mixture, of its moments N_k mu_k and N_k (1 / (P_k + gamma) + mu_k^2)."""
 
     first: Sum
     second: Sum
@@ -79,7 +79,7 @@ class Sums:
 
 
 class GaussianProduct(Algorithm[Server, Client, Down, Up]):
-    """The template: an algorithm adds how a client trains, and P_k from F_k."""
+    """The template of both algorithms; a subclass defines local training and how P_k follows from F_k."""
 
     gamma: Gamma
     lam: Lam
@@ -106,7 +106,7 @@ class GaussianProduct(Algorithm[Server, Client, Down, Up]):
 
     @abstractmethod
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
-        """Weights, F_k and the training loss."""
+        """Train a client; return its weights, F_k and its training loss."""
 
     @abstractmethod
     def precision(self, fisher: Tensor, down: Down, r: int) -> Tensor:

@@ -24,6 +24,7 @@ from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task, U
 from fedsim.errors import UsageError
 from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product, times
+from fedsim.learning.ownership import keep
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
@@ -273,6 +274,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         """
         if client.dual.z is None:
             return client
+        keep(client.dual.z)  # a given-up z would be written over
         moved = self.client_commit(client, down, up, task)
         return replace(moved, dual=replace(moved.dual, z=client.dual.z))
 

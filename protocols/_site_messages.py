@@ -7,13 +7,13 @@
 A broadcast is q_g. An upload is q_k or, under silent = last, the
 increment of z_k by its natural parameters, whose precision part may be negative.
 
-An edge server sends sums of natural parameters, in float64: rounded on their way, the server's sums would no
-longer be those of the clients' duals.
+An edge server sends sums of natural parameters, in float64. If they were rounded, the server's sums would no
+longer equal the sums of the clients' duals.
 
-    shift, precision                    of the product of what some clients' uploads change in the server's
-    product_shift, product_precision    of prod q_k over their `count` uploads, for servers that average them
+    shift, precision                    of the factor by which the uploads change the server's product
+    product_shift, product_precision    of prod q_k over the `count` uploads, for servers that average them
 
-Where the precision is fixed none is sent.
+A fixed precision is not sent.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class FullLaplaceUp:
 
 
 def _sums(*precision: Any) -> tuple[type[Any], type[Any]]:
-    """The messages of an edge server: without and with prod q_k. precision: its kind, if it is sent."""
+    """The messages of an edge server, without and with prod q_k. precision: its kind; none if it is fixed."""
     change = [("shift", Sum), *(("precision", kind) for kind in precision)]
     product = [(f"product_{name}", kind) for name, kind in change]
     return (
@@ -156,9 +156,9 @@ def _sums(*precision: Any) -> tuple[type[Any], type[Any]]:
 
 @dataclass(frozen=True)
 class ExponentialFamily:
-    """Between natural parameters in float64 and a member's message classes.
+    """Converts between natural parameters in float64 and the message classes of an algorithm.
 
-    S is the fixed precision of a `fixed` family, and of no meaning to the others.
+    S is the fixed precision of a `fixed` family; the other families ignore it.
     """
 
     kind: Literal["fixed", "diagonal", "full"]
@@ -174,16 +174,16 @@ class ExponentialFamily:
         return Exchange(self.down, up, self.sums[averages and silent == "participants"])
 
     def identity(self, like: Tensor, scale: float) -> Tensor:
-        """scale I as a precision that is learned, for vectors like `like` (P,)."""
+        """The learned precision scale * I, for vectors like `like` (P,)."""
         return identity(like, scale, full=self.kind == "full")
 
     def isotropic(self, like: Tensor, precision: float) -> Gaussian:
-        """N(0, I/precision) for vectors like `like` (P,); the factor 1 where that is 0."""
+        """N(0, I/precision) for vectors like `like` (P,); if `precision` is 0, the constant factor 1."""
         zero = torch.zeros_like(like, dtype=torch.float64)
         return Gaussian(zero, precision if self.kind == "fixed" else self.identity(zero, precision))
 
     def project(self, merged: Gaussian, S: Tensor | float) -> Gaussian:
-        """The member of the family with the mean of `merged`: where the precision is learned, `merged`."""
+        """Replace the precision by S if the family's is fixed; otherwise return `merged` itself."""
         return Gaussian.at(merged.mean, S) if self.kind == "fixed" else merged
 
     def broadcast(self, q: Gaussian) -> Any:
@@ -200,7 +200,7 @@ class ExponentialFamily:
         return Gaussian.at(message.mean, S if fixed else self.matrix(message.precision))
 
     def upload(self, dual: Dual, sent: Gaussian, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
-        """The upload of q_k = `local`; sent: the increment of z_k where the client has one, else q_k."""
+        """The upload of q_k = `local`; sent: the increment of z_k if the algorithm uploads it, else q_k."""
         info = (PointInfo if self.kind == "fixed" else PosteriorInfo)(
             primal_residual=residual(local, q), **scalars
         )
@@ -213,11 +213,11 @@ class ExponentialFamily:
         return shard.full_curvature(weights) if self.kind == "full" else shard.curvature(weights, how, rng)
 
     def field(self, precision: Tensor | float) -> Tensor:
-        """A learned precision as a message's field has it."""
+        """Convert a learned precision to a message's field."""
         return packed(torch.as_tensor(precision)) if self.kind == "full" else torch.as_tensor(precision)
 
     def matrix(self, field: Tensor) -> Tensor:
-        """The learned precision that a message's field has."""
+        """Convert a message's field to a learned precision."""
         return unpacked(field) if self.kind == "full" else field
 
     def _sent(self, q: Gaussian) -> tuple[Tensor, ...]:
@@ -243,7 +243,7 @@ def gaussian(covariance: Covariance) -> ExponentialFamily:
 
 
 def laplace(covariance: Covariance) -> ExponentialFamily:
-    """The same whose uploads say nothing of duals."""
+    """The same family with uploads that contain no scalars about duals."""
     family = gaussian(covariance)
     return replace(family, up=FullLaplaceUp if covariance == "full" else DiagonalLaplaceUp)
 

@@ -13,7 +13,7 @@ round with |S| of K clients only those duals move, for which delta/|S| is the st
 Wire: P down, P up. The server needs no mean over the clients, so there is no option `silent`: a silent
 client counts with its dual.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: local training starts from ctx.start until something has been folded, the prox centre is w_g = 0,
 as printed.

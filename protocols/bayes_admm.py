@@ -12,15 +12,16 @@ with gamma = rho_server = rho. With quadratic losses, full covariance and rho = 
 (v2, Prop. D.1). The client's problem is solved by VON (Khan & Rue, Eq. 12).
 
 Wire: P + P(P+1)/2 down, P + P(P+1)/2 up. covariance = diagonal: 2P each way.
-silent = participants: the silent clients' q_k count as the mean of this round's; last: as their last (the
-prior, if never heard), and the increment of z_k = rho lambda_k + eta_k goes up.
+silent = participants: the mean over q_k is taken over the participants of the round. silent = last: it is
+taken over all clients, with the last q_k of those that are silent (the prior before their first upload); the
+upload is then the increment of z_k = rho lambda_k + eta_k.
 
 Local training is VON, with L-BFGS steps of the mean. Every task begins anew: nothing is carried over.
 
-Differs: local training starts from ctx.start until something has been folded. cap_dual, on by default:
-where V_k exceeds .9 rho S_g the client holds it at .5 rho S_g, and what was clipped is put back into q_k
-before it goes up (docs/decisions/009); the literal problem need not have a minimum. dual_slack and capped in
-metrics: the least eigenvalue of rho S_g - V_k, and how many are negative.
+Differs: before the first fold, local training starts from ctx.start. cap_dual, on by default: where V_k
+exceeds .9 rho S_g, the client replaces it by .5 rho S_g and puts the clipped part back into q_k before the
+upload (docs/decisions/009), because the paper's problem need not have a minimum. The metrics dual_slack and
+capped are the least eigenvalue of rho S_g - V_k and the number of negative ones.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150

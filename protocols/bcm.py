@@ -6,9 +6,10 @@ a Laplace approximation at every client.
     server:  p_g  = p_0 prod_k t_k        so  S_g = sum S_k - (K-1) delta I,  S_g w_g = sum_k S_k w_k
 
 All precisions are diagonal; H_k is the diagonal GGN, exact unless `curvature` says otherwise. The product is
-over the clients heard so far; since t_k has the prior divided out, p_0 counts once. A client's t_k is
-replaced, never multiplied in twice: it remembers its own and sends the change. One round by default; later
-rounds serve clients that have not been heard (a client asked again trains again, from its own w_k).
+over the clients heard so far; since t_k has the prior divided out, p_0 counts once. A new t_k of a client
+replaces its old one: the client remembers the old one and sends only the change. There is one round by
+default; further rounds are for clients that have not taken part yet (a client that takes part again trains
+again, from its own w_k).
 
 Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broadcast.
 
@@ -62,7 +63,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """t_k' / t_k by its natural parameters; the first time that is t_k."""
+    """The new t_k divided by the old one, as natural parameters. In a client's first upload that is t_k."""
 
     shift: Delta
     precision: Delta

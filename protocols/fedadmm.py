@@ -19,7 +19,7 @@ derives the change of v_k from w_k. silent = participants: w_k goes up, and the 
 the mean of this round's. silent = last: they count with their last w_k (the start, if never heard), and the
 increment of z_k = v_k + rho w_k goes up.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: w_g starts at the network's random start, not at 0: a first prox centre of 0 would double the
 weights in the first round. Option prox_norm = unsquared: (rho/2) ||w - w_g||, as in the released code.

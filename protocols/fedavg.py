@@ -5,8 +5,8 @@
 
 Wire: P down, P up.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry), as in the
-released code of the ADMM papers. McMahan et al. have SGD: --set optimiser=sgd.
+Local training is Adam by default; each client keeps its moments from round to round (carry), as in the
+released code of the ADMM papers. McMahan et al. use SGD: --set optimiser=sgd.
 
 References:
     McMahan et al. 2017: https://arxiv.org/abs/1602.05629

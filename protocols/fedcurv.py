@@ -11,7 +11,7 @@ so that the server needs no memory of single clients; a silent client counts wit
 
 Wire: 3P down, 3P up.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry). fola has SGD:
+Local training is Adam by default; each client keeps its moments from round to round (carry). fola has SGD:
 compare the two with the same optimiser.
 
 Differs: the release named after the Gaussian-product paper has a penalty without gradient, about the

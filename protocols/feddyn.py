@@ -16,7 +16,7 @@ q = N(w, I), rho_server = 1 and sites in units of w: t_k = exp(h_k . w).
 
 Wire: P down, P up. A silent client's w_k counts as the mean of the participants', its h_k as it is.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: the released code (bayes-admm) leaves the server's h at 0 in round 1, starts w_g at 0, and gives
 every client the alpha_k of the last one by an aliasing defect; here round 1 is like every other round.

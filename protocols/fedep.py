@@ -17,8 +17,8 @@ The paper's other choices are a scaled identity, which is FedLap up to scale, an
 is PVI. On diagonal quadratics both moments and PVI agree, and damping = 1 is exact after one round. On others
 langevin has the tilted distribution's own variances, where pvi's are those of one coordinate given the rest.
 
-Local training is Adam by default, to the mode; its moments live with the client over rounds (carry), not in
-FedSEP.
+Local training is Adam by default, run to the mode. Each client keeps Adam's moments from round to round
+(carry), except in FedSEP.
 
 Wire: 2P down, 2P up. The server derives the change of t_k from q_k and its own broadcast; the paper's clients
 send the change itself.

@@ -12,7 +12,7 @@ the summed loss, and the prior once. With the clients' precisions s_k = lambda_k
 delta + sum_k (s_k - delta).
 
 Local training is IVON, by the package ivon-opt. Its momentum and step count begin at zero in every task; with
-carry they live with the client over rounds, as in ivon_admm.
+carry, each client keeps them from round to round, as in ivon_admm.
 
 Wire: 2P down, 2P up.
 

@@ -9,7 +9,7 @@ In natural parameters: q = N(w_g, I/delta), site t_k = Gaussian(delta v_k, 0), c
 
 Wire: P down, P up. The server derives rho (w_k - w_g) from the upload and its own broadcast.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: local training starts from ctx.start until something has been folded (released code), while
 the prox centre is w_g = 0, as printed. Option prox_norm = unsquared: the released code's norm.

@@ -13,7 +13,7 @@ positive: its diagonal, as in the experiments, or with covariance = full all of 
 
 By default the posterior of a network is too wide to sample from: predictions are those of the mean, w_g.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
 

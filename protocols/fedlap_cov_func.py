@@ -20,7 +20,7 @@ Wire: 2P down, 2P + M C up. Once: M I + 2M down, M I + M up.
 
 Cost: as fedlap_func, and one pass over the client's examples for H_k.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: the equations are put together here from Eq. 17 and 21; H_k is the curvature of l_k alone, because
 the function terms of client and server cancel where both agree. The server's optimiser, what happens before

@@ -18,8 +18,8 @@ Wire: P down, P + M C up. Once: M I + 2M down, M I + M up. M is the number of me
 going up, everyone else's coming down. The labels of w_g are computed by the client from w_g; with
 send_global_labels they are sent, as the paper has it: P + M C down, M all points.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry). The server's Adam
-begins anew in every round.
+Local training is Adam by default; each client keeps its moments from round to round (carry). The server's
+Adam starts anew in every round.
 
 Cost: O((N_k + M) P E) on a client, as in the paper (Sec. 3.4): an epoch takes every memory point's gradient
 once. The points are divided over its minibatches at random, so each step's gradient is an unbiased estimate

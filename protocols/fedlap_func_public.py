@@ -9,19 +9,19 @@ one set U of M unlabelled inputs, which server and clients all have, in the plac
 
     yhat_ig = soft labels of w_g;  N_heard = sum of N_k over the clients whose labels the server has
 
-A client's points weigh tau N_k together, as in fedlap_func. Until its first labels are there, a client has
-no term; so the first round is FedLap's, and with public = 0 or tau = 0 every round is. A silent client
-counts with its last v_k and its last labels.
+The weights of a client's points sum to tau N_k, as in fedlap_func. A client has no such term before the
+server has its first labels. So the first round equals FedLap's, and with public = 0 or tau = 0 every round
+does. The server's sums include the last v_k and the last labels of clients that send nothing.
 
-U is `public` random training inputs, drawn from all clients' examples before round 1: they are taken away
-from the clients, and their labels from everybody. So no test input is looked at, and nothing crosses the
-wire for them.
+U consists of `public` random training inputs, drawn from all clients' examples before round 1. They are
+removed from the clients' data, and nobody sees their labels. So no test input is used, and no bytes are sent
+for U.
 
 Wire: P down, P + M C up. The inputs cost nothing.
 
 Cost: O((N_k + M) P E) on a client, as in fedlap_func; the server keeps K M C labels.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: the paper suggests such a set and reports no results of it. The server's optimiser and the defaults
 are as in fedlap_func.
@@ -53,7 +53,7 @@ from protocols._memory import ServerLr, ServerSteps, Tau
 @dataclass(frozen=True)
 class Server:
     """dual: sum_k v_k; mean: w_g, both (P,) float64; logits (K, M, C): the clients' last labels; heard (K,)
-    int64: N_k of those that have sent any, else 0."""
+    int64: N_k of a client that has sent labels, else 0."""
 
     dual: Tensor
     mean: Tensor

@@ -9,7 +9,7 @@ algorithm with four defaults of `server`; --set rule=... turns one into another.
 
 Wire: P down, P up.
 
-Local training is SGD by default; Adam's moments, if it is chosen, live with the client (carry).
+Local training is SGD by default. With Adam, each client keeps its moments from round to round (carry).
 
 References:
     Reddi et al. 2021: https://arxiv.org/abs/2003.00295

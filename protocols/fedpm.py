@@ -2,24 +2,26 @@
 
 Weights are fixed at random; what is learned is the probability theta of keeping each.
 
-    client:  theta_k <- E epochs of minibatch steps on the scores logit(theta), a mask drawn at each
-             m_k ~ Bernoulli(theta_k)                         goes up
+    client:  theta_k <- E epochs of minibatch steps on the scores logit(theta), with a new mask per step
+             m_k ~ Bernoulli(theta_k)                         is sent
     server:  alpha <- alpha + sum_k m_k ;  beta <- beta + sum_k (1 - m_k)      over the participants
              theta <- (alpha - 1) / (alpha + beta - 2)        the mode of Beta(alpha, beta)
 
 The fixed weights are w = +-sqrt(2 / fan_in), with the signs of the random start; every process has them.
-alpha and beta start at 1, and again whenever every client could have taken part once, every ceil(K / |S|)
-rounds. So with full participation theta is the mean of the round's masks.
+alpha and beta start at 1. They are reset to 1 after every ceil(K / |S|) rounds, in which each of the K
+clients could have taken part once. So with full participation theta is the mean of the round's masks.
 
-Wire: P down, P up. The client hands over theta_k, and its codec draws the mask: by default bernoulli, an
-entropy-coded sample of less than a bit a parameter, as in the paper; mrc:b sends less (KLMS); with --codec
-up.probability=dense theta_k itself goes up. Downwards theta is dense by default (levels:b, mrc:bxN+last).
+Wire: P down, P up. The client uploads theta_k, and its codec draws the mask. By default this is bernoulli, an
+entropy-coded sample of less than a bit per parameter, as in the paper. mrc:b sends fewer bits (KLMS), and
+--codec up.probability=dense sends theta_k itself. The broadcast of theta is dense by default; other codecs
+for it are levels:b and mrc:bxN+last.
 
 Local training is Adam; a client keeps nothing, so its moments begin at zero in every round.
 
-Differs: theta starts at 1/2 and is held in [margin, 1 - margin] when it becomes a score, where the paper is
-silent. Biases have masks, too, and the constant of their layer. The model is evaluated at the mean weights
-w theta, and averaged over drawn masks (eval_samples); the paper evaluates one drawn mask.
+Differs: theta starts at 1/2 and is clamped to [margin, 1 - margin] before it is turned into a score; the
+paper does not say what it does. Biases have masks, too, and their fixed weight is the constant of their
+layer. The model is evaluated at the mean weights w theta, and averaged over drawn masks (eval_samples); the
+paper evaluates one drawn mask.
 
 References:
     Isik et al. 2023: https://arxiv.org/abs/2209.15328
@@ -51,8 +53,9 @@ from fedsim.wire.schema import Count, Probability, Scalar, Sum
 
 @dataclass(frozen=True)
 class Server:
-    """alpha, beta: of every mask bit's Beta distribution, (P,) float64. round: of the last fold; with seed it
-    names the stream of the masks that the model is evaluated with."""
+    """alpha, beta: the parameters of every mask bit's Beta distribution, (P,) float64. round: the round of
+    the last fold. seed, round: they select the random stream of the masks with which the model is
+    evaluated."""
 
     alpha: Tensor
     beta: Tensor
@@ -62,7 +65,7 @@ class Server:
 
     @property
     def theta(self) -> Tensor:
-        """The mode, (P,) float64; 1/2 before anything was folded."""
+        """The mode, (P,) float64; 1/2 before the first fold."""
         count = self.alpha + self.beta - 2
         return torch.where(count > 0, (self.alpha - 1) / count.clamp(min=1), 0.5)
 
@@ -134,7 +137,7 @@ class FedPM(Algorithm[Server, Client, Down, Up]):
         often = math.ceil(ctx.K / (ctx.asked or ctx.K))
         fresh = (ctx.round - 1) // often != (
             server.round - 1
-        ) // often  # nothing may have been folded meanwhile
+        ) // often  # rounds in between may have had no fold
         one = torch.ones_like(server.alpha)
         alpha, beta = (one, one) if fresh else (server.alpha, server.beta)
         alpha, beta = alpha + sums.masks, beta + (sums.count - sums.masks)

@@ -5,7 +5,7 @@
 
 Wire: P down, P up.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; the released code and the
 original paper weight by N_k, and so do we. The released code has no prox in round 1; here the prox

@@ -14,7 +14,7 @@ minimisation (SAM). s -> infinity with rho s fixed is fedadmm.
 The expectation is a mean over antithetic pairs m + eps, m - eps, drawn anew at every step. A step costs
 2 * pairs gradients.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Wire: P down, P up. silent: as in fedadmm.
 

@@ -19,7 +19,7 @@ IVON-PVI then, too: the released S5 configuration (rho = 1, gamma = 0.1, K = 10)
 Wire: 2P down, 2P up. The server derives both dual steps from (m_k, s_k) and its own broadcast, where
 Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm.
 
-Local training is IVON, whose momentum and step count live with the client over rounds (carry).
+Local training is IVON; each client keeps its momentum and step count from round to round (carry).
 
 Differs: the problem above is bounded below only where H_k - u_k + rho s_g > 0, and the released
 configuration diverges on one of three seeds; with cap_dual the client step uses min(u_k, rho s_g), and v_k

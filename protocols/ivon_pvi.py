@@ -8,12 +8,12 @@ IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
 
 protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0.
 
-Wire: 2P down, 2P up. A silent client counts with its site.
+Wire: 2P down, 2P up. The sums include the last site of every client that sends nothing.
 
-Local training is IVON, whose momentum and step count live with the client over rounds (carry).
+Local training is IVON; each client keeps its momentum and step count from round to round (carry).
 
 Differs: the paper does not give its damping; 1/K is the default here. cap_dual, h0 and the start of
-training: as in ivon_admm.
+training are as in ivon_admm.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150

@@ -3,15 +3,16 @@
     every round:  w <- E epochs of minibatch steps on the mean loss of all rows, started at w
 
 It is FedAvg (McMahan et al. 2017, arXiv:1602.05629) with a single client, whose data are the union of the
-rows that the split gives to the K clients: what federated algorithms are compared with, an upper bound where
-rows are many. A round is E passes over all data. With `clients` and `partition` of a federated run it sees
-the same rows; the schedule and the virtual clock have nothing to act on, so participation is always full.
+rows that the split gives to the K clients. Federated algorithms are compared with it; if there are many rows,
+its accuracy is an upper bound. A round is E passes over all data. With the same `clients` and `partition` as
+a federated run, it trains on the same rows. The schedule and the virtual clock do not apply, so participation
+is always full.
 
 Wire: 0 down, 0 up. There is no federation, so nothing counts as the algorithm's traffic. The weights, P,
 still travel from the worker to where they are evaluated: the ledger has those bytes under the kind
 `simulation`, as evaluation.
 
-Local training is that of `local`, Adam by default, with moments that are carried over rounds, as FedAvg's.
+Local training is Adam by default; its moments are carried over from round to round, as in fedavg.
 
 References:
     McMahan et al. 2017: https://arxiv.org/abs/1602.05629

@@ -11,7 +11,7 @@ place of N(w, I); with preconditioner = 1 the two are the same.
 
 Wire: P down, P up. Once: P down, P up (none for a given number). silent: as in fedadmm.
 
-Local training is Adam by default, whose moments live with the client over rounds (carry).
+Local training is Adam by default; each client keeps its moments from round to round (carry).
 
 Differs: delta/K is added to the mean of the H_k, so that S is positive where no client has curvature: K S
 is then the precision of the Laplace posterior at the start. m_g starts at the network's random start.

@@ -7,18 +7,18 @@ without the averaging at the server.
     server:  q_g  = prior * prod_k t_k                                        over ALL clients
     init:    t_k = 1, q_g = N(0, I/delta)
 
-protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published; it
-diverges where clients' curvatures pull the same way, and 1/K is what the comparison papers use.
+protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published. It
+diverges where the clients' curvatures change q_g in the same direction; the comparison papers use 1/K.
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from
-the upload and its own broadcast; a silent client counts with its site.
+the upload and its own broadcast. The product includes the last site of every client that sends nothing.
 
 Local training is VON, with L-BFGS steps of the mean. Every task begins anew: nothing is carried over.
 
 Differs: the client's problem is solved by VON, a natural-gradient method, where Ashman et al. run Adam on
-(mean, log variance); both stop at the same q_k. Training starts from ctx.start until something has been
-folded. Sites may be negative, as in the paper's text; a q_g that is no distribution stops the run, where
-the released code clamps. cap_dual: as in bayes_admm.
+(mean, log variance); both stop at the same q_k. Before the first fold, training starts from ctx.start. Sites
+may be negative, as in the paper's text; a q_g that is no distribution stops the run, where the released code
+clamps its precision. cap_dual is as in bayes_admm.
 
 References:
     Ashman et al. 2022: https://arxiv.org/abs/2202.12275

@@ -17,7 +17,7 @@ ELSEWHERE = "elsewhere"
 
 @dataclass(frozen=True)
 class Placement:
-    """One worker's place. gpu: the device's number as CUDA_VISIBLE_DEVICES wants it, or None."""
+    """The hardware of one worker. gpu: a GPU in the notation of CUDA_VISIBLE_DEVICES, or None."""
 
     gpu: str | None
     cores: tuple[int, ...]
@@ -38,11 +38,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus() -> list[str]:
-    """GPUs that torch can use here, without starting CUDA: a forked worker could not use it then.
+    """Return the GPUs that torch can use here, in the notation of CUDA_VISIBLE_DEVICES.
 
-    They are as CUDA_VISIBLE_DEVICES wants them, and counted as CUDA counts: what stands in the variable
-    behind the first that is not there is left out, and one that stands there twice makes all of them
-    invisible (CUDA C++ Programming Guide, "CUDA Environment Variables").
+    CUDA is not started, because forked workers could not use it then. The variable is read as CUDA reads it:
+    the first GPU that does not exist ends the list, and a repeated GPU makes all of them invisible (CUDA C++
+    Programming Guide, "CUDA Environment Variables").
     """
     present = len(list((ROOT / "dev").glob("nvidia[0-9]*"))) if _torch_has_cuda() else 0
     asked = os.environ.get(VISIBLE)
@@ -68,7 +68,7 @@ def _numbered(name: str, present: int) -> str | None:
 
 
 def _named(name: str, prefix: str) -> str | None:
-    """A GPU or a part of one (MIG) by its UUID; of a GPU's, the beginning is enough if no other begins so."""
+    """Return a GPU or a part of one (MIG) by its UUID. A GPU's UUID may be cut to a prefix that is unique."""
     known = [line for line in _driver_says("GPU UUID") if line.startswith(name)]
     if not name.startswith(prefix) or (prefix == "GPU-" and _driver_says("GPU UUID") and len(known) != 1):
         return None
@@ -83,12 +83,12 @@ def _torch_has_cuda() -> bool:
     try:
         text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        return True  # not as torch is installed now: the worker says what is wrong
+        return True  # an unusual installation of torch: if it has no CUDA, the worker reports that
     return re.search(r"^cuda\b[^=\n]*= *None", text, re.MULTILINE) is None
 
 
 def why_no_gpu() -> str:
-    """Why there is no GPU, where one could be expected; "" where that is no wonder."""
+    """Say why no GPU can be used although one could be expected; "" if none could be."""
     asked = os.environ.get(VISIBLE, "")
     if list((ROOT / "dev").glob("nvidia[0-9]*")) and not _torch_has_cuda():
         return "torch is built without CUDA"
@@ -98,7 +98,7 @@ def why_no_gpu() -> str:
 
 
 def remark(devices: str) -> str:
-    """One line for the user where `auto` takes the CPU although a GPU could be expected; else ""."""
+    """Return one line for the user if `auto` takes the CPU although a GPU could be expected; else ""."""
     why = why_no_gpu() if devices == "auto" and not visible_gpus() else ""
     return f"{why}: --devices auto takes the CPU" if why else ""
 
@@ -123,7 +123,7 @@ def gpus_of(devices: str) -> int:
 
 
 def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
-    """Worker i on GPU i mod n, or on `threads` cores of its own while there are enough.
+    """Place worker i on GPU i mod n, or on `threads` cores of its own as long as there are enough.
 
     Raises:
         UsageError: for a device that is not there.

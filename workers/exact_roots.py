@@ -1,9 +1,10 @@
-"""Square roots and arcs that do not depend on the make of the processor, for numerics = portable.
+"""Square roots and inverse trigonometric functions that do not depend on the processor, for
+numerics = portable.
 
 On CPUs torch takes sqrt, acos, asin and atan of tensors from MKL's vector functions. These begin with the
 processor's approximate instructions (rsqrtps), which Intel and AMD round differently; neither MKL_CBWR nor
-ATEN_CPU_CAPABILITY changes that. A few of the roots are off by one unit in the last place, not the same ones
-on every processor. numpy's sqrt is the one of IEEE 754.
+ATEN_CPU_CAPABILITY changes that. So a few roots are off by one unit in the last place, and which ones depends
+on the processor. numpy's sqrt is rounded as IEEE 754 requires.
 
 Sources: IEEE 754-2019, section 5.4.1 (squareRoot is correctly rounded); ATen/cpu/vml.h of PyTorch;
 https://docs.pytorch.org/docs/stable/library.html
@@ -21,19 +22,20 @@ from torch.library import Library
 
 FUNCTIONS = {"sqrt": np.sqrt, "acos": np.arccos, "asin": np.arcsin, "atan": np.arctan}
 WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
-"""numpy has no bfloat16; torch, too, computes both in float32."""
+"""The types in which half-precision values are computed: numpy has no bfloat16, and torch, too, uses
+float32 for both."""
 
 _libraries: list[Library] = []
 
 
 def use_exact_roots(exact: bool) -> None:
-    """Replace torch's functions in this process, or put them back.
+    """Replace torch's functions in this process, or restore them.
 
-    A power of 0.5 is not replaced: write sqrt.
+    x ** 0.5 is not replaced: write sqrt.
     """
     if exact and not _libraries:
         library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        with warnings.catch_warnings():  # that a kernel is replaced
+        with warnings.catch_warnings():  # torch warns that a kernel is replaced
             warnings.simplefilter("ignore")
             for name, function in FUNCTIONS.items():
                 for form, kernel in _forms(name, function).items():
@@ -45,7 +47,7 @@ def use_exact_roots(exact: bool) -> None:
 
 
 def _forms(name: str, function: np.ufunc) -> dict[str, Callable[..., Tensor]]:
-    """The three forms of a function of torch: that returns, in place, and with out=."""
+    """The three forms of a torch function: sqrt(x), sqrt_(x) in place, and sqrt(x, out=y)."""
 
     def compute(x: Tensor) -> Tensor:
         floating = x.is_floating_point() or x.is_complex()

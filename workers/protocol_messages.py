@@ -1,16 +1,17 @@
-"""Every message that the coordinator and a registered worker exchange, as an envelope and back.
+"""Every message that the coordinator and a registered worker exchange, packed into envelopes and read from
+them.
 
     coordinator -> worker    welcome, state, last, task (or gone), evaluate, stop
     worker -> coordinator    ready, alive, draft, upload (or absent), score, failed
 
-A task is answered with an upload, and a client that drops out after the download (gone) with absent. Remote
-workers do not share the run's folder: state carries a client's state to them before the task that starts from
-it, and draft carries the next state back before the upload. Where broadcasts refer to the ones before them,
-last carries one to a worker that does not have it. In a real federation a client keeps its own state and its
-last broadcast, so all three are simulation traffic.
+A worker answers a task with an upload; if the client drops out after the download (gone), it answers with
+absent. Remote workers do not share the run's folder: state carries a client's state to them before the task
+that starts from it, and draft carries the next state back before the upload. If broadcasts refer to the
+previous broadcast, last carries that one to a worker that does not have it. In a real federation a client
+keeps its own state and its last broadcast, so all three are simulation traffic.
 
-The envelopes of a connection's beginning are in workers.transport.handshake, those of edge servers in
-workers.edge_messages. What reads an envelope raises WireError if that is not possible.
+The envelopes at the beginning of a connection are in workers.transport.handshake, those of edge servers in
+workers.edge_messages. A function that reads an envelope raises WireError if the envelope is malformed.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The data that a worker reports after its set-up.
 
     data: Problem.data_digest, '' if it was not computed. sources: the user's own files and their sha256.
-    facts: workers.numerics.facts_of_process. processor: what its processor calls itself.
-    place: where it is, which is not compared.
+    facts: workers.numerics.facts_of_process. processor: the processor's name. place: where the worker runs,
+    which is not compared.
     """
 
     data: Printable
@@ -189,7 +190,8 @@ def state(of: Header, data: bytes) -> Envelope:
 
 
 def last_broadcast(of: Header, round: int, payload: Payload) -> Envelope:
-    """Return the message with the broadcast of an earlier round, to which that of the task `of` refers."""
+    """Return the message with an earlier round's broadcast, to which the broadcast of the task `of`
+    refers."""
     header = msgspec.structs.replace(of, kind="last", base=round, fields=payload.fields)
     return pack(header, payload.frames)
 
@@ -200,7 +202,7 @@ def draft(of: Header, data: bytes) -> Envelope:
 
 
 def upload(of: Header, payload: Payload, micros: int) -> Envelope:
-    """Return the answer to the task `of`; micros: what the worker has spent on it."""
+    """Return the answer to the task `of`; micros: the microseconds that the worker has spent on it."""
     return answer("upload", of, payload.fields, payload.frames, micros)
 
 
@@ -291,7 +293,7 @@ def evaluate(run: str, epoch: int, round: int, chunk: int, model: Payload = NO_P
 
 
 def to_evaluate(model: Model, samples: int) -> ToEvaluate:
-    """Return the message that carries a model; what is beside its mean is in it only if it is sampled."""
+    """Return the message that carries a model. It contains more than the mean only if samples are drawn."""
     if isinstance(model, Normalised):
         message: ToEvaluate = extended(to_evaluate(model.model, samples), model.statistics)
         return message
@@ -354,6 +356,6 @@ def unpack_score(envelope: Envelope, width: int, sampled: bool, clients: int = 0
     tallies = width * (2 if sampled else 1)
     expected = 8 * (tallies + 3 * clients)
     if sizes != [expected]:
-        raise WireError(f"a score of {sizes} bytes where one of {expected} is due")
+        raise WireError(f"a score of {sizes} bytes instead of {expected}")
     values = tuple(np.frombuffer(envelope.frames[0], "<f8").tolist())
     return ChunkScore(values[:width], values[width:tallies], values[tallies:])

@@ -1,9 +1,10 @@
-"""The ledger: every byte on the streams by its meaning, booked by the endpoint that sends or receives it.
+"""The ledger: it books every byte on the streams by its meaning, at the endpoint that sends or receives it.
 
-kind: algorithm (tasks and uploads), simulation (evaluation and other traffic that a real federation
-would not have; for a centralised reference also tasks and uploads), control (handshakes, set-up, stop),
-retry, edge (between edge servers and the root: broadcasts, and sums of uploads; column hop). direction is
-seen from the coordinator. layer: values, indices (per field), header, framing (ZMTP; per envelope).
+kind: algorithm (tasks and uploads), simulation (evaluation and other traffic that a real federation would not
+have; for a centralised reference also tasks and uploads), control (handshakes, set-up, stop), retry, edge
+(broadcasts and sums of uploads between edge servers and the root; the column hop names the edge server).
+direction is seen from the coordinator. layer: values, indices (per field), header, framing (ZMTP; per
+envelope).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ KINDS = {
     "relayed": "edge",
     "sums": "edge",
 }
-"""Kinds of envelopes by kind of entry; all other envelopes are control. A "gone" envelope has the bytes of a
-task, for a client that the schedule drops after the download."""
+"""The kind of ledger entry for each kind of envelope; all other envelopes are control. A "gone" envelope has
+the bytes of a task, for a client that the schedule drops after the download."""
 
 
 def kind_of(message: str) -> str:
-    """The kind of entry of an envelope's kind."""
+    """Return the kind of ledger entry for a kind of envelope."""
     return KINDS.get(message, "control")
 
 
@@ -42,19 +43,20 @@ class Ledger:
     """Entries not yet written, and totals of all entries ever booked."""
 
     def __init__(self, mechanism: Mechanism = NULL, *, centralised: bool = False) -> None:
-        """centralised: a federation would not have the algorithm's traffic (Algorithm.centralised)."""
+        """centralised: True if the algorithm is a centralised reference, so all its traffic is simulation."""
         self.mechanism = mechanism
         self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
         self.hops: Mapping[int, str] = {}
-        """The edge server of each worker, or with this worker number, if edge servers are processes."""
+        """Names of edge servers, by their workers' numbers and by their own, if edge servers are
+        processes."""
         self._streams: Counter[str] = Counter()
         """Bytes on this process's streams, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
-        """Bytes of kind algorithm of rounds that are not closed, by round and direction."""
+        """Bytes of kind algorithm in rounds that are not closed, by round and direction."""
         self.edge_rounds: Counter[tuple[int, str]] = Counter()
-        """The same of kind edge."""
+        """Bytes of kind edge in these rounds, by round and direction."""
 
     def book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
         """Book one envelope that crosses the socket, every frame and its framing.
@@ -66,13 +68,14 @@ class Ledger:
             self._streams[direction] += entry.bytes
 
     def take_over(self, entries: Iterable[Entry]) -> None:
-        """Book what another process has counted: an edge server's rows."""
+        """Book the rows that an edge server has counted in its own process."""
         for entry in entries:
             self._add(entry)
 
     def book_edge(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
-        """Book an envelope between an edge server and the root by its closed form, if edge servers are not
-        processes and no socket carries it. number: the edge server's, for the column worker."""
+        """Book an envelope between an edge server and the root when edge servers are not processes, so that
+        no socket carries it: its bytes are computed. number: the edge server's number in the column
+        worker."""
         for entry in self.rows_of(envelope, number, direction, retry=False):
             self._add(entry._replace(kind="edge", hop=name))
 
@@ -85,7 +88,7 @@ class Ledger:
             self._add(instead)
 
     def rows_of(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> list[Entry]:
-        """The rows of an envelope, which are not booked; its frames are not needed."""
+        """Return the rows of an envelope without booking them; only its header and sizes are needed."""
         h = envelope.header
         kind, hop = "retry" if retry else self._kinds.get(h.kind, "control"), self.hops.get(worker, "")
         if hop and kind == "algorithm":
@@ -121,13 +124,13 @@ class Ledger:
             self.edge_rounds[entry.round, entry.direction] += sign * entry.bytes
 
     def restore(self, rows: Iterable[Entry]) -> None:
-        """Take over the totals of rows that an earlier start of the run has written."""
+        """Add rows that an earlier start of the run has written to the totals."""
         for row in rows:
             self.totals[row.kind, row.direction, row.field, row.layer] += row.bytes
 
     def close(self, round: int) -> list[Entry]:
-        """Take the entries of all rounds up to `round` (and those of none), in a fixed order, and forget what
-        those rounds have cost."""
+        """Remove and return the entries of all rounds up to `round` and those without a round, in a fixed
+        order. Also remove these rounds' byte counts."""
         ready = [e for e in self._open if e.round <= round]
         self._open = [e for e in self._open if e.round > round]
         for rounds in (self.rounds, self.edge_rounds):
@@ -136,7 +139,7 @@ class Ledger:
         return sorted(ready)
 
     def forget(self, after: int) -> None:
-        """Remove the entries of all later rounds, which will not be committed."""
+        """Remove the entries of rounds later than `after`, which will not be committed."""
         for entry in (e for e in self._open if e.round > after):
             self._total(entry, -1)
             if (
@@ -147,7 +150,7 @@ class Ledger:
         self._open = [e for e in self._open if e.round <= after]
 
     def booked(self, direction: str) -> int:
-        """All bytes of a direction, whatever their kind: those on this process's streams."""
+        """All bytes of one direction on this process's streams, whatever their kind."""
         return self._streams[direction]
 
     def bytes_of(self, kind: str, direction: str) -> int:
@@ -162,6 +165,6 @@ class Ledger:
 
 
 def stream_bytes(envelope: Envelope) -> int:
-    """The bytes of an envelope on a stream without encryption, which the virtual clock counts: its time
-    must not depend on the workers or the transport of the run."""
+    """The bytes of an envelope on an unencrypted stream. The virtual clock counts these bytes, because its
+    time must not depend on the workers or the transport of the run."""
     return sum(envelope.sizes) + framing(envelope.sizes)

@@ -1,9 +1,9 @@
 """The context that both ends of a message share: reference tensors, and a random stream.
 
 An upload refers to the broadcast that it answers, as the client decoded it. A broadcast refers to the last
-one, if the client is known to have it (workers.coordinator.broadcasts). The precision that scales a
-mean (sigma) is that of the broadcast for an upload; if the broadcast has none, or none above 0, it is the
-message's own.
+one, if the client is known to have it (workers.coordinator.broadcasts). The codec sigma scales a mean by a
+precision. For an upload, it is the broadcast's precision; if the broadcast has no positive precision, it is
+the message's own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ FLOOR = 1e-3
 
 @dataclass(frozen=True)
 class MessageContext:
-    """fields: by name, what an upload may refer to. last: the same for a broadcast, of the last broadcast.
-    scale: a positive precision, (P,). stream: for random codecs, None where there are none."""
+    """fields: the broadcast's tensors by name, to which an upload may refer. last: the last broadcast's
+    tensors by name, to which a broadcast may refer. scale: a positive precision, (P,). stream: the random
+    stream of random codecs; None if no codec is random."""
 
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     last: Mapping[str, Tensor] = field(default_factory=dict)
@@ -41,7 +42,7 @@ NOTHING = MessageContext()
 def of_upload(down: object, stream: RandomStream | None = None, scaled: bool = True) -> MessageContext:
     """The context of an upload: the decoded broadcast that it answers, and the task's stream.
 
-    scaled: True if a codec may need the scale, whose check takes time and memory.
+    scaled: True if a codec may need the scale; checking the scale takes time and memory.
     """
     fields = _tensors(down)
     scales = (scale_of(name, fields[name]) for name in SCALES if scaled and name in fields)
@@ -54,7 +55,7 @@ def of_broadcast(last: object | None, stream: RandomStream | None = None) -> Mes
 
 
 def codec_stream(seed: int, round: int, exchange: int, client: int = -1) -> RandomStream:
-    """The stream of a message's codecs; client -1: a broadcast's."""
+    """The random stream of a message's codecs. client: -1 for a broadcast."""
     return RandomStream(seed, "codec", round, client).part(exchange - 1)
 
 

@@ -12,8 +12,9 @@ message is written down twice.
 A field `info: Info`, with Info a frozen dataclass of scalars, is a group: diagnostics that cross the wire
 as one vector of float64.
 
-A field `memory: Memory | None = None`, with Memory such a message too, is a part that only some
-envelopes carry: in a broadcast data that this client does not have yet, in an upload data that it sends once.
+A field `memory: Memory | None = None`, where Memory is such a message, too, is optional: only some envelopes
+contain it. In a broadcast it has data that this client does not have yet, in an upload data that the client
+sends once.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Field:
     members: tuple[Field, ...] = ()
 
     def shape(self, dims: Dims) -> tuple[int, ...]:
-        """The shape, or of an elastic field its bound."""
+        """The shape of the field; for an elastic field, the largest shape."""
         return (len(self.members),) if self.members else tuple(dims[d] for d in self.kind.dims)
 
     def fits(self, shape: tuple[int, ...], dims: Dims) -> bool:
@@ -128,7 +129,7 @@ class Field:
         return (self.kind.dtype, "u8") if self.kind.stored else (self.kind.dtype,)
 
     def dense_bytes(self, dims: Dims) -> int:
-        """Bytes of the field as it is, without a codec: of an elastic field at most this."""
+        """Bytes of the field without a codec; for an elastic field, the largest number of bytes."""
         return math.prod(self.shape(dims)) * DTYPES[self.kind.dtype].itemsize
 
 
@@ -155,7 +156,7 @@ def optional_group(message: type[Any]) -> OptionalGroup | None:
 
 
 def all_fields(message: type[Any]) -> tuple[Field, ...]:
-    """The fields of a message class, its optional part's behind them."""
+    """The fields of a message class, followed by those of its optional part."""
     part = optional_group(message)
     return schema(message) + (schema(part.message) if part else ())
 
@@ -218,7 +219,7 @@ def scalars_of(message: type[Any]) -> tuple[tuple[Field, str], ...]:
 
 
 def summed_scalars(message: Any) -> dict[str, float]:
-    """The numbers of a message (0 for a class of messages) that a round aggregates in metrics.jsonl."""
+    """The numbers of a message that a round aggregates in metrics.jsonl; for a message class, all are 0."""
     named = scalars_of(message if isinstance(message, type) else type(message))
     summed = [(f.name, group) for f, group in named if f.kind.over != "nothing"]
     if isinstance(message, type):
@@ -235,7 +236,7 @@ def _optional(hint: Any) -> type | None:
 
 
 def values_of(message: Any) -> list[tuple[Field, Any]]:
-    """Fields and values of a message, its optional part's behind them if it is there."""
+    """Fields and values of a message, followed by those of its optional part if it has one."""
     out = [(f, getattr(message, f.name)) for f in schema(type(message))]
     part = optional_group(type(message))
     inner = getattr(message, part.name) if part else None
@@ -282,7 +283,7 @@ def check_values(message: object, owner: str, max_norm: float = math.inf) -> Non
 
 
 def zeros_of(message: type[T], like: Tensor) -> T:
-    """A message of sums that are 0, float64, for vectors like `like` (P,)."""
+    """A message whose sums are all 0, in float64, for vectors like `like` (P,)."""
     P = len(like)
     dims = {"P": P, TRIANGLE: P * (P + 1) // 2}
     values = {

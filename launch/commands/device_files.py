@@ -1,14 +1,15 @@
-"""The bodies of fedsim devices: files of devices and of participation, drawn, or read from FedScale's traces.
+"""The bodies of fedsim devices, which write files of devices and of participation. The values are drawn at
+random or read from FedScale's traces.
 
-FedScale keeps its traces as pickled dicts, which are not read here; a JSON export of them is. Their keys are
-clients, in the order of the file:
+FedScale keeps its traces as pickled dicts. This module does not read pickles, only a JSON export of the
+dicts. Their keys are clients, in the order of the file:
 
     client_device_capacity   {"computation": milliseconds per inference, "communication": kbit per second}
     client_behave_trace      {"active": [s, ...], "inactive": [s, ...], "finish_time": s, "duration", "model"}
 
 Source: Lai et al. 2022, FedScale, https://arxiv.org/abs/2105.11367, and its documentation of both formats in
-https://github.com/SymbioticLab/FedScale. Differs: whether a client is there depends on the time alone, not on
-the times that were asked for before.
+https://github.com/SymbioticLab/FedScale. Differs: whether a client is available at a time does not depend
+on earlier queries.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from fedsim.user_files import read_text
 from launch.terminal import output_file
 
 UNITS = {"up": (1.0, "bit"), "down": (1.0, "bit")} | dict.fromkeys(("rtt", "jitter", "compute"), (1e3, "ms"))
-"""The factor and the unit in which a column is written; a column that is not here has none."""
+"""By column, the factor and the unit in which it is written; other columns have no unit."""
 DIGITS = 4
-"""Significant digits: enough for a device, and few different texts for a reader."""
+"""Significant digits: enough for a device, and few enough that many cells have the same text, which the
+reader parses only once."""
 
 
 def cell(column: str, value: float) -> str:
@@ -55,7 +57,7 @@ def write_csv(out: Path, heads: Sequence[str], rows: Iterable[Sequence[object]])
 # ---- drawn from distributions
 
 WIDEST = 10
-"""The largest SIGMA: two of three clients are then within a factor of 22,000."""
+"""The largest SIGMA. With it, two thirds of the clients are within a factor of 22,000 of the median."""
 SOURCES: Mapping[str, Mapping[str, str]] = {"lte": {"up": "6mbit", "down": "13mbit"}}
 """Published medians by name.
 
@@ -77,9 +79,9 @@ def generate(
 ) -> None:
     """Draw the devices and write their file.
 
-    seed: of the draws. source: a name of SOURCES, whose columns hold where `columns` has none. spread: SIGMA
-    of columns that say none. noise: the column noise, the same for all clients. columns: MEDIAN[,SIGMA] by
-    column.
+    seed: the seed of the random draws. source: a name of SOURCES; its columns are used unless `columns`
+    overrides them. spread: the SIGMA of columns that do not state one. noise: the value of the column noise,
+    the same for all clients. columns: MEDIAN[,SIGMA] by column.
     """
     if source is not None and source not in SOURCES:
         raise unknown("source of --from", source, SOURCES)
@@ -96,7 +98,7 @@ def generate(
 
 
 def _cells(column: str, text: str, spread: float, clients: int, seed: int) -> Iterator[str]:
-    """The column's cells, client after client."""
+    """The column's cells, one per client."""
     where = f"--{column.replace('_', '-')}"
     median, comma, after = text.partition(",")
     sigma = number(after) if comma else spread
@@ -130,8 +132,9 @@ def availability(
 ) -> None:
     """Write the trace of participation.
 
-    clients: by default, as many as the export has. every: the time from round to round; round 1 is at time 0.
-    per_round: the most clients of a round, drawn from those who are there; by default, all of them.
+    clients: their number; by default, that of the export. every: the time from round to round; round 1 is at
+    time 0. per_round: the largest number of clients in a round, which are drawn from the available ones; by
+    default, all of these.
     """
     step = parse_time(every, "--every")
     entries = [_Presence(file, name, entry) for name, entry in _entries(file).items()]
@@ -152,7 +155,8 @@ def availability(
 
 
 class _Presence:
-    """The intervals in which a client is there, from active[i] to inactive[i], repeated after finish_time."""
+    """The intervals in which a client is available, from active[i] to inactive[i], repeated after
+    finish_time."""
 
     def __init__(self, file: Path, name: str, entry: Mapping[str, Any]) -> None:
         self._finish = _positive(file, name, entry, "finish_time")
@@ -170,7 +174,7 @@ class _Presence:
 
 
 def _entries(file: Path) -> dict[str, Mapping[str, Any]]:
-    """The export's entries by client, at least one."""
+    """Read the export's entries by client; there is at least one."""
     try:
         with file.open("rb") as start:
             no_json = start.read(1) == b"\x80"  # as a pickle begins
@@ -196,7 +200,7 @@ def _positive(file: Path, name: str, entry: Mapping[str, Any], key: str) -> floa
     value = entry.get(key)
     if _is_number(value) and 0 < value < math.inf:
         return float(value)
-    raise DataError(f"{file}, client {name}: {key} is {value!r}, and no number above 0")
+    raise DataError(f"{file}, client {name}: {key} is {value!r}; it must be a number above 0")
 
 
 def _times(file: Path, name: str, entry: Mapping[str, Any], key: str) -> list[float]:

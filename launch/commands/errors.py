@@ -1,6 +1,6 @@
 """The end of a command: a mistake is one line and an exit code, and output that nobody reads is no error.
 
-click's own errors are said as all others are, with the option as it was typed.
+click's own errors are printed in the same form as all others and name the option as the user typed it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from fedsim.experiment import is_utf8
 from launch import terminal
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a write to standard output that is a file."""
+"""Errors of writing to standard output if it is redirected to a file."""
 
 _NO_FOLDER = "No usable temporary directory"
-"""The words of tempfile.gettempdir; dill calls it while torch imports it."""
+"""Part of the error message of tempfile.gettempdir, which dill calls when torch imports dill."""
 _NO_MEMORY = ("failed to map segment", "annot allocate memory")
-"""The words of the dynamic loader where a library, such as torch's, does not fit."""
+"""Parts of the dynamic loader's messages for a library, such as torch's, that does not fit into memory."""
 
 
 class Command(click.Command):
-    """A command that refuses numbers that are not finite, and an option that is given twice."""
+    """A command that refuses numbers that are not finite and options that are repeated."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and refuse an option that stands there twice, and what is no finite number."""
+        """Parse the arguments; refuse a repeated option and a number that is not finite."""
         if not ctx.resilient_parsing:
             ctx.meta[_TYPED] = tuple(args)
             _, _, order = self.make_parser(ctx).parse_args(list(args))
@@ -53,7 +53,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands that take an option once; for an unknown name, errors suggest the nearest."""
+    """Commands that take each option once; the error for an unknown command suggests the nearest name."""
 
     command_class = Command
 
@@ -76,13 +76,13 @@ class LazyCommands(Mapping[str, click.Command]):
     """
 
     def __init__(self, modules: Mapping[str, str]) -> None:
-        """modules: the module of each command, which has it under its name."""
+        """modules: by command, the module that defines it under its name."""
         self._modules = modules
 
     def __getitem__(self, name: str) -> click.Command:
         module = import_module(self._modules[name])
         command: click.Command = getattr(module, f"{name}_" if name == "list" else name)
-        # of its own, too: a command keeps the help option of the first context that asks for it
+        # set for each command, too: a command keeps the help option of the first context that asks for it
         command.context_settings.setdefault("help_option_names", ["-h", "--help"])
         return command
 
@@ -97,20 +97,20 @@ class Commands(Group):
     """Commands whose mistakes are one clear line and an exit code, never a traceback."""
 
     def __init__(self, commands: Mapping[str, str], short_helps: Mapping[str, str], **options: Any) -> None:
-        """commands: their modules by name; short_helps: a line each, so that help imports none of them."""
+        """commands: module by command; short_helps: a line per command, so that help imports no module."""
         super().__init__(**options)
         self.commands = LazyCommands(commands)  # type: ignore[assignment]
         self._short_helps = short_helps
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the names of the commands, and their lines."""
+        """Write the names of the commands and their short helps."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self._short_helps[name]) for name in self.list_commands(ctx)])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Parse what stands before the command; --help and --version end here."""
+        """Parse the arguments before the command; --help and --version exit here."""
         terminal.open_standard_files()
         try:
             for word in args:
@@ -140,7 +140,7 @@ class Commands(Group):
             code = _complain(UsageError, _worded(e))
         except KeyboardInterrupt:
             code = _complain(Interrupted, "interrupted")
-        except (BrokenPipeError, SystemExit) as e:  # rich makes a SystemExit of it
+        except (BrokenPipeError, SystemExit) as e:  # rich turns a broken pipe into SystemExit
             if not isinstance(e, BrokenPipeError) and not isinstance(e.__context__, BrokenPipeError):
                 raise
             # the reader has closed the pipe
@@ -167,11 +167,11 @@ def _out_of_memory(e: ImportError | MemoryError) -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = f"this shell allows {soft / 1e9:.1f} GB of addresses (ulimit -v); torch needs 4 GB and more"
     what = " ".join(str(e).split()) or "an array was too large"
-    return f"out of memory: {what}: {limit if soft != resource.RLIM_INFINITY else 'give the run more of it'}"
+    return f"out of memory: {what}: {limit if soft != resource.RLIM_INFINITY else 'run it with more memory'}"
 
 
 def _complain(error: FedsimError | type[FedsimError], text: str) -> int:
-    """Say what is wrong; returns the exit code."""
+    """Print the error and return its exit code."""
     with suppress(OSError):
         terminal.say(f"fedsim: {text}", err=True)
     return error.exit_code
@@ -180,7 +180,7 @@ def _complain(error: FedsimError | type[FedsimError], text: str) -> int:
 # ---- click's own errors
 
 _TYPED = "fedsim.typed"
-"""Key of the words that a command was given."""
+"""Key of a command's arguments, as typed, in click's metadata."""
 
 
 def _worded(e: click.UsageError) -> str:
@@ -237,7 +237,7 @@ def _expected(kind: Any) -> str:
 
 
 def _typed(parameter: click.Parameter, ctx: click.Context | None) -> str:
-    """An option as it was typed, such as --worker for --seat; of an argument, its name in the help."""
+    """Return an option as it was typed, such as --worker for --seat, or an argument's name in the help."""
     if not isinstance(parameter, click.Option):
         return str(parameter.metavar or parameter.name).upper().strip("[].")
     words: Sequence[str] = ctx.meta.get(_TYPED, ()) if ctx else ()

@@ -27,7 +27,7 @@ MOST_LINES = 40
 @click.option("--seed", type=int, metavar="S", default=0, show_default=True)
 @json_option
 def schedule(spec: str, clients: int, rounds: int, seed: int, as_json: bool) -> None:
-    """Print which client takes part when, as --participation SCHEDULE with these clients and this seed.
+    """Print which clients take part in which rounds of a run with --participation SCHEDULE.
 
     size:N is drawn here as if client k had k + 1 examples.
     """
@@ -47,7 +47,7 @@ def schedule(spec: str, clients: int, rounds: int, seed: int, as_json: bool) -> 
     for line in lines(created, clients, rounds, max(20, console.width - 22)):
         console.print(Text(line), soft_wrap=True)
     if up or down:
-        console.print("Which of these messages are sent is decided by what they change (+event, +quiet).")
+        console.print("A message is sent only if it changes enough (+event, +quiet).")
     return None
 
 

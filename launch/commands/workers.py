@@ -1,6 +1,6 @@
 """The commands of workers and edge servers on other machines: worker, node, edge, revoke.
 
-Heavy imports happen inside them.
+Heavy imports happen inside the commands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ K = TypeVar("K")
 
 
 def joined(read: Callable[[Path], K], file: Path) -> K:
-    """Return the credentials that --join names."""
+    """Read the credentials of --join; errors name the option."""
     try:
         return read(file)
     except (UsageError, DataError) as e:
@@ -30,12 +30,18 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _joining(file: str, *others: Decorator) -> Decorator:
-    """Options for joining a run from elsewhere; file: the help of --join; others: more options."""
+    """The options for joining a run from another machine.
+
+    file: the help of --join. others: more options.
+    """
     options: tuple[Decorator, ...] = (
         click.option("--join", "file", **FILE, required=True, help=file),
         *others,
         click.option(
-            "--connect", "url", metavar="URL", help="The coordinator as seen from here.  [the file's]"
+            "--connect",
+            "url",
+            metavar="URL",
+            help="The coordinator's address as seen from this machine.  [the file's]",
         ),
         click.option("--data-dir", **FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]"),
         click.option(
@@ -43,14 +49,14 @@ def _joining(file: str, *others: Decorator) -> Decorator:
             type=click.FloatRange(min=0, min_open=True),
             metavar="SECONDS",
             default=60.0,
-            help="Give up after that.  [60]",
+            help="How long to wait for the coordinator.  [60]",
         ),
         click.option("--algo", **FILE, help="A copy of the run's own algorithm file.  [the run's path]"),
-        click.option("--model", **FILE, help="The same of its model.  [the run's path]"),
-        click.option("--dataset", **FILE, help="The same of its data set.  [the run's path]"),
-        click.option("--partition", **FILE, help="The same of its partition.  [the run's path]"),
-        click.option("--tree", **FILE, help="The same of its tree.  [the run's path]"),
-        click.option("--codec", "codecs", multiple=True, **FILE, help="The same of a codec; repeatable."),
+        click.option("--model", **FILE, help="A copy of its model file.  [the run's path]"),
+        click.option("--dataset", **FILE, help="A copy of its data set file.  [the run's path]"),
+        click.option("--partition", **FILE, help="A copy of its partition file.  [the run's path]"),
+        click.option("--tree", **FILE, help="A copy of its tree file.  [the run's path]"),
+        click.option("--codec", "codecs", multiple=True, **FILE, help="A copy of a codec file; repeatable."),
     )
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
@@ -66,12 +72,12 @@ def _seated(seat: str) -> Decorator:
     return _joining(
         "The run's join.json.",
         click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),
-        click.option("--devices", metavar="LIST", default="auto", help="As of launch, here.  [auto]"),
+        click.option("--devices", metavar="LIST", default="auto", help="Devices here, as in launch.  [auto]"),
     )
 
 
 @click.command(cls=Command)
-@_seated("As which worker; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
+@_seated("The worker's number; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
 def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
@@ -88,15 +94,16 @@ def worker(file: Path, **options: Any) -> None:
 
 
 @click.command(cls=Command)
-@_seated("The first of their numbers; auto: rank times K.  [the free ones]")
-@click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="How many.  [1]")
-@click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores for each.  [1]")
+@_seated("The first worker's number; auto: rank times K.  [the free ones]")
+@click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="Number of workers.  [1]")
+@click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores per worker.  [1]")
 @click.option("--logs", **FOLDER, help="Folder of their logs.  [none is kept]")
 def node(file: Path, **options: Any) -> None:
     """Join a run as `fedsim worker` does, with K workers from one import of torch.
 
-    Each is pinned to cores and a GPU of those that this process may use (CUDA_VISIBLE_DEVICES, affinity), and
-    is started again if it is killed. The workers end with this process, and it ends when the run is over.
+    Each worker is pinned to some of the cores and one of the GPUs that this process may use
+    (CUDA_VISIBLE_DEVICES, affinity), and is restarted if it is killed. The workers end with this process,
+    and it ends when the run is over.
     """
     from workers.transport.join_credentials import JoinCredentials
 
@@ -108,7 +115,7 @@ def node(file: Path, **options: Any) -> None:
 
 @click.command(cls=Command)
 @_joining(
-    "Its join file: RUN/edges/join-000.json of the first one.",
+    "The edge server's join file, RUN/edges/join-000.json for the first one.",
     click.option("--bind", metavar="URL", required=True, help="Address for its workers: tcp://ADDRESS:PORT."),
     click.option(
         "--workers-file", **FILE, help="Where to write their join file.  [workers-000.json beside its own]"
@@ -119,8 +126,8 @@ def edge(file: Path, **options: Any) -> None:
     `fedsim launch --tree 4x25 --edge-processes --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
     It writes a join file for its workers, which join with `fedsim worker --join` or `fedsim node --join`.
-    Both files hold keys: copy them over a channel that you trust. It keeps nothing that the run needs: if it
-    is killed, start it again with the same file and port, and its workers come back to it.
+    Both files hold keys: copy them over a channel that you trust. An edge server keeps nothing that the run
+    needs: if it is killed, start it again with the same file and port, and its workers reconnect.
     """
     from workers.transport.edge_credentials import EdgeCredentials
 
@@ -136,9 +143,9 @@ def edge(file: Path, **options: Any) -> None:
 def revoke(run: Path, workers: tuple[int, ...]) -> None:
     """Revoke the keys of RUN's remote workers while it runs: WORKER is 0, 1, ...
 
-    A connection that is open ends within a second, other workers take over its tasks (the bits of the
-    result stay the same), and no worker can join with this key again. The keys of the other workers are
-    not affected, but every machine that has the whole join.json has all keys.
+    An open connection with a revoked key is closed within a second. Other workers take over its tasks, and
+    the results stay bit-for-bit the same. No worker can join with this key again. The keys of the other
+    workers are not affected, but every machine that has the whole join.json has all keys.
     """
     from launch.processes.remote_workers import revoke
 

@@ -1,7 +1,7 @@
 """The execution and the resolved configuration: command line over file over defaults.
 
-Paths, in a file too, are relative to the working directory. Imports nothing heavy, because options are
-resolved before the fork server is made.
+Relative paths, even those in a file, are relative to the working directory. This module imports nothing
+heavy, because options are resolved before the fork server starts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from workers.transport.tcp_address import TcpAddress
 
 @dataclass(frozen=True)
 class Overrides:
-    """The values that differ from the defaults, paths made absolute; origins: where they were given, for
-    error texts; preset: the name of the preset under them."""
+    """The values that differ from the defaults, with absolute paths.
+
+    origins: where each value was set, for error messages. preset: the name of the preset that they override.
+    """
 
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +42,7 @@ class Overrides:
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Overrides:
-        """Read what the command line has, over what the --config file has, over the preset."""
+        """Merge the command line, the --config file and the preset, in this order of precedence."""
         supplied = {key: value for key, value in options.items() if value is not None}
         config, preset = supplied.pop("config", None), supplied.pop("preset", "")
         settings = once("--set", map(parse_setting, supplied.pop("hyperparameters", ())))
@@ -74,7 +76,7 @@ class Overrides:
 
     @staticmethod
     def typed(values: Mapping[str, Any]) -> Overrides:
-        """Take keys of Experiment and of Execution as Python has them; None means the default."""
+        """Take values for the fields of Experiment and Execution from Python; None means the default."""
         experiment = {key: value for key, value in values.items() if value is not None}
         execution = {key: experiment.pop(key) for key in EXECUTION if key in experiment}
         hyperparameters, codecs = experiment.pop("hyperparameters", {}), experiment.pop("codecs", {})
@@ -83,7 +85,7 @@ class Overrides:
         )
 
     def resolve(self, here: bool = True) -> tuple[Experiment, Execution]:
-        """Put the defaults under the values, and check all. here: this machine's GPUs are the run's."""
+        """Fill in the defaults and check all values. here: True if the run uses this machine's GPUs."""
         execution = check_execution(self.execution, self)
         values = {**self.experiment, "hyperparameters": self.hyperparameters, "codecs": self.codecs}
         experiment = convert(Experiment, values, self.where("experiment"), self.named("experiment"))
@@ -95,7 +97,7 @@ class Overrides:
         return experiment, execution
 
     def remarks(self, experiment: Experiment) -> tuple[str, ...]:
-        """Lines on hyperparameters that were not chosen."""
+        """Remarks on hyperparameters that were left at their defaults."""
         return remarks(experiment, self.preset)
 
     def where(self, table: str) -> str:
@@ -120,7 +122,7 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
 
 
 def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Execution:
-    """Build the execution, and check that its parts go together."""
+    """Build the execution and check that its settings are compatible."""
     named = overrides.named("execution")
     values = with_auto(values, named)
     execution = convert(Execution, values, overrides.where("execution"), named)
@@ -130,9 +132,9 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
     if execution.remote_workers:
         execution = _remote(execution, execution.workers if "workers" in values else 0)
     elif execution.bind or execution.keys:
-        raise UsageError("--bind and --keys are of --remote-workers K; workers of this machine need none")
+        raise UsageError("--bind and --keys need --remote-workers K; workers of this machine use neither")
     if execution.edge_processes and not execution.workers:
-        raise UsageError("--edge-processes are where workers are: give --workers K or --remote-workers K")
+        raise UsageError("--edge-processes need worker processes: give --workers K or --remote-workers K")
     if execution.edge_processes and execution.remote_workers and execution.local_workers:
         raise UsageError(
             "--edge-processes with --remote-workers: all workers come through edge servers; leave "
@@ -152,7 +154,7 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
 
 
 def with_auto(values: Mapping[str, Any], named: Named) -> Mapping[str, Any]:
-    """Replace `auto` for workers and lanes by AUTO; refuse that number itself, and no lanes."""
+    """Replace `auto` for workers and lanes by AUTO; refuse negative numbers and lanes = 0."""
     values = dict(values)
     for key, least in (("workers", 0), ("lanes", 1)):
         if values.get(key) == "auto":
@@ -173,7 +175,7 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 USERS = ("algo", "model", "dataset", "partition")
-"""Keys whose value may be FILE.py:NAME as it stands; modifiers may follow that of `participation`."""
+"""Keys whose whole value may be FILE.py:NAME. `participation` is treated apart: modifiers may follow it."""
 
 
 def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +213,7 @@ def absolute_choice(choice: str) -> str:
 
 
 def _refuse_unset(experiment: Mapping[str, Any], origins: Origins) -> None:
-    """Refuse a number of rounds or samples that only stands for the algorithm's own."""
+    """Refuse the numbers of rounds and samples that internally mean "as the algorithm sets it"."""
     for key, least, otherwise in (("rounds", 1, ""), ("eval_samples", 0, "; 0: none")):
         value = experiment.get(key)
         if isinstance(value, int) and value < least:
@@ -231,8 +233,11 @@ def _remote(execution: Execution, here: int) -> Execution:
 
 
 def once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs of an option that is repeated, as a table; a key that stands there twice is refused, because
-    the last would win in silence."""
+    """Return the KEY=VALUE pairs of a repeatable option as a table.
+
+    Raises:
+        UsageError: If a key is repeated. Otherwise its last value would silently win.
+    """
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
@@ -242,7 +247,7 @@ def once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def general_first(codecs: Mapping[str, str]) -> dict[str, str]:
-    """The codecs with those of a direction (up.mean) behind those of both (mean), over which they go."""
+    """Sort codecs so that those of one direction (up.mean) follow and override those of both (mean)."""
     return dict(sorted(codecs.items(), key=lambda item: "." in item[0]))
 
 

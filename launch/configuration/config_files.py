@@ -4,7 +4,7 @@
     docs/recipes/fashion_mnist.toml:fedlap_cov                     recipe: FILE.toml:LABEL of a variant
     runs/20261121-fedlap_cov-0/manifest.json, or the run folder    manifest: its experiment, run anew
 
-A recipe's variant has the recipe's first seed, so that it is the first run of that line of its tables.
+A variant gets the recipe's first seed, so the run equals the sweep's first run of that variant.
 Imports nothing heavy, because options are resolved before the fork server is made.
 """
 
@@ -45,8 +45,8 @@ def read_config(text: str) -> Tables:
 def merged(*layers: Mapping[str, Mapping[str, Any]]) -> Tables:
     """Merge tables by dotted key; a later layer overrides an earlier one.
 
-    A variant's [local] replaces single keys of the recipe's, not the whole group. A later key comes last,
-    because lr and local.lr may mean the same.
+    The [local] table of a variant overrides only the keys that it contains, not the recipe's whole [local]
+    table. An overridden key moves to the end, because lr and local.lr may name the same hyperparameter.
     """
     result: Tables = {table: {} for table in TABLES}
     for layer in layers:
@@ -83,8 +83,8 @@ def _of_recipe(path: Path, file: Mapping[str, Any], label: str) -> Tables:
     variant = known[label]
     if grid := {**file.get("grid", {}), **variant.get("grid", {})}:
         raise UsageError(
-            f"--config {path}:{label} has a grid over {', '.join(grid)}: fedsim sweep runs it, or copy the "
-            "variant into a file of its own and write the values down"
+            f"--config {path}:{label} has a grid over {', '.join(grid)}: run it with fedsim sweep, or "
+            "copy the variant into a file of its own with a single value for each of them"
         )
     layers = [_tables(path, file), _tables(path, variant)]
     algo = merged(*layers)["experiment"].get("algo")
@@ -96,7 +96,7 @@ def _of_recipe(path: Path, file: Mapping[str, Any], label: str) -> Tables:
 
 
 def _of_manifest(path: Path) -> Tables:
-    """The experiment, without what the run added to it from data and algorithm."""
+    """Return the experiment without the entries that the run derived from its data and its algorithm."""
     try:
         described = json.loads(read_text(path))["experiment"]
         own = {f.name: described[f.name] for f in fields(Experiment) if f.name in described}
@@ -111,11 +111,12 @@ def _of_manifest(path: Path) -> Tables:
 
 
 def check_lanes(described: Mapping[str, Any], owner: str) -> None:
-    """Refuse a run whose workers computed several clients at once (`lanes`, decision 050): its bits are
-    others.
+    """Refuse a run whose workers computed several clients at once (`lanes`, decision 050): without lanes,
+    its results would differ.
     """
     if (lanes := described.get("lanes", 1)) != 1:
         raise MismatchError(
-            f"{owner} has lanes = {lanes}: lanes are no longer computed on CPUs, and without them the bits "
-            "are others; use the fedsim that began it (versions.fedsim in its manifest), or start a new run"
+            f"{owner} has lanes = {lanes}: lanes are no longer computed on CPUs, and without them "
+            "the results differ; use the fedsim that began it (versions.fedsim in its manifest), or start a "
+            "new run"
         )

@@ -194,7 +194,7 @@ def check_schedule(spec: str) -> None:
     spec, *_ = event_rules.split(spec)
     if spec.startswith(traces.PREFIX) or plugins.is_spec(traces.split(spec)[0]):
         return
-    head, _ = split_modifiers(spec, "--participation", traces.CHANCES)
+    head, _ = split_modifiers(spec, "--participation", traces.CHANCES, others=event_rules.FORMS)
     if math.isnan(number(head.removesuffix("%"))):
         parse(head, "schedule", _forms("schedules"))
 

@@ -13,19 +13,19 @@ from fedsim.errors import TaskError, UsageError
 from workers.storage.atomic_files import disk_errors
 
 SUBMIT_DEADLINE = 60.0
-"""Seconds for an engine's own command."""
+"""Seconds that an engine's own command may take."""
 JOIN_WITHIN = 600
-"""Seconds for an engine's workers to come; they are started after the coordinator."""
+"""Seconds that the coordinator waits for an engine's workers, which start after it."""
 
 
 @dataclass(frozen=True)
 class Job:
     """A run on an engine.
 
-    run: the run folder, on a file system that all machines share. tables: what a config file of the run holds
-    (launch/configuration/config_files.py). nodes: machines. workers: worker processes in all. threads: cores
-    for each.
-    gpus_per_worker: 0 for none; a share of one, or whole ones. options: of the engine's own, by name.
+    run: the run folder, on a file system that all machines share. tables: the tables of the run's config file
+    (launch/configuration/config_files.py). nodes: the number of machines. workers: the number of worker
+    processes on all machines. threads: cores per worker. gpus_per_worker: 0, a fraction of one GPU, or a
+    whole number of GPUs. options: the engine's own options by name.
     """
 
     run: Path
@@ -38,9 +38,11 @@ class Job:
 
     @property
     def per_node(self) -> int:
-        """Workers of one machine."""
+        """Workers per machine."""
         if self.workers % self.nodes:
-            raise UsageError(f"--workers {self.workers} on --nodes {self.nodes}: give every node as many")
+            raise UsageError(
+                f"--workers {self.workers} on --nodes {self.nodes}: each node needs the same number"
+            )
         return self.workers // self.nodes
 
     @property
@@ -71,14 +73,18 @@ class Job:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that an engine reads, and the folder around it."""
+    """Write a file that an engine reads; create its folder if it is missing."""
     with disk_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
 def asked(command: Sequence[str], text: str = "") -> str:
-    """The output of an engine's own command, which reads `text`; TaskError if it fails or is too slow."""
+    """Run an engine's own command with `text` as its input and return its output.
+
+    Raises:
+        TaskError: If it fails or takes longer than SUBMIT_DEADLINE.
+    """
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SUBMIT_DEADLINE)
     except subprocess.TimeoutExpired:
@@ -89,10 +95,10 @@ def asked(command: Sequence[str], text: str = "") -> str:
 
 
 class Engine(Protocol):
-    """A system that has machines."""
+    """A system that starts jobs on machines, such as Slurm or Kubernetes."""
 
     def plan(self, job: Job) -> str:
-        """Return the job as text that the engine's own command takes."""
+        """Return the job as text that the engine's own command reads."""
 
     def submit(self, job: Job) -> str:
         """Submit the job, or raise TaskError; returns a line on what was submitted and how to follow it."""

@@ -39,20 +39,24 @@ AXES = {
     "J": "joules, all clients",
 }
 MOST_LINES = 12
-"""Groups that are drawn; the others are in the tables."""
+"""The largest number of groups that a chart shows; the tables contain all groups."""
 ROWS = {"dataset": "are of different data sets", "evaluate_on": "are evaluated on different rows"}
 TASK = ("fraction", "partition", "clients", "model")
 """Settings of the task, besides those of ROWS."""
 BEGINNING = 0.06
-"""The first part of the rounds, which the axes of charts may cut off."""
+"""The share of the first rounds that the axes of charts may cut off."""
 SPAN = 30
-"""A ratio of NLLs from which their axis is logarithmic."""
+"""If the largest NLL exceeds the smallest by more than this factor, the NLL axis is logarithmic."""
 
 
 def render(
     groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]], levels: Sequence[float]
 ) -> str:
-    """maxima: of every group, as frontier.running_maximum; levels: accuracies whose cost is asked for."""
+    """Return the page as HTML.
+
+    maxima: for each group, the points of frontier.running_maximum. levels: the accuracies for which the page
+    shows the cost of reaching them.
+    """
     shown = drawn(groups, maxima)
     slots = slots_of([groups[n] for n in shown])
     lines = {slot: groups[n] for slot, n in zip(slots, shown, strict=True)}
@@ -83,8 +87,8 @@ def render(
                 key,
                 _curves(lines, levels),
                 html.soft(
-                    "Lines are means over the seeds, bands their range, as far as all seeds of a group have "
-                    "rounds; the first rounds are cut off where they are far from the rest."
+                    "Lines are means over the seeds and bands are their range; both end with the seed that "
+                    "has the fewest rounds. The first rounds are cut off if they are far from the rest."
                     + (f" {cut}." if left else "")
                 ),
             ),
@@ -109,7 +113,8 @@ def warnings(groups: Sequence[Group]) -> list[str]:
         for seed, digests in group.different_data.items():
             result.append(
                 f"{name(group)}: runs with seed {seed} and the same settings saw different data "
-                f"({', '.join(d[:8] for d in digests)}), and one of them counts. Have its files changed?"
+                f"({', '.join(d[:8] for d in digests)}), and only one of them is used. Have its files "
+                "changed?"
             )
         for member in group.members:
             if drift := member.run.drift:
@@ -136,17 +141,20 @@ def remarks(groups: Sequence[Group]) -> list[str]:
         if unfinished:
             result.append(f"{name(group)}: without seed {', '.join(unfinished)}, not finished")
         if retry:
-            result.append(f"{name(group)}: more than one run with seed {seeds(retry)}, of which one counts")
+            result.append(f"{name(group)}: more than one run with seed {seeds(retry)}; only one is used")
     return result
 
 
 def comparable(groups: Sequence[Group]) -> bool:
-    """True if accuracies are of one data set and of the same rows."""
+    """True if all groups are evaluated on the same rows of the same data set."""
     return all(len(_values(groups, key)) == 1 for key in ROWS)
 
 
 def drawn(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> list[int]:
-    """Places of the groups that charts show: of too many, those on the frontier, then the most accurate."""
+    """Return the indices of the groups that charts show.
+
+    If there are more than MOST_LINES groups, those on the frontier come first, then the most accurate ones.
+    """
     if len(groups) <= MOST_LINES:
         return list(range(len(groups)))
     ahead = {p.group for p in pareto([p for points in maxima for p in points])}
@@ -156,12 +164,12 @@ def drawn(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) ->
 
 
 def below(groups: Sequence[Group]) -> list[str]:
-    """Yield the lines below the table: settings of the task that its labels leave out, and marks."""
+    """Return the lines below the table: the settings that its labels leave out, and the meaning of marks."""
     result = [f"{label}: {text}" for label, text in unnamed([g.settings for g in groups]).items() if text]
     if any(g.stopped for g in groups):
         result.append(
-            f"{STOPPED} ended when it reached its target accuracy (--until): its end is that round, and what "
-            "it would reach with more bytes is not known"
+            f"{STOPPED} ended when it reached its target accuracy (--until): its last round is that one, and "
+            "the accuracy that more bytes would give is unknown"
         )
     return result
 
@@ -178,7 +186,7 @@ def _explained(groups: Sequence[Group]) -> Iterator[str]:
             "Average: predictions averaged over posterior samples."
         )
     if any(m.units("down", once=True) or m.units("up", once=True) for g in groups for m in g.members):
-        yield "P once: what every client costs once, down + up: the set-up, and what is sent once."
+        yield "P once: the set-up and other messages that each client gets and sends only once, down + up."
     if not all(g.done for g in groups):
         yield f"{UNFINISHED} is not finished."
 
@@ -257,7 +265,8 @@ def pooled(group: Group, key: str) -> Values | None:
 
 
 def _ends(bands: Sequence[Band]) -> tuple[float, float]:
-    """The range of values after the first part of the rounds, with a margin; guessing needs no room."""
+    """The range of values with a margin, without the first rounds, in which models are no better than
+    chance."""
     after = [
         np.concatenate([b.low[n:], b.high[n:]]) for b in bands for n in [math.ceil(BEGINNING * len(b.x))]
     ]
@@ -288,7 +297,7 @@ def _differs(groups: Sequence[Group]) -> Iterator[str]:
         rows = ([g.label, *row] for g, row in zip(groups, result.rows, strict=True))
         yield html.table(["", *result.names], rows, len(result.names) + 1)
     for algorithm, text in result.own.items():
-        yield html.soft(f"Of {algorithm} alone: {text}")
+        yield html.soft(f"Only {algorithm} has: {text}")
     yield html.soft("All share: " + ", ".join(f"{k} {v}" for k, v in shared(settings).items() if v != ""))
 
 
@@ -312,7 +321,7 @@ EXPLAINED = (
 
 
 def compared_clients(groups: Mapping[int, Group], key: str) -> Iterator[str]:
-    """Two pictures; nothing for runs of one client. groups: by their slots."""
+    """Two charts, or none if runs have one client. groups: by their slots."""
     spent = {slot: [m.client_bytes / 1e6 for m in g.members] for slot, g in groups.items()}
     scores = {slot: [m.client_accuracies for m in g.members] for slot, g in groups.items()}
     drawn = [

@@ -1,4 +1,4 @@
-"""Accuracy against bytes: what each group reaches with a budget, and which one reaches most."""
+"""Accuracy against bytes: the accuracy of each group for a budget, and the group with the best one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from launch.results.groups import Group
 from launch.results.statistics import Band, reached
 
 STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
-"""Distances between round accuracies that levels are chosen from."""
+"""Steps between candidate levels: levels are multiples of the first step that gives enough of them."""
 FINE = 0.01
-"""The distance from which two levels are enough."""
+"""At this step and finer ones, two levels are enough."""
 ROUNDING = 1e-12
 """Rounding error of a mean over seeds: a smaller difference does not make a group better."""
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A group's best accuracy within a budget (mean over seeds, with their range) and the megabytes, both
-    directions. group: its place in the comparison."""
+    """A group's best accuracy within a budget: its mean over seeds, with the range of the seeds.
+
+    group: its index in the comparison. MB: the budget in megabytes, both directions.
+    """
 
     group: int
     MB: float
@@ -33,7 +35,8 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class WinningRange:
-    """Budgets, from `first.MB` to `until` (inf: and more), for which one group reaches most."""
+    """A range of budgets in which one group has the best accuracy, from `first.MB` to `until` (inf: no
+    end)."""
 
     first: FrontierPoint
     last: FrontierPoint
@@ -41,11 +44,12 @@ class WinningRange:
 
 
 def by_budget(runs: Group) -> Band:
-    """The best accuracy so far (y) for a budget of megabytes, both directions (x), at every x where a seed is
-    evaluated. A seed that has ended keeps what it has reached, so the range is always that of all seeds.
+    """Return the best accuracy so far (y) for a budget in megabytes, both directions (x).
 
-    It begins where all seeds have an accuracy, and ends where the last finished seed has ended; of a group
-    with an unfinished seed, where the first of these has. Empty without accuracies.
+    The x are the budgets at which a seed was evaluated. A seed that has ended keeps its best accuracy, so the
+    band always covers all seeds. The band begins where all seeds have an accuracy. It ends at the end of the
+    last seed or, if some seeds are unfinished, at the end of the first unfinished seed. It is empty if there
+    are no accuracies.
     """
     none = np.zeros(0)
     if not runs.has("test_accuracy"):
@@ -66,14 +70,14 @@ def by_budget(runs: Group) -> Band:
 
 
 def running_maximum(group: int, runs: Group) -> list[FrontierPoint]:
-    """The points at which the group gets better, ascending in bytes and accuracy; [] without accuracies."""
+    """Return the points at which the group's best accuracy rises, sorted by bytes; [] without accuracies."""
     b = by_budget(runs)
     points = zip(b.x.tolist(), b.mean.tolist(), b.low.tolist(), b.high.tolist(), strict=True)
     return pareto([FrontierPoint(group, *point) for point in points if not math.isnan(point[1])])
 
 
 def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Return the points that are better than all that cost no more, sorted by bytes."""
+    """Return the points that are more accurate than every point with no more bytes, sorted by bytes."""
     result: list[FrontierPoint] = []
     for point in sorted(points, key=lambda p: (p.MB, -p.accuracy)):
         if point.accuracy > (result[-1].accuracy + ROUNDING if result else -math.inf):
@@ -82,7 +86,7 @@ def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 
 def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[WinningRange]:
-    """The ranges of budgets, in which neighbouring points of one group are one range."""
+    """Return the ranges of budgets in which one group is best, merging neighbouring points of a group."""
     result: list[WinningRange] = []
     for n, point in enumerate(frontier):
         until = frontier[n + 1].MB if n + 1 < len(frontier) else math.inf
@@ -94,7 +98,8 @@ def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[WinningRange]:
 
 
 def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[float]:
-    """Two or three round accuracies above `start`, which most groups, half of them, and the best reach."""
+    """Return two or three accuracies above `start`, rounded: one that three quarters of the groups reach, one
+    that half of them reach, and one that the best group reaches."""
     best = sorted(points[-1].low for points in maxima if points and points[-1].low > start)
     if not best:
         return []
@@ -109,7 +114,8 @@ def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[floa
 
 
 def reaching(runs: Group, accuracy: float) -> list[tuple[int, int] | None]:
-    """Per member, the first round with an accuracy and the bytes spent until then, both directions."""
+    """Return, per member, the first round with at least this accuracy and the bytes up to it, both
+    directions; None for a member that does not reach it."""
     result: list[tuple[int, int] | None] = []
     for curve in runs.curves:
         at = reached(curve, accuracy) if curve.has("test_accuracy") else None
@@ -121,9 +127,12 @@ def reaching(runs: Group, accuracy: float) -> list[tuple[int, int] | None]:
 
 @dataclass(frozen=True)
 class Cost:
-    """A group's cost of an accuracy. rounds: the first evaluated round with the accuracy, for each of the
-    `seeds` that reaches it. spent: the bytes until then, both directions, of the same seeds. best: the best
-    accuracy of a round, mean over the seeds; NaN without accuracies."""
+    """The cost at which a group reaches an accuracy.
+
+    seeds: the number of seeds. rounds: the first evaluated round with the accuracy, for each seed that
+    reaches it. spent: the bytes up to that round, both directions, for the same seeds. best: the best
+    accuracy, as the mean over the seeds; NaN without accuracies.
+    """
 
     group: int
     seeds: int
@@ -144,8 +153,11 @@ def cost(group: int, runs: Group, accuracy: float) -> Cost:
 
 
 def ranking(groups: Sequence[Group], accuracy: float) -> list[Cost]:
-    """Return all groups' costs of an accuracy: the fewest bytes first, then those of which only some seeds
-    reach it, then those that do not, the best accuracy first."""
+    """Return the costs at which the groups reach an accuracy, the best group first.
+
+    Groups of which all seeds reach it come first, with the fewest bytes at the top; then groups of which some
+    seeds reach it; then groups that do not. The last two are sorted by their best accuracy.
+    """
     costs = [cost(n, group, accuracy) for n, group in enumerate(groups)]
 
     def order(c: Cost) -> tuple[int, float]:

@@ -41,7 +41,7 @@ class ComparedRun:
 
     @cached_property
     def curve(self) -> Curve:
-        """The run's curve; it has no lines if the run did not get so far."""
+        """The run's curve; it has no lines if no round has been evaluated."""
         return self.run.curve
 
     @property
@@ -56,7 +56,7 @@ class ComparedRun:
 
     @cached_property
     def traffic(self) -> Mapping[str, Mapping[str, int]]:
-        """Bytes of the algorithm: {direction: {field, its indices, header or framing: n}}."""
+        """Bytes of the algorithm by direction, then by field, indices of a field, header and framing."""
         result: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
         if self.done:
             for side, named in self.run.summary.get("bytes", {}).get("algorithm", {}).items():
@@ -96,7 +96,10 @@ class ComparedRun:
 
     @cached_property
     def _units(self) -> Mapping[str, float]:
-        """Units in summary.json, or in the ledger if the run has not ended or its units were per exchange."""
+        """Return the units in summary.json, or compute them from the ledger if the summary has none.
+
+        A run that has not ended has none, nor has one whose summary has units per exchange.
+        """
         summary = self.run.summary
         if "units_of_p_once_down" in summary:
             return {key: float(n) for key, n in summary.items() if key.startswith("units_of_p_")}
@@ -108,7 +111,10 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one experiment. members: one per seed, finished ones if there are any; aside: the rest."""
+    """Runs of one experiment.
+
+    members: one run per seed, and only finished runs if there are any. aside: all other runs.
+    """
 
     label: str
     settings: Mapping[str, Any]
@@ -117,7 +123,7 @@ class Group:
 
     @property
     def curves(self) -> list[Curve]:
-        """Curves of the members that were evaluated after the start."""
+        """Curves of the members that have an evaluated round after round 0."""
         return [m.curve for m in self.members if m.rounds > 0]
 
     @property
@@ -135,7 +141,8 @@ class Group:
 
     @property
     def different_data(self) -> dict[int, list[str]]:
-        """By seed, the digests of its runs' data, where they differ: settings and seed decide the data."""
+        """Digests of the data by seed, for seeds whose runs differ in them. They should not differ, because
+        settings and seed determine the data."""
         digests: dict[int, list[str]] = {}
         for m in (*self.members, *self.aside):
             digest = m.run.experiment.get("data")
@@ -165,8 +172,11 @@ class Group:
 
 
 def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...]:
-    """Read run folders, and folders of them, as groups; their algorithms in that order. where: KEY=VALUE
-    conditions, all of which a run's experiment must meet."""
+    """Read run folders, and folders that contain run folders, as groups.
+
+    Groups are sorted by algorithm, in the order in which the algorithms first appear, and then by label.
+    where: KEY=VALUE conditions, all of which a run's experiment must meet.
+    """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
     runs = [RunFolder.open(folder).checked() for folder in folders]
     result: dict[str, list[ComparedRun]] = {}
@@ -231,7 +241,9 @@ def _selected(
             raise unknown("key of --where:", name, known)
         runs = [(run, d) for run, d in runs if target in _output(name, d, run)]
         if not runs:
-            raise UsageError(f"no run has {text}" + (" beside the other --where" if len(where) > 1 else ""))
+            raise UsageError(
+                f"no run has {text}" + (" and meets the other --where" if len(where) > 1 else "")
+            )
     return runs
 
 

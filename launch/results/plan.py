@@ -50,6 +50,8 @@ class Plan:
     edges: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """Bytes between edge servers and the root, by the keys of `bytes`."""
     costs: ClientCosts = field(default_factory=ClientCosts)
+    answered: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """In how many rounds each client answers."""
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     devices: dict[str, Any] | None = None
     least: dict[str, int] = field(default_factory=dict)
@@ -101,7 +103,8 @@ def plan(
     """
     federated = not problem.algorithm.centralised  # else nothing counts as the algorithm's
     everyone, costs = len(problem.clients), ClientCosts(sent_once(problem.algorithm))
-    created = Plan(problem.net.layout.size, costs=costs, took_part=np.zeros(everyone, dtype=np.int64))
+    nobody = np.zeros(everyone, dtype=np.int64)
+    created = Plan(problem.net.layout.size, costs=costs, took_part=nobody, answered=nobody.copy())
     edges = _EdgePlan(problem, problem.tree, run) if problem.tree else None
     exchanges = range(1, len(problem.algorithm.exchanges) + 1)
     sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
@@ -127,6 +130,7 @@ def plan(
         if participation.participants is not last:  # a full client population is the same tuple every round
             last, ids = participation.participants, np.array(participation.participants, dtype=np.int64)
         created.took_part[ids] += 1
+        created.answered[_without(ids, participation.dropouts)] += 1
         created.rounds.setdefault(r, {"down": 0, "up": 0})
         participants, gone = (
             federated * len(p) for p in (participation.participants, participation.dropouts)
@@ -146,15 +150,21 @@ def plan(
         created.devices = devices.totals(problem.experiment.rounds)
     if problem.trigger is not None:
         created.exact, created.least = False, _least(problem, created, sizes[1], run)
+        if created.devices is not None:
+            created.devices["at_most"] = True
     return created
 
 
 def _least(problem: Problem, created: Plan, sizes: Mapping[str, EnvelopeSize], run: str) -> dict[str, int]:
+    """Plan.least; a direction in which a codec's size depends on the values has none."""
     assert problem.trigger is not None
     rules, least = {"down": problem.trigger.down, "up": problem.trigger.up}, dict[str, int]()
+    there = {"down": created.took_part, "up": created.answered}
     for (side, rule), kind in zip(rules.items(), ("task", "upload"), strict=True):
-        envelopes = sum(sides[side] for r, sides in created.rounds.items() if r) // sizes[side].total
-        first = min(int((created.took_part > 0).sum()), envelopes) if sizes[side].exact else 0
+        setup = (_sizes(problem, 0, e, run)[side] for e in range(1, len(problem.algorithm.setup) + 1))
+        if not all(size.exact for size in (sizes[side], *setup)):
+            continue
+        envelopes, first = int(there[side].sum()), int((there[side] > 0).sum())
         saved = (envelopes - first) * (sizes[side].total - without_fields(kind, run))
         least[side] = created.total(side) - (saved if rule is not None else 0)
     return least
@@ -281,9 +291,10 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
     if created.devices:
         display.note(sentence(created.devices))
     if created.least:
+        least = " and ".join(f"{n:,} bytes {side}" for side, n in created.least.items())
         display.note(
-            f"at most; at least {created.least['down']:,} bytes down and {created.least['up']:,} up: if "
-            "nothing changes after each client's first message (+event, +quiet)"
+            f"at most; at least {least}: if nothing changes after each client's first message (+event, "
+            "+quiet)"
         )
     elif not created.exact:
         display.note(
@@ -442,7 +453,7 @@ def _spread(name: str, values: Floats) -> dict[str, Any]:
 
 
 def sentence(devices: Mapping[str, Any]) -> str:
-    prefix = "about " if devices["estimated"] else ""
+    prefix = "at most " if devices.get("at_most") else "about " if devices["estimated"] else ""
     text = f"virtual clock: {prefix}{devices['simulated_seconds']:,.1f} s; a client is busy for "
     text += _busy(devices["client_seconds"], "s", devices["client_seconds_total"])
     if "client_joules" in devices:

@@ -15,19 +15,20 @@ from fedsim.errors import DataError
 
 COLUMNS = ("round", "exchange", "client", "worker", "what", "given", "arrived", "computing")
 ALL = 8
-"""Most rounds in one picture; a longer run has two, with its FIRST and LAST rounds."""
+"""The largest number of rounds in one picture; a longer run has a picture of its FIRST rounds and one of its
+LAST rounds."""
 FIRST = LAST = 3
 MOST_WORKERS, MOST_BARS = 32, 2000
 LEFT, RIGHT, LANE, BAR = 86.0, 914.0, 24.0, 16.0
-"""In a drawing 1000 units wide: the left and right end of time, the height of a lane and of a bar."""
+"""Sizes in a picture 1000 units wide: the start and end of the time axis, the heights of a lane and a bar."""
 THIN = 4.5
-"""The inset of a bar, above and below, while no worker is known to compute."""
+"""How much thinner a bar is, above and below, while its worker is not known to compute."""
 TICKS = 8
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of time in a lane, seconds since the run's start. kind: a class of report.css."""
+    """An interval in a lane, in seconds since the run's start. kind: a class of report.css."""
 
     lane: int
     begin: float
@@ -37,7 +38,7 @@ class Bar:
 
 
 def timeline(path: Path) -> str:
-    """The pictures with their key, '' without a file or a row."""
+    """Return the pictures with their key; '' if the file is missing or has no rows."""
     if not path.is_file():
         return ""
     rows = _read(path)
@@ -59,7 +60,10 @@ _KEY = "<p>{}</p>".format(
             ("odd", "training, odd rounds"),
             ("even", "even rounds"),
             ("scoring", "evaluation"),
-            ("holding", "given, not yet computing: in a queue or on the wire (thin in colour: not known)"),
+            (
+                "holding",
+                "assigned, not yet computing: in a queue or on the wire (thin and coloured: unknown)",
+            ),
             ("folding", "coordinator: from the last upload to the next broadcast"),
         )
     )
@@ -67,13 +71,13 @@ _KEY = "<p>{}</p>".format(
 
 
 def _read(path: Path) -> pandas.DataFrame:
-    """Rows whose times are known; a last one that is still being written is left out."""
+    """Read the rows whose times are known, without a last row that is still being written."""
     try:
         rows = pandas.read_csv(path)
     except (ValueError, OSError) as e:
         raise DataError(f"{path} is damaged: {e}") from None
     if tuple(rows.columns) != COLUMNS:
-        raise DataError(f"{path} has the columns {', '.join(rows.columns)}; {', '.join(COLUMNS)} are due")
+        raise DataError(f"{path} has the columns {', '.join(rows.columns)}; expected {', '.join(COLUMNS)}")
     numeric = [name for name in COLUMNS if name != "what"]
     rows[numeric] = rows[numeric].apply(pandas.to_numeric, errors="coerce")
     rows = rows.dropna()
@@ -81,7 +85,7 @@ def _read(path: Path) -> pandas.DataFrame:
 
 
 def _fitting(rows: pandas.DataFrame, numbers: Sequence[int], from_end: bool) -> list[int]:
-    """Return as many of these rounds as have MOST_BARS tasks, at least one."""
+    """Return as many of these rounds as have at most MOST_BARS tasks together, but at least one round."""
     kept = [int(n) for n in numbers]
     while len(kept) > 1 and rows["round"].isin(kept).sum() > MOST_BARS:
         kept = kept[1:] if from_end else kept[:-1]
@@ -89,7 +93,7 @@ def _fitting(rows: pandas.DataFrame, numbers: Sequence[int], from_end: bool) -> 
 
 
 def _picture(rows: pandas.DataFrame, numbers: Sequence[int]) -> str:
-    """One of these rounds, and of the evaluation at the same time."""
+    """Draw a picture of these rounds and of the evaluations during them."""
     own = rows[rows["round"].isin(numbers) & (rows.what != "evaluate")]
     begin, end = float(own.given.min()), float(own.arrived.max())
     if numbers[-1] == rows["round"].max():  # the last evaluation, too
@@ -129,7 +133,7 @@ def _title(numbers: Sequence[int], shown: pandas.DataFrame, workers: int, begin:
 
 
 def _working(rows: pandas.DataFrame, lanes: dict[int, int]) -> Iterator[Bar]:
-    """Draw, for every task, how long a worker held it, and over that how long it computed."""
+    """Yield two bars for every task: how long a worker had it and, on top, how long it computed."""
     held, computed = [], []
     for row in rows.itertuples(index=False):
         lane, whole = lanes[int(row.worker)], float(row.arrived - row.given)

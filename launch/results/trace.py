@@ -1,7 +1,7 @@
 """A run's timeline in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
 
-Two processes: the coordinator with a lane for broadcasts and a lane for folding, and the workers with a lane
-each. Times are microseconds. A flow of three events is one task: broadcast, computation, fold.
+The trace has two processes: the coordinator with one lane for broadcasts and one for folding, and the workers
+with one lane each. Times are microseconds. A flow of three events is one task: broadcast, computation, fold.
 
 Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -30,7 +30,8 @@ _LAST = float("inf")
 
 @dataclass(frozen=True)
 class Committed:
-    """A committed round. start: the start of the run that committed it, from 1. dropped: without a fold."""
+    """A committed round. start: the number of the start of the run that committed it, from 1. dropped: the
+    clients whose uploads were not folded."""
 
     start: int
     dropped: frozenset[int]
@@ -38,8 +39,8 @@ class Committed:
 
 @dataclass(frozen=True)
 class TracedRun:
-    """The metadata of a trace. workers: machine and device of workers, as far as known. rounds: the committed
-    rounds; of another round, no fold is shown."""
+    """The metadata of a trace. workers: machine and device by worker, as far as known. rounds: the committed
+    rounds; folds are shown only for these."""
 
     name: str
     algorithm: str
@@ -49,7 +50,7 @@ class TracedRun:
 
 
 class _Batch(NamedTuple):
-    """The spans that were written with one round. resumed: another start of the run begins with it."""
+    """The spans that were written with one round. resumed: True for the first batch after a resume."""
 
     round: float
     resumed: bool
@@ -57,7 +58,7 @@ class _Batch(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """A span in microseconds of the trace; the worker's slice is from begin to end."""
+    """A span with its times in microseconds of the trace; the worker's slice lasts from begin to end."""
 
     span: Span
     given: int
@@ -67,7 +68,7 @@ class _Task(NamedTuple):
 
 
 class _Envelopes(NamedTuple):
-    """Envelopes of one kind, direction and task, and what they are."""
+    """The columns of the ledger that envelopes of one kind, direction and task share."""
 
     round: int
     exchange: int
@@ -83,7 +84,7 @@ class _Envelopes(NamedTuple):
 
 
 def events(run: TracedRun, spans: Iterable[Span], entries: Iterable[Entry]) -> Iterator[Event]:
-    """The events of a trace, one round after the other; a round's spans and bytes are held, and no more.
+    """Yield the events of a trace round by round; only one round's spans and bytes are in memory at a time.
 
     spans, entries: the rows of timeline.csv and of ledger.csv, in their order.
     """
@@ -91,7 +92,8 @@ def events(run: TracedRun, spans: Iterable[Span], entries: Iterable[Entry]) -> I
 
 
 def _batches(spans: Iterable[Span], rounds: Mapping[int, Committed]) -> Iterator[_Batch]:
-    """Spans by round. Every start of a run counts its seconds anew: they or the journal show where."""
+    """Group spans by round. The seconds of a span begin at 0 in every start of the run; a new start shows in
+    seconds that fall, or in the journal."""
     held: list[Span] = []
     round, start, before, resumed = -1, 1, 0.0, False
     for span in spans:
@@ -108,14 +110,14 @@ def _batches(spans: Iterable[Span], rounds: Mapping[int, Committed]) -> Iterator
 
 
 class _Traffic:
-    """The ledger's rows, summed up by envelope, as far as they are asked for."""
+    """The ledger's rows summed by envelope; rows are read only as far as needed."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._rows = iter(entries)
         self._next: Entry | None = None
 
     def until(self, round: float) -> Counter[_Envelopes]:
-        """Take what was written with the rounds up to this one: bytes of each envelope."""
+        """Remove and return the bytes of each envelope that was written with the rounds up to this one."""
         taken: Counter[_Envelopes] = Counter()
         while (row := self._next or next(self._rows, None)) is not None:
             self._next = None
@@ -128,12 +130,12 @@ class _Traffic:
 
 
 class _Trace:
-    """The state of a trace, which turns one batch after the other into events."""
+    """The state of a trace while it turns batches into events, one after the other."""
 
     def __init__(self, run: TracedRun, traffic: _Traffic) -> None:
         self.run, self.traffic = run, traffic
         self._offset = 0
-        """The zero of this start's seconds, in microseconds of the trace."""
+        """The time in the trace, in microseconds, at which this start of the run began."""
         self._end = 0
         """The latest instant so far."""
         self._free: dict[int, int] = {}
@@ -141,12 +143,12 @@ class _Trace:
         self._folding = self._broadcasting = 0
         """The instants from which the lanes of the coordinator are free."""
         self._folded: tuple[int, int] | None = None
-        """Round and exchange of the last fold, if the next broadcast is of the same start."""
+        """Round and exchange of the last fold; None if this start of the run has not folded yet."""
         self._flows = 0
         self._sums: Counter[tuple[str, str]] = Counter()
         """Bytes so far, by direction and kind."""
         self._counted = 0
-        """The instant of the last counter."""
+        """The instant of the last counter event."""
 
     def events(self, spans: Iterable[Span]) -> Iterator[Event]:
         yield from _named("process", COORDINATOR, 1, "coordinator")
@@ -181,7 +183,7 @@ class _Trace:
         yield from self._counters(tasks, envelopes)
 
     def _broadcasts(self, spans: Iterable[Span]) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
-        """The slice of each exchange's broadcast: from its first task to its last."""
+        """The slice of each exchange's broadcast, from its first task to its last one."""
         own = sorted(span for span in spans if span.what != "evaluate")
         for key, group in groupby(own, key=lambda span: span[:2]):
             given = [self._at(span.given) for span in group]
@@ -192,9 +194,9 @@ class _Trace:
     def _placed(self, span: Span, earliest: int) -> _Task:
         """Place a task in its worker's lane.
 
-        A worker computes one task at a time, and the coordinator may be late in reading an answer: slices of
-        a lane would overlap, which no viewer shows, so one begins where the one before ends. earliest: the
-        beginning of the broadcast.
+        A worker computes one task at a time, but the coordinator may read an answer late. Slices of a lane
+        would then overlap, which viewers cannot show, so a slice begins no earlier than the previous one
+        ends. earliest: the beginning of the broadcast.
         """
         given, arrived = max(earliest, self._at(span.given)), self._at(span.arrived)
         begin = arrived - round(1e6 * span.computing) if span.computing >= 0 else given
@@ -238,7 +240,7 @@ class _Trace:
         first = max(self._folding, min((t.arrived for t in answered), default=0))
         committed = number in self.run.rounds
         if answered and committed:
-            # a slice that was moved behind another one ends after its answer came, and folds at its end
+            # a slice that was moved behind another one may begin after its answer arrived: it folds then
             self._folding = max(first, *(max(t.arrived, t.begin) for t in answered)) + 1
             self._folded = number, exchange
             self._end = max(self._end, self._folding)
@@ -262,7 +264,7 @@ class _Trace:
             yield _event("f", COORDINATOR, FOLDS, at, "task", **flow, bp="e")
 
     def _between(self, end: int, after: int) -> Event:
-        """The coordinator's own work, from the last upload of an exchange to the next broadcast."""
+        """The coordinator's own work, from the end of an exchange's fold to the next broadcast."""
         assert self._folded is not None
         before, exchange = self._folded
         name = f"between rounds {before} and {after}"
@@ -271,7 +273,8 @@ class _Trace:
         return _slice(FOLDS, self._folding, end, name, "between", {"round": before, "exchange": exchange})
 
     def _counters(self, tasks: Sequence[_Task], envelopes: Mapping[_Envelopes, int]) -> Iterator[Event]:
-        """Bytes so far: down when a task was given, up when its answer came, others at the round's end."""
+        """Count bytes down when a task is sent, up when its answer arrives, and others when the round
+        ends."""
         when: dict[tuple[tuple[int, int, int, int], str], int] = {}
         for task in tasks:
             when[_key(task.span), "down"], when[_key(task.span), "up"] = task.given, task.arrived
@@ -313,7 +316,7 @@ def _event(phase: str, process: int, thread: int, at: int, name: str, **more: An
 
 
 def _named(kind: Literal["process", "thread"], process: int, thread: int, name: str) -> Iterator[Event]:
-    """Give a process or a thread its name and its place."""
+    """Yield the events that give a process or a thread its name and its position."""
     yield _event("M", process, thread, 0, f"{kind}_name", args={"name": name})
     index = process if kind == "process" else thread
     yield _event("M", process, thread, 0, f"{kind}_sort_index", args={"sort_index": index})

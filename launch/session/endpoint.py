@@ -27,10 +27,12 @@ from workers.transport.run_keys import RunKeys
 from workers.worker.runtime import WorkerRuntime
 
 STATE_FACTOR = 16
-"""A client's state, which remote workers borrow, is at most this many times as long as a message's field."""
+"""The limit on the bytes of a client's state, which is sent to remote workers, in units of the largest field
+of a message."""
 FRAME_SLACK = 1 << 16
 HELD = 2
-"""Uploads of a worker's lane that may wait for the coordinator: one, and that of a task in advance."""
+"""Uploads of a worker's lane that may wait for the coordinator: that of the current task and of the next
+one."""
 
 
 def curve_endpoint(
@@ -47,20 +49,21 @@ def curve_endpoint(
 ) -> Endpoint:
     """Open the CURVE listener and write RUN/join.json, or with edge servers a join file for each of them.
 
-    New keys are of this start alone: those of an earlier one open nothing, and which of them were revoked is
-    forgotten. Keys that the user has in a file are the same at every start, and stay revoked.
+    New keys are valid only for this start of the run: keys of an earlier start, revoked or not, are no longer
+    accepted. Keys from a file of the user are the same at every start, and a revoked one stays revoked.
 
     Args:
         folder: The run folder.
         run: The run's name.
         execution: Where to listen, and for how many workers.
-        ledger: What the endpoint counts into.
-        max_frame: The longest frame of a message of workers, in bytes.
-        to_workers: The same of a message to workers.
-        pending: The bytes that one worker may have on their way, for the longest state, in bytes.
-        note: Prints a line.
-        numerics: The run's.
-        edges: How many edge servers there are on other machines, through which all workers come.
+        ledger: The ledger in which the endpoint books bytes.
+        max_frame: The longest frame of a message from a worker, in bytes.
+        to_workers: The longest frame of a message to a worker, in bytes.
+        pending: A function from the bytes of the longest state to the bytes of messages from one worker that
+            the coordinator may not have read yet.
+        note: A function that prints a line.
+        numerics: The run's numerics.
+        edges: The number of edge servers on other machines; if there are any, all workers connect to these.
     """
     path, revocations = folder / JOIN, Revocations(folder / REVOKED)
     path.unlink(missing_ok=True)
@@ -122,11 +125,11 @@ def open_endpoint(
     run: str,
     recorder: Recorder,
 ) -> Endpoint:
-    """Open it, and start the workers that this machine has.
+    """Open the endpoint and start the workers of this machine.
 
     Args:
         problem: The problem, whose messages' sizes limit the frames.
-        execution: Which workers there are.
+        execution: The settings of the workers.
         placements: The device and cores of every worker.
         folder: The run folder.
         run: The run's name.
@@ -141,15 +144,15 @@ def open_endpoint(
         return Loopback(ledger, WorkerRuntime(problem, folder, run, 0))
     largest = max(problem.largest_field, 4 * problem.net.layout.size)
     max_frame = 2 * largest + FRAME_SLACK
-    # a model to evaluate may be made of samples; workers get it, nobody sends it back
+    # a model to evaluate may consist of samples; it is sent to workers, never by workers
     to_workers = max(max_frame, 2 * 4 * problem.net.layout.size * problem.eval_samples + FRAME_SLACK)
-    # a field with its indices is never longer than dense, so its frames together are not above max_frame
+    # an encoded field and its indices are never longer than the dense field: together they fit in max_frame
     envelope = max_frame * max(len(all_fields(e.up)) for e in problem.exchanges)
     edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
     if execution.remote_workers:
 
         def pending(state: int) -> int:
-            return HELD * execution.lanes * (envelope + state)  # a draft before each
+            return HELD * execution.lanes * (envelope + state)  # before each upload, a draft of the state
 
         return curve_endpoint(
             folder,

@@ -91,7 +91,7 @@ class Recorder:
         self.target, self.last_metrics = self.target.after(lines), lines[-1] if lines else None
 
     def _recorded_rows(self) -> Iterator[Entry]:
-        """The ledger's rows while they are counted; rounds not yet evaluated have their sum then."""
+        """Yield the ledger's rows and count them; afterwards, the byte totals of all rounds are known."""
         last = 0
         for entry in self.costs.counted(self.rundir.ledger_rows()):
             last = max(last, entry.round)
@@ -99,8 +99,11 @@ class Recorder:
             yield entry
 
     def close_ledger(self, whole: bool = True) -> None:
-        """Write the rows that belong to no round, such as those of the connections' ends. whole: the run has
-        ended by itself; else a round may be under way, whose rows a resume writes again."""
+        """Write the remaining rows, such as those for the end of the connections, which belong to no round.
+
+        whole: True if the run was not interrupted. Otherwise the rows of an unfinished round are dropped,
+        because a resumed run writes them again.
+        """
         if not whole:
             self.ledger.forget(self.last_round)
         self.rundir.append_ledger(self.ledger.close(self.problem.experiment.rounds))
@@ -120,7 +123,7 @@ class Recorder:
             self.supervisor.note_remote(worker, f"remote {role}", number, hello.pid, hello.host)
 
     def _role(self, worker: int) -> tuple[str, int]:
-        """Return the role of a registered number: those after the workers' are edge servers."""
+        """Return the role of a registered number; the numbers after the workers' belong to edge servers."""
         behind = worker - self.workers
         return ("edge server", behind) if self.workers and behind >= 0 else ("worker", worker)
 
@@ -128,12 +131,14 @@ class Recorder:
         return "{} {}".format(*self._role(worker))
 
     def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None:
-        """Record where a worker computes, the facts of the first of its kind, and differing bits. facts:
-        those that the run's bits depend on, as far as they are known now. drift: how the worker's bits may
-        differ; '' if they do not."""
+        """Record a worker's place, new facts about the workers, and a warning if results may differ.
+
+        facts: the properties of the workers on which the run's results depend, as far as they are known.
+        drift: why this worker's results may differ; '' if they do not.
+        """
         self.supervisor.note_place(worker, place)
         if facts == self._facts and not drift:
-            return  # the same as of the worker before: the manifest has it
+            return  # the same as for the previous worker, so the manifest has them
         self._facts = facts
         path = self.rundir.path / manifest.MANIFEST
         before = json_of(path)
@@ -148,11 +153,11 @@ class Recorder:
         self.supervisor.note_left(worker)
 
     def waits(self, why: str) -> None:
-        """Say what a run that has not begun waits for."""
+        """Show what a run that has not begun is waiting for."""
         self._show([why])
 
     def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
-        """Record a committed round; returns what the run's files hold then."""
+        """Record a committed round; return the digests of the run's files after it."""
         self.rundir.append_ledger(list(self.costs.counted(entries)))
         self._count(commit.round, commit.participants, commit.folded)
         self._bytes_of_rounds[commit.round] = self.costs.total
@@ -170,8 +175,8 @@ class Recorder:
     def finish_tracking(self, report: bool) -> None:
         """Wait until the trackers have all rounds, and report those that have failed.
 
-        The run has ended; a signal now ends the waiting, and the trackers continue by themselves. report:
-        write RUN/report.html before, which trackers keep with the run.
+        The run has ended; a signal now ends only the waiting, and the trackers continue by themselves.
+        report: first write RUN/report.html, which trackers upload with the run.
         """
         if self.tracking is not None:
             self.display.status("waiting for the trackers")
@@ -180,17 +185,22 @@ class Recorder:
             self.display.status("")
 
     def _show(self, notes: Iterable[str]) -> None:
-        for note in notes:  # what others say is no markup, and stays on its line
+        for note in notes:  # text from other processes is no markup, and stays on one line
             self.display.note(escape(one_line(note)))
 
     def _bytes_until(self, round: int) -> int:
-        """The algorithm's bytes up to a round, which is evaluated now."""
+        """The algorithm's bytes up to the round that has just been evaluated."""
         so_far = self._bytes_of_rounds.get(round, self.costs.total if round else 0)
         self._bytes_of_rounds = {r: n for r, n in self._bytes_of_rounds.items() if r > round}
         return so_far
 
     def verify_bytes(self, outcome: Outcome) -> None:
-        """Compare the kernel's count of the streams with the ledger; NotCompared if there is no count."""
+        """Compare the kernel's count of the streams with the ledger.
+
+        Raises:
+            FedsimError: If they differ.
+            NotCompared: If there is no count, because a connection was lost.
+        """
         residuals = {"": outcome.kernel_residual, **outcome.edge_residuals}
         for name, left in residuals.items():
             at = f" at {name}" if name else ""
@@ -203,7 +213,7 @@ class Recorder:
         if None in residuals.values():
             raise NotCompared(
                 "--verify-bytes: the run is done, but its ledger is not compared: a connection was lost, "
-                "and the kernel's count of it with it"
+                "and with it the kernel's count of its bytes"
             )
         streams = {d: f"{self.ledger.booked(d):,}" for d in ("down", "up")}
         self.display.note(
@@ -261,7 +271,7 @@ class Recorder:
             return None
         if reached == self.last_round:
             return {side: self.ledger.bytes_of("algorithm", side) for side in sides}
-        sums = dict.fromkeys(sides, 0)  # the run has more rounds: its target was named later
+        sums = dict.fromkeys(sides, 0)  # the target was set after the run had passed it
         for row in self.rundir.ledger_rows():
             if row.kind == "algorithm" and row.round <= reached:
                 sums[row.direction] += row.bytes

@@ -121,12 +121,12 @@ class Session:
         """Check everything that can be wrong, then make the run folder with its manifest.
 
         placements: the device and cores of every worker. stored: the run to resume, if it is not a new one.
-        auto: the reason for the number of workers; only if memory may lower it.
+        auto: the reason for the number of workers, if that number may be lowered to fit into memory; else ''.
         """
         device: Literal["cpu", "cuda"] = "cuda" if placements[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
         if experiment.numerics == "tf32" and device == "cpu":
-            raise UsageError("--numerics tf32 is of GPUs, and this run computes on the CPU; leave it out")
+            raise UsageError("--numerics tf32 needs a GPU, and this run computes on the CPU; leave it out")
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = assemble(experiment, data_dir, "cpu" if execution.workers else device)
         if experiment.personalise:
@@ -159,7 +159,7 @@ class Session:
                 session._go_on(stored, today)
             recorder.experiment_sha256 = manifest.digest(session.described)
         except BaseException:
-            rundir.close() if stored else rundir.discard()  # this process may try again
+            rundir.close() if stored else rundir.discard()  # so that this process can use the folder again
             raise
         return session
 
@@ -185,10 +185,10 @@ class Session:
         display.note(f"{folder} continues {where}, start {self.recovery.epoch}")
 
     def run(self, wakeup: Wakeup, started: Callable[[], None]) -> None:
-        """Run, and write summary.json however it ends; a run that did not begin leaves nothing.
+        """Run, and write summary.json however it ends; a run that did not begin leaves no files.
 
-        wakeup: a signal sets it. started: called when the coordinator begins, and looks at the wakeup;
-        StopRequested is raised if a signal comes before that.
+        wakeup: signals set it to stop the run. started: called when the coordinator begins to check the
+        wakeup; until then, a signal raises StopRequested.
         """
         recorder, supervisor, display = self.recorder, self.recorder.supervisor, self.recorder.display
         supervisor.changed = recorder.rundir.write_processes
@@ -250,8 +250,8 @@ class Session:
     def _coordinate(self, wakeup: Wakeup, started: Callable[[], None]) -> Outcome:
         """Build the coordinator and its parts, run it, and write the model."""
         recorder, problem, folder, e = self.recorder, self.problem, self.folder, self.execution
-        with ExitStack() as closing:  # all of it, also if one of them fails
-            # a resume reads the first four, and a run that is done has all of them
+        with ExitStack() as closing:  # closes all parts, even if one of them fails
+            # resume reads the first four files; a finished run has all five of them
             synced = (JOURNAL, LEDGER, METRICS, TIMELINE, "model.safetensors")
             beside = [folder / name for name in synced]
             durability = e.durability or by_size(problem.net.layout.size)
@@ -259,15 +259,15 @@ class Session:
             if self.recovery is not None:
                 checkpoints.adopt(self.recovery.kept)
             closing.callback(checkpoints.close)
-            for left in (JOIN, JOIN_HERE, FROZEN, START):  # by an earlier start that was killed
+            for left in (JOIN, JOIN_HERE, FROZEN, START):  # left by a start that was killed
                 (folder / left).unlink(missing_ok=True)
             shutil.rmtree(folder / EDGES, ignore_errors=True)
             journal = Journal(folder / JOURNAL)
             closing.callback(lambda: recorder.close_journal(journal))
             endpoint = open_endpoint(problem, e, self.placements, folder, self.run_name, recorder)
             closing.callback(endpoint.close)
-            closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys open nothing any more
-            closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # nor theirs
+            closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys are no longer valid
+            closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # nor are those in here
             local = self._local_node() if e.remote_workers and e.local_workers else None
             if local is not None:
                 closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
@@ -281,7 +281,7 @@ class Session:
             if self._own_workers:
                 self._share(closing)
             if e.workers or e.remote_workers:
-                problem.net.release()  # tasks and evaluation are the workers'
+                problem.net.release()  # only the workers train and evaluate
                 give_back(problem.net.layout.size)
                 keep_vectors_apart(problem.net.layout.size)
             lasting = manifest.lasting_digest(self.described)
@@ -345,8 +345,11 @@ class Session:
         return Registration(worker_config, expected, execution.workers + edges, execution.allow_drift)
 
     def _facts(self) -> dict[str, str]:
-        """Return facts that all workers must share: those of this process, and of workers registered before.
-        A coordinator of workers on GPUs computes on its CPU, and knows only what holds for both."""
+        """Return the facts that all workers must share: those of this process and those of earlier workers.
+
+        If the workers compute on GPUs, the coordinator still computes on the CPU. Then it knows only the
+        facts that do not depend on the device.
+        """
         device, mine = self.problem.experiment.device, self.problem.net.device.type
         recorded = manifest.facts_of(json_of(self.folder / manifest.MANIFEST), device)
         facts = facts_of_process(mine, self.probe) if mine == device else facts_of_machine()

@@ -1,11 +1,11 @@
 """A recipe: the runs, tables and plots of a sweep; read from one TOML file (docs/sweeps.md).
 
     title = "..."               about = "text before the tables"      notes = "text behind them"
-    seeds = [62, 63, 64]        preset = "fashion_mnist"    (below all that follows; fedsim list presets)
+    seeds = [62, 63, 64]        preset = "fashion_mnist"    (the tables below override it)
     [experiment] [hyperparameters] [codecs] [execution]     as in `fedsim launch --config`, for all runs
     [grid]                      lists of values for dotted keys; every combination is a line of the tables
     "experiment.participation" = ["full", "0.3"]
-    [repeat]                    the same, but all of them in one line, averaged over as seeds are
+    [repeat]                    the same, but a line of the tables averages over them, as over seeds
     "experiment.evaluate_on" = ["fold:1/3", "fold:2/3", "fold:3/3"]
     [[variant]]                 an algorithm with its settings; may have a grid of its own
     label = "fedlap_cov"
@@ -54,8 +54,8 @@ FIRST = (
     *("algo", "dataset", "fraction", "inputs", "partition", "model", "clients", "rounds", "participation"),
     *("seed", "eval_every", "eval_samples", "threads", "device", "hyperparameters", "codecs"),
 )
-"""An experiment's keys when sweeps began. A run without a later key is one with its default, so that a new
-key does not make old runs unknown."""
+"""The keys of an experiment in the first version of sweeps. Keys that were added later are left out of a
+run's digest if they have their default values, so that the digests of old runs stay valid."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Table:
-    """columns: expressions; window: rounds that a value is the mean (or maximum) of; only: labels; at: values
-    of grid keys.
+    """A table of the page.
 
-    pivot: a grid key whose values become columns, each with the one expression of `columns`.
+    columns: expressions. window: the number of rounds over which a value is the mean (or maximum). only: the
+    labels of the variants that the table shows. at: the values of grid keys that it shows. pivot: a grid key
+    whose values become columns, each with the one expression of `columns`.
     """
 
     columns: tuple[str, ...]
@@ -90,7 +91,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines of `y` over `x`: round, MB (so far), or a grid key with points; y then has an @ROUND."""
+    """A plot of `y` over `x`, which is the round, the MB so far, or a grid key. For a grid key, each value is
+    a point, and y needs an @ROUND."""
 
     file: str
     y: str
@@ -103,7 +105,8 @@ class Plot:
     low: float | None = None
     high: float | None = None
     limits: tuple[str, ...] = ()
-    """Variants drawn at the entropy of their messages and at the KL of their uploads, too; x is MB."""
+    """Variants that are also drawn at the entropy of their messages and at the KL of their uploads; x must be
+    MB."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Recipe:
     about: str = ""
     notes: str = ""
     section_of: str = ""
-    """The recipe, without .toml, whose page ends with this one's text."""
+    """The name of another recipe, without .toml: its page ends with the text of this recipe."""
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     codecs: Mapping[str, str] = field(default_factory=dict)
@@ -127,7 +130,7 @@ class Recipe:
 
     @staticmethod
     def read(path: Path) -> Recipe:
-        """Read a recipe file, and check that its tables and plots use what it has."""
+        """Read a recipe file; check that the labels and keys of its tables and plots exist."""
         recipe = convert(Recipe, read_toml(path, "recipe"), f"recipe {path}")
         labels = [v.label for v in recipe.variant]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -144,13 +147,13 @@ class Recipe:
             _known(path, plot.limits, labels, (), keys)
             if plot.limits and plot.x != "MB":
                 raise UsageError(
-                    f"recipe {path}: plot {plot.file} has limits, which are megabytes: its x is MB, "
-                    f"not {plot.x}"
+                    f"recipe {path}: plot {plot.file} has limits, which are in megabytes, so its x must be "
+                    f"MB, not {plot.x}"
                 )
         return recipe
 
     def rows(self) -> Iterator[Row]:
-        """One per variant and point of the grids, in the order of the file."""
+        """Yield one row per variant and point of the grids, in the order of the file."""
         for v in self.variant:
             for point in _points({**self.grid, **v.grid}):
                 yield Row(v, point)
@@ -191,7 +194,7 @@ class Recipe:
         return convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
 
     def how(self, data_dir: str | None) -> Execution:
-        """Return the execution: in process, because runs are side by side."""
+        """Return the execution of the runs: without workers, because several runs are played in parallel."""
         options = {"workers": 0, "devices": "cpu", **self.execution}
         if data_dir is not None:
             options["data_dir"] = data_dir
@@ -240,7 +243,7 @@ class Row:
         return f"{self.variant.label} ({at})" if at else self.variant.label
 
     def fits(self, only: Collection[str], at: Mapping[str, Any]) -> bool:
-        """True if a table or plot of these labels and these values of grid keys has the row."""
+        """True if a table or plot with these values of `only` and `at` shows the row."""
         known = not only or self.variant.label in only
         return known and all(self.point.get(key, value) == value for key, value in at.items())
 

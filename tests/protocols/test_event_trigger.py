@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.algorithm import Algorithm
-from fedsim.errors import UsageError
+from fedsim.algorithm import Algorithm, At, Task
+from fedsim.errors import UsageError, WireError
 from fedsim.event_rules import Rule
 from fedsim.event_trigger import EventTriggered, measured
 from fedsim.experiment import build_algorithm
+from fedsim.learning import blocks
 from fedsim.learning.gaussian import Gaussian, kl_divergence
 from fedsim.problem import Problem
+from fedsim.seeds import RandomStream
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.state_file import decode_state, encode_state
 from protocols import REGISTRY, find
 from tests.support.endpoints import Shuffled
 from tests.support.harness import Run, has_setting, play, problem_of
+from workers.storage import client_states
 from workers.transport.endpoint import Endpoint
 from workers.worker.runtime import WorkerRuntime
 
@@ -137,6 +140,61 @@ def test_edge_servers_pass_on_what_is_sent(name: str, tmp_path: Path) -> None:
     assert uploads(two)[1]
 
 
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedcurv"])
+def test_a_tree_in_which_nobody_sends_changes_nothing(name: str, tmp_path: Path) -> None:
+    """They divide by the number of uploads."""
+    for tree in ("", "2x2"):
+        run = play(problem(find(name), "full+event:norm:1000", tree=tree), tmp_path / f"tree {tree}")
+        one = play(problem(find(name), "full", tree=tree, rounds=1), tmp_path / f"one {tree}")
+        assert torch.equal(run.outcome.model.mean, one.outcome.model.mean)
+
+
+def test_a_state_that_was_given_up_keeps_what_the_server_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large z_k may be written over by a commit, but not by an upload that is not sent."""
+    monkeypatch.setattr(client_states, "LARGEST_CACHED", 0)
+    monkeypatch.setattr(blocks, "BLOCK", 97)
+    played = problem(find("fedadmm"), "full+event:norm:1e9", rounds=2)
+    assert played.net.layout.size > 97 * blocks.CACHED
+    run = play(played, tmp_path / "run")
+    assert played.algorithm.dual_mismatch(run.outcome.server, run.states) < 1e-12
+
+
+def test_a_set_up_is_no_broadcast_that_stays(tmp_path: Path) -> None:
+    played = problem(find("precond_admm"), "0.5+quiet:0.1", rounds=4)
+    run = play(played, tmp_path / "one")
+    assert play(played, tmp_path / "three", None, three_workers, 3).bits == run.bits
+
+
+def test_what_a_receiver_refuses_is_sent(quadratics: Any) -> None:
+    """Also where the norm does not see it: the fold says whose upload it is."""
+    played, _ = federation(quadratics, "fedlap_cov", Rule("norm", 1e9), covariance="diagonal", rho=0.25)
+    played.play()
+    client, up = played.clients[0], played.uploads[0]
+    task = Task(played.start, played.sizes, 2, 1, 0, RandomStream(0, "client.1", 2, 0), 1, 4)
+    down = played.algorithm.broadcast(played.server, played.context())
+    good, bad = (replace(up, train_loss=loss) for loss in (1.0, float("nan")))
+    sends = [played.algorithm.decide(client, down, x, task, size=1, fresh=True)[1] for x in (good, bad)]
+    assert sends == [False, True]
+
+
+def test_a_first_upload_has_fields(quadratics: Any) -> None:
+    played, _ = federation(quadratics, "fedlap_cov", Rule("norm", 1.0), covariance="full", rho=0.25)
+    ctx = replace(played.context(), round=1)
+    down = played.algorithm.broadcast(played.server, ctx)
+    with pytest.raises(WireError, match="client 2's first upload, in round 1, has no fields"):
+        played.algorithm.server_update(played.server, down, iter([(2, None)]), ctx)
+
+
+def test_a_damped_step_needs_sums() -> None:
+    class Alone(type(find("fedlap")())):  # type: ignore[misc]
+        exchanges = (replace(find("fedlap")().exchanges[0], sums=None),)
+
+    with pytest.raises(UsageError, match="define add and from_sums"):
+        EventTriggered(Alone(), Rule("norm", 1.0), None).check_sums(At((1, 1)))
+
+
 def test_other_options_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="fedavg counts every client's last upload again"):
         problem(find("fedavg"), tree="2x2")
@@ -152,6 +210,8 @@ def test_other_options_that_do_not_fit() -> None:
         problem(find("fedavg"), "full+event:kl:1")
     with pytest.raises(UsageError, match="broadcasts no precision"):
         problem(find("fedavg"), "full+quiet:kl:1")
+    with pytest.raises(UsageError, match="\\+quiet: fola has no rule"):
+        problem(find("fola"), "full+quiet:1")
     with pytest.raises(UsageError, match="averages the q_k of a round"):
         problem_of(find("ivon_admm"), participation="full+quiet:1")
 

@@ -21,7 +21,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "parts": {"algo": "fedlap_func", "participation": "0.7"},
     "late": {"algo": "fedavg", **LINK},
     "empty rounds": {"algo": "fedavg", "participation": "coin:0.2"},
-    "events": {"algo": "fedlap_cov", "participation": "full+lost:0.2+event:norm:99%+quiet:0.2", "rounds": 5},
+    "events": {
+        "algo": "fedlap_cov",
+        "participation": "full+lost:0.2+event:norm:99%+quiet:0.2",
+        "rounds": 5,
+        "codecs": {"up.mean": "sigma:0.05+dither", "up.precision": "ratio:0.25"},
+    },
     "fed back": {"algo": "fedavgm", "codecs": {"up.delta": "topk:0.1"}, "error_feedback": True},
 }
 """What differs from three clients, three rounds and the logistic model."""

@@ -117,14 +117,30 @@ def test_an_algorithm_cannot_report_what_a_line_has(name: str) -> None:
 
 def test_reserved_names_are_all_that_a_line_has() -> None:
     scores = {0: score(1, 1.0)}
-    often = {"late": (1,), "refused": (0,), "simulated": 2.0, "joules": 3.0, "sampled": True}
+    often = {
+        "late": (1,),
+        "refused": (0,),
+        "unchanged": (1,),
+        "simulated": 2.0,
+        "joules": 3.0,
+        "sampled": True,
+    }
     often |= {"staleness": (0, 3), "limits": {"kl": 0.1}, "edge_bytes": (1, 2)}
     record = RoundRecord(1, (0, 1), (0,), scores=scores, **often)
     keys = set(*without_seconds([record.line(1, CATEGORICAL, SHARES)]))
     assert keys == RESERVED - set(EXTRA)
     tags = RoundRecord(1, scores={0: ChunkScore((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3, *[0.0] * SIZE))})
     keys = set(*without_seconds([tags.line(1, LIKELIHOODS["bernoulli"])]))
-    now_and_then = {"folded", "late", "refused", "simulated_seconds", "joules", "staleness", "limits"}
+    now_and_then = {
+        "folded",
+        "late",
+        "refused",
+        "unchanged",
+        "simulated_seconds",
+        "joules",
+        "staleness",
+        "limits",
+    }
     now_and_then |= {"edge_bytes_down", "edge_bytes_up"}
     assert keys == {k for k in RESERVED - now_and_then if not k.startswith(("ensemble", "client"))}
 

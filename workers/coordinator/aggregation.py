@@ -169,7 +169,7 @@ class AggregationThread:
                 sent = edge_sums.summed(self.problem, command, down, own)
                 passed_on.append((edge, Payload(sent.fields, ())))
                 sums = algorithm.merged(sums, edge_sums.own_sums(self.problem, command, sent))
-            next_server = algorithm.from_sums(server, down, sums, ctx)
+            next_server = server if self._idle(scalars) else algorithm.from_sums(server, down, sums, ctx)
         else:
             next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
@@ -193,7 +193,13 @@ class AggregationThread:
                 scalars.add_row(row, problem.sizes[k])
             sums = algorithm.merged(sums, sent)
             edge = self._next()
-        return Fold(algorithm.from_sums(server, down, sums, ctx), scalars.result())
+        next_server = server if self._idle(scalars) else algorithm.from_sums(server, down, sums, ctx)
+        return Fold(next_server, scalars.result())
+
+    def _idle(self, scalars: _Scalars) -> bool:
+        """True if no client behind the edge servers has sent anything that counts (+event)."""
+        trigger = self.problem.trigger
+        return trigger is not None and trigger.nothing_counts(len(scalars.sizes))
 
     def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
         """The cost and the limits of the broadcast and this upload; empty if they have none."""
@@ -242,18 +248,18 @@ class _Scalars:
         scalars = [(f, group) for f, group in scalars_of(up) if f.kind.over != "nothing"]
         self._over = {f.name: f.kind.over for f, _ in scalars}
         self._values: dict[str, list[float]] = {name: [] for name in self._over}
-        self._sizes: list[int] = []
+        self.sizes: list[int] = []
 
     def add(self, up: Any, size: int) -> None:
         self.add_row(summed_scalars(up).values(), size)
 
     def add_row(self, row: Iterable[float], size: int) -> None:
-        self._sizes.append(size)
+        self.sizes.append(size)
         for values, value in zip(self._values.values(), row, strict=True):
             values.append(value)
 
     def result(self) -> dict[str, float]:
-        if not self._sizes:
+        if not self.sizes:
             return {}
         return {name: self._summed(over, self._values[name]) for name, over in self._over.items()}
 
@@ -264,4 +270,4 @@ class _Scalars:
             return sum(values)
         if over == "rss":
             return math.sqrt(sum(v * v for v in values))
-        return sum(n * v for n, v in zip(self._sizes, values, strict=True)) / sum(self._sizes)
+        return sum(n * v for n, v in zip(self.sizes, values, strict=True)) / sum(self.sizes)

@@ -46,8 +46,11 @@ class ReplicaMap:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """An encoded broadcast. complete: for clients without the broadcast that it refers to. decoded: as
-    clients decode it."""
+    """An encoded broadcast.
+
+    payload: the broadcast, which may refer to the previous one. complete: the same for clients that do not
+    have the previous one. decoded: the broadcast as clients decode it.
+    """
 
     opened: Open
     payload: Payload
@@ -58,8 +61,8 @@ class Broadcast:
 class Dispatch:
     """Sends envelopes to workers, and records their times for clock and timeline.
 
-    epoch: the number of this start of the run, which every task names. replicas: of remote workers, None if
-    all workers share the run's folder.
+    epoch: the number of this start of the run, which every task states. replicas: the states that remote
+    workers have; None if all workers share the run's folder.
     """
 
     def __init__(
@@ -83,15 +86,15 @@ class Dispatch:
         self._in_use: dict[int, Broadcast] = {}
         """In an asynchronous run, the broadcasts from which clients still compute, by round."""
         self._older: Mapping[int, Any] = {}
-        """The broadcasts, as decoded, of clients to which this one is not sent, because it has not moved
-        (+quiet)."""
+        """By client, the decoded broadcast that it still has, if this one is not sent to it because it has
+        not changed enough (+quiet)."""
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._sent_in = self._last_in = NONE
         """The rounds of `sent` and of `_last`."""
         self._last: Any = None
         self._broadcasts_held: dict[int, set[int]] = {}
-        """The rounds of which every worker has decoded the broadcast."""
+        """By worker, the rounds whose broadcasts it has decoded."""
         self._models_sent: dict[int, int] = {}
 
     @property
@@ -148,7 +151,7 @@ class Dispatch:
         return self.sent
 
     def _book_relayed(self) -> None:
-        """Book the broadcast to edge servers that are not processes: once each, not once per client."""
+        """Book the broadcast to edge servers that are not processes, once per edge server."""
         tree, opened = self.problem.tree, self._current.opened
         for edge in tree.active(opened.participants) if tree and self.edges is None else ():
             self.endpoint.ledger.book_edge(self.relayed(), edge, tree.names[edge], "down")  # type: ignore[union-attr]
@@ -223,8 +226,8 @@ class Dispatch:
             self.replicas.has(worker, of.client, of.base)
 
     def _transfer_last(self, worker: int, of: Header, needed: bool) -> None:
-        """Send a worker the last broadcast if its client has it but the worker does not: the client may have
-        been another worker's, or the process may be new."""
+        """Send a worker the last broadcast if the client of its task has it but the worker does not: another
+        worker may have computed this client before, or the worker may be new."""
         held = self._broadcasts_held.get(worker, set())
         if needed and self._last_in not in held:
             payload = encode(self._last, {}, self.problem.dims, layout=self.problem.net.layout)
@@ -236,7 +239,7 @@ class Dispatch:
         """Ask a worker to evaluate a chunk; the first request of a round carries the model."""
         payload, round, chunk = messages.NO_PAYLOAD, score.chunk.round, score.chunk.chunk
         if self._models_sent.get(score.worker) != round:
-            assert model is not None  # taken at the round's commit, before any Score command
+            assert model is not None  # it is set when the round is committed, before any evaluation
             payload = encode(messages.to_evaluate(model, self.problem.eval_samples), {}, self.problem.dims)
             self._models_sent[score.worker] = round
         self.send(score.worker, messages.evaluate(self.run, self.epoch, round, chunk, payload))

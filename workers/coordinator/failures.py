@@ -10,7 +10,7 @@ from workers.protocol_messages import read_failure
 
 
 class ProtocolViolation(Exception):
-    """An envelope that no worker sends which keeps to the protocol; the text says what is wrong."""
+    """A worker has sent an envelope that violates the protocol; the text says what is wrong."""
 
 
 def silence(machine: RoundMachine, workers: int, patience: float) -> TaskError:
@@ -42,12 +42,12 @@ def task_failures(at: str, last: ProcessExit, count: int) -> TaskError:
     """Return the error of a run whose workers keep dying at the same task, or before they have one."""
     return TaskError(
         f"worker {last.worker} {last.how} {at}: {count} workers have ended there, so it is not tried again. "
-        f"All rounds before are kept; fedsim resume goes on.\n{last.log_tail}"
+        f"All earlier rounds are kept; fedsim resume continues.\n{last.log_tail}"
     )
 
 
 def reason(envelope: Envelope) -> str:
-    """Return the last line of the error that a worker has reported: of a traceback, what was raised."""
+    """Return the last line of the error that a worker has reported; in a traceback, this is the exception."""
     return (read_failure(envelope)[1].strip().splitlines() or ["no reason given"])[-1]
 
 
@@ -56,7 +56,7 @@ def failure(worker: int, envelope: Envelope) -> FedsimError:
     h = envelope.header
     code, text = read_failure(envelope)
     what = text.rstrip()
-    what = f"\n{what}" if "\n" in what else f" {what}"  # a traceback stands on lines of its own
+    what = f"\n{what}" if "\n" in what else f" {what}"  # a traceback begins on a new line
     kind = DiskError if code == DiskError.exit_code else TaskError
     if h.round == NONE:
         return kind(f"worker {worker} could not set itself up:{what}")

@@ -40,16 +40,16 @@ from workers.transport.eventfd import Wakeup
 DRAIN_SECONDS = 3.0
 """Seconds for remote workers to close their connections after the end of the run."""
 ACCOUNT = 60.0
-"""Seconds for an edge server's last account."""
+"""Seconds to wait for an edge server's last ledger rows."""
 
 
 class RunCallbacks(WorkerCallbacks, RecordCallbacks, Protocol):
-    """Is called for everything that is recorded or displayed."""
+    """The callbacks for everything that is recorded or displayed."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run that was not an error."""
+    """The result of a run that ended without an error."""
 
     server: Any
     model: Model
@@ -60,9 +60,9 @@ class Outcome:
     folds: int = 0
     """The number of rounds that have folded an upload."""
     kernel_residual: Mapping[str, int] | None = None
-    """The kernel's count of the streams minus the ledger's, before the workers get their stop."""
+    """The kernel's count of the streams minus the ledger's, taken before the stop messages are sent."""
     edge_residuals: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
-    """The same of edge servers that are processes, by name."""
+    """The same difference at each edge server that is a process, by its name."""
 
 
 class Coordinator:
@@ -78,7 +78,7 @@ class Coordinator:
         callbacks: RunCallbacks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set a run up, from its beginning or after an earlier start.
+        """Set up a new run, or one that continues after an earlier start.
 
         clock: returns seconds, for leases and deadlines.
 
@@ -153,7 +153,7 @@ class Coordinator:
         try:
             outcome = self._run()
         except BaseException as e:
-            if self.timeouts.remote:  # the supervisor ends those of this machine
+            if self.timeouts.remote:  # local workers are ended by the supervisor
                 self._stop_workers(isinstance(e, Interrupted))
             raise
         self._stop_workers()
@@ -219,7 +219,7 @@ class Coordinator:
         self._carry_out(self.machine.handle(*joined))  # at once, so that they share the first tasks
 
     def _step(self, timeout: float) -> bool:
-        """Wait once and handle what arrived; return False if nothing of it counts."""
+        """Wait once and handle what arrived; return False if only duplicates and stale heartbeats arrived."""
         incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.worker_pool.fds()], timeout)
         matters = bool(ready)
         for envelope in incoming:
@@ -243,7 +243,8 @@ class Coordinator:
         return matters or bool(lost or unreadable)
 
     def _receive(self, incoming: Incoming) -> list[Event] | None:
-        """Handle an envelope; None for a duplicate, or a heartbeat about a task that it does not hold."""
+        """Handle an envelope; return None for a duplicate, or for a heartbeat about a task that the worker
+        does not have."""
         worker, envelope = incoming.worker, incoming.envelope
         if self.dispatch.edges is not None:
             self.dispatch.edges.heard(worker)
@@ -287,7 +288,7 @@ class Coordinator:
                 self._carry_out(self.machine.handle(own))
 
     def _without_edges(self, event: Event) -> list[Event]:
-        """Translates an event for the round machine, which has no edge servers."""
+        """Translate an event for the round machine, which knows no edge servers."""
         edges = self.dispatch.edges
         match event:
             case Joined(worker) if edges is not None and edges.is_edge(worker):
@@ -299,7 +300,7 @@ class Coordinator:
 
     def _give_up(self, worker: int, why: str) -> None:
         """Dismiss or kill a worker or an edge server that hangs, or that breaks the protocol."""
-        if self.timeouts.remote:  # else its end is known from its process handle
+        if self.timeouts.remote:  # the end of a local one shows in its process handle
             self._edge_ended(worker)
         self._handle(self.members.give_up(worker, why))
 
@@ -321,7 +322,7 @@ class Coordinator:
             self.executor.lost(event.clients)
             self._handle([event])
         for behind in edges.workers_of(edges.edge_of(worker)):
-            # one by one, because the tasks of one may go to the next
+            # one at a time, because the tasks of one worker may be reassigned to the next one
             self._handle(self.members.end_behind(behind))
 
     def _carry_out(self, commands: list[Command]) -> None:

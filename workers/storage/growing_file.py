@@ -1,8 +1,8 @@
 """Files that only grow, with the digest of their content.
 
-A run's ledger, metrics, journal and timeline are such files. Each append updates the digest, so no
-round reads a file again. Checkpoints record it (workers.storage.checkpoints), and so does summary.json at the
-end of a run.
+A run's ledger, metrics, journal and timeline are such files. Each append updates the digest, so no round
+reads a file again. Checkpoints record the digest (workers.storage.checkpoints), and so does summary.json at
+the end of a run.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class FileDigest:
 
 
 class GrowingFile:
-    """A file to which rows are appended. begin() or cut() opens it; before, the file is not touched."""
+    """A file to which rows are appended. Nothing is written before begin() or cut() opens it."""
 
     def __init__(self, path: Path, header: bytes = b"") -> None:
-        """header: its first line, which is not a row."""
+        """header: the file's first line, which is not a row."""
         self.path, self.header, self._handle = path, header, -1
         self._forget()
 

@@ -20,11 +20,11 @@ NOT_KEPT = ("model", "committed", "sampled", "scores")
 
 @dataclass
 class RoundRecord:
-    """One round.
+    """The record of one round.
 
-    model: the model to evaluate. reported: the numbers that the algorithm reports. sampled: posterior samples
-    of the model are averaged beside its mean. committed: traffic and time are known; the line is complete
-    once all chunks are evaluated too.
+    model: the model to evaluate. reported: the numbers that the algorithm reports. sampled: True if posterior
+    samples are evaluated as well as the posterior's mean. committed: True if traffic and time are known; the
+    line is complete once all chunks are evaluated, too.
     """
 
     number: int
@@ -32,7 +32,7 @@ class RoundRecord:
     folded: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
     unchanged: tuple[int, ...] = ()
-    """The clients that have computed and sent no fields: their rule has not fired (+event)."""
+    """The clients that have computed but sent no fields, because their event rule has not fired (+event)."""
     refused: tuple[int, ...] = ()
     """The clients whose uploads must not be folded (bad_uploads = skip)."""
     simulated: float | None = None
@@ -49,7 +49,7 @@ class RoundRecord:
     bytes_down: int = 0
     bytes_up: int = 0
     edge_bytes: tuple[int, int] | None = None
-    """Between edge servers and the root, down and up, if there are any."""
+    """Bytes between edge servers and the root, down and up; None without edge servers."""
     reported: dict[str, float] = field(default_factory=dict)
     model: Model | None = None
     committed: bool = False
@@ -72,7 +72,7 @@ class RoundRecord:
         """Add numbers that the algorithm reports.
 
         Raises:
-            UsageError: If a line of metrics.jsonl has such a name already.
+            UsageError: If a line of metrics.jsonl already has a value of that name.
         """
         for name in numbers:
             if name in RESERVED or name.startswith("seconds"):
@@ -80,7 +80,7 @@ class RoundRecord:
         self.reported.update(numbers)
 
     def accuracy(self, chunks: int, measure: Likelihood) -> float | None:
-        """Return the test accuracy; None while a chunk is not evaluated, or where there is none."""
+        """Return the test accuracy; None if the measure has none or a chunk has not been evaluated."""
         if len(self.scores) < chunks:
             return None
         return measure.numbers(self._tally(chunks))["test_accuracy"]

@@ -1,10 +1,10 @@
 """One copy of a model's frozen part, and of the start of training, for all processes of a machine.
 
 The coordinator writes the tensors that are not trained into one file of the run folder, and the initial
-weights into another, and every process maps these files in place of its own copies. The pages are the
-kernel's, so that they count once, however many workers there are. The files are no messages, and nobody has
-to believe them: a worker says the digest of its frozen part, as mapped, when it registers, and compares the
-start with its own before it takes it.
+weights into another, and every process maps these files in place of its own copies. All processes share the
+mapped pages, so they need memory only once. No process has to trust the files: when a worker registers, it
+reports the digest of the frozen part that it has mapped, and it uses the initial weights from the file only
+if they equal its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from workers.storage.atomic_files import disk_errors, write_atomically
 FILE = "frozen"
 START = "start"
 LEAST = 1 << 20
-"""Bytes that are worth a file."""
+"""The least number of bytes for which a file is written."""
 SMALL = 1 << 12
-"""Smaller tensors stay where they are."""
+"""Bytes of a tensor below which each process keeps its own copy."""
 ALIGNMENT = 64
 
 
 def write_frozen(module: nn.Module, folder: Path) -> Path | None:
-    """Write the frozen part of a model on the CPU; return the file, or None if it is too small for one."""
+    """Write the frozen part of a model on the CPU; return the file, or None if it is too small to share."""
     tensors = _large(module)
     if _size(tensors) < LEAST:
         return None
@@ -38,9 +38,9 @@ def write_frozen(module: nn.Module, folder: Path) -> Path | None:
 
 
 def map_frozen(module: nn.Module, folder: Path) -> bool:
-    """Put the file's tensors in the place of the module's own, whose memory is freed.
+    """Replace the module's frozen tensors by the file's and free their memory.
 
-    Return False, and change nothing, without the file or with one of another size.
+    Return False and change nothing if there is no file or its size is wrong.
     """
     tensors, path = _large(module), folder / FILE
     if not tensors or not path.is_file() or path.stat().st_size != _size(tensors):
@@ -54,7 +54,7 @@ def map_frozen(module: nn.Module, folder: Path) -> bool:
 
 
 def write_start(start: Tensor, folder: Path) -> Path | None:
-    """Write the initial weights (P,), on the CPU; return the file, or None if they are too few for one."""
+    """Write the initial weights (P,) on the CPU; return the file, or None if they are too few to share."""
     if start.nbytes < LEAST:
         return None
     write_atomically(folder / START, [raw_bytes(start)])
@@ -62,7 +62,7 @@ def write_start(start: Tensor, folder: Path) -> Path | None:
 
 
 def map_start(start: Tensor, folder: Path) -> bool:
-    """Let the initial weights (P,) be the file's; return False if there is none with the same bits."""
+    """Replace the initial weights (P,) by the file's; return False if there is no file or it differs."""
     path = folder / START
     if not path.is_file() or path.stat().st_size != start.nbytes:
         return False
@@ -75,7 +75,7 @@ def map_start(start: Tensor, folder: Path) -> bool:
 
 def _mapped(path: Path) -> mmap.mmap:
     with disk_errors(path), path.open("rb") as file:
-        # copy on write: torch warns of memory that it cannot write, and nothing ever writes it
+        # copy-on-write, although nothing is ever written: torch warns about read-only memory
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 

@@ -17,8 +17,9 @@ from workers.transport.join_credentials import KeyPair
 from workers.transport.tcp_address import TcpAddress
 
 SEND_QUEUE, TO_WORKER = 8, 160
-"""Envelopes that may be queued for one peer. A worker holds up to two tasks for each of 16 lanes, a state
-before each, and a few small envelopes; libzmq may count as many again that it has delivered."""
+"""Envelopes that may be queued for one peer. A worker may be sent two tasks for each of 16 lanes, a state
+before each task, and a few small envelopes. Twice as many are allowed, because libzmq may still count
+envelopes that it has delivered."""
 HELLO_DEADLINE = 30.0
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -31,9 +32,9 @@ _EVENTS = (
 _ENDED = (zmq.EVENT_CLOSED, zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 """An attempt to connect was refused, or its connection ended before the end of the handshake."""
 TURNED_DOWN = 5.0
-"""Seconds of refused attempts after which a coordinator that answered before is gone."""
+"""A coordinator that answered before is considered gone after refusing attempts for this many seconds."""
 ATTEMPTS = 5
-"""The least number of refused attempts: in a network that drops everything, an attempt takes much longer."""
+"""The least number of refused attempts before that: an attempt takes long if the network drops packets."""
 
 
 class KeyRefused(AccessError):
@@ -49,7 +50,7 @@ class CurveKeys(NamedTuple):
 
     @staticmethod
     def of(own: KeyPair, server: str) -> CurveKeys:
-        """Return the keys of a file."""
+        """Encode a worker's own keys and the coordinator's public key."""
         return CurveKeys(own.public.encode(), own.secret.encode(), server.encode())
 
 
@@ -70,9 +71,9 @@ class Connection:
     ) -> None:
         """Connect and send the hello.
 
-        max_frame: the largest accepted frame, in bytes. curve_keys: None for a worker of the coordinator's
-        machine. patience: seconds for a coordinator that does not answer. again: True if this worker was
-        connected before; if the network then refuses it for TURNED_DOWN seconds, the coordinator has ended.
+        max_frame: the largest accepted frame, in bytes. curve_keys: None for a worker on the coordinator's
+        machine. patience: seconds to wait for an answer. again: True if this worker was connected before;
+        if its attempts are then refused for TURNED_DOWN seconds, the coordinator has ended.
 
         Raises:
             TaskError: If no coordinator answers within `patience` seconds.
@@ -149,7 +150,7 @@ class Connection:
         until = time.monotonic() + deadline
         while (left := until - time.monotonic()) > 0:
             ready = dict(poller.poll(int(left * 1000)))
-            if self._monitor in ready:  # there may be no later connection for it
+            if self._monitor in ready:  # the connection has ended, and there may be no other one
                 raise self._lost()
             with suppress(zmq.Again):
                 self.socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
@@ -157,7 +158,7 @@ class Connection:
         raise WireError(f"the coordinator took no envelope for {deadline:g} s")
 
     def check(self) -> None:
-        """Raise ConnectionLost if the connection has ended; only one with CURVE keys is watched."""
+        """Raise ConnectionLost if the connection has ended. Only those with CURVE keys are monitored."""
         if self._monitor is not None and self._monitor.poll(0):
             raise self._lost()
 
@@ -204,8 +205,8 @@ def bound(socket: zmq.Socket[bytes], max_frame: int, to_send: int = SEND_QUEUE) 
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let the kernel detect within half a minute that the other machine is gone, with (MAXRT) or without data
-    in flight. Unlike ZMTP's heartbeats, this adds no byte to the stream."""
+    """Let the kernel detect within half a minute that the other machine is gone, even if data is in flight
+    (MAXRT). Unlike ZMTP's heartbeats, this adds no bytes to the stream."""
     for option, value in (
         (zmq.TCP_KEEPALIVE, 1),
         (zmq.TCP_KEEPALIVE_IDLE, 10),

@@ -1,6 +1,6 @@
-"""The addresses of edge servers, and the workers of each.
+"""The addresses of edge servers, and the workers behind each of them.
 
-A file each in the run folder says where, because a port is known only once it is open.
+Each edge server writes its address to a file in the run folder, because a port is known only once it is open.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from workers.storage.atomic_files import write_atomically
 
 FOLDER = "edges"
 STEP = 0.02
-"""Seconds between two looks."""
+"""Seconds between two attempts to read the file."""
 
 
 class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """url: where it listens. token: what its workers' hello has to bring."""
+    """url: where the edge server listens. token: its workers send it in their hello."""
 
     url: str
     token: str
 
 
 def edge_of_worker(worker: int, workers: int, edges: int) -> int:
-    """The edge server that a worker works behind: each has a block of them, so that their seats are one."""
+    """The edge server of a worker. Each edge server has consecutive workers, so their seats are a range."""
     return worker * edges // workers
 
 
@@ -41,16 +41,16 @@ def address_file(run_dir: Path, edge: int) -> Path:
 
 
 def write_address(path: Path, address: Address) -> None:
-    """Write it whole, for its owner alone: it has a token."""
+    """Write the address atomically. Only the file's owner may read it, because it contains a token."""
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, [msgspec.json.encode(address)], mode=0o600)
 
 
 def wait_for_address(path: Path, seconds: float) -> Address:
-    """Read it as soon as it is there.
+    """Wait for the file and return the address in it.
 
     Raises:
-        TaskError: If it is not there in time.
+        TaskError: If the file does not appear within `seconds`.
     """
     until = time.monotonic() + seconds
     while time.monotonic() < until:

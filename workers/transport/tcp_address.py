@@ -1,7 +1,7 @@
-"""tcp://ADDRESS:PORT, as --bind, --connect and join files have it. Every such text is parsed here.
+"""tcp://ADDRESS:PORT in --bind, --connect and join files. Every such text is parsed here.
 
-libzmq itself takes more than an address: it reads a port by its last 16 bits and as far as it has digits, and
-`tcp://A;B:PORT` as two addresses. IPv6 is a socket's option, and is off by default.
+libzmq itself accepts texts that are no address: it uses only the last 16 bits of a port, ignores characters
+after its digits, and reads `tcp://A;B:PORT` as two addresses. A socket needs an option to use IPv6.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fedsim.errors import DataError, UsageError
 from fedsim.specs import whole
 
-if TYPE_CHECKING:  # options are parsed before it is needed
+if TYPE_CHECKING:  # options can be parsed without importing zmq
     import zmq
 
 _PARTS = re.compile(r"tcp://(?:\[([^\[\]]*)\]|([^\[\]]*)):([^:\[\]]*)")
@@ -25,12 +25,14 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
 
 @dataclass(frozen=True)
 class TcpAddress:
-    """The address at which a socket listens, or connects; UsageError says what is wrong with a text.
+    """The address at which a socket listens or to which it connects.
+
+    The parsers raise UsageError, which says what is wrong with a text.
 
     Attributes:
-        host: An IPv4 or IPv6 address, the name of a machine, or of an interface to listen at. An address of
-            one link has its zone: fe80::1%eth0.
-        port: The port; 0: the system chooses one.
+        host: An IPv4 or IPv6 address, the name of a machine, or the name of an interface to listen on. A
+            link-local address includes its zone, as in fe80::1%eth0.
+        port: The port; 0 if the system chooses one.
     """
 
     host: str
@@ -38,7 +40,10 @@ class TcpAddress:
 
     @staticmethod
     def to_listen(text: str, owner: str = "--bind") -> TcpAddress:
-        """Parse an address of this machine; port * lets the system choose. owner: what it is, for errors."""
+        """Parse an address of this machine; with the port * the system chooses one.
+
+        owner: the option that errors name.
+        """
         host, port = _parts(text, owner, " (port * lets the system choose)")
         if host == "*":
             raise UsageError(
@@ -66,14 +71,14 @@ class TcpAddress:
         return sorted(pairs, key=lambda pair: pair[0] != socket.AF_INET)
 
     def allow(self, zmq_socket: zmq.Socket[bytes]) -> None:
-        """Let a socket speak IPv6 where this address is one, or a name of nothing else."""
+        """Enable IPv6 for a socket if this is an IPv6 address or a name that has no IPv4 address."""
         from zmq import IPV6
 
         six = ":" in self.host
         if not _is_address(self.host) and self.host not in interfaces():
             try:
                 six = self.resolved()[0][0] == socket.AF_INET6
-            except OSError:  # it may be known later: libzmq asks at every attempt to connect
+            except OSError:  # the name may be known later: libzmq resolves it at every attempt to connect
                 six = False
         zmq_socket.setsockopt(IPV6, int(six))
 
@@ -83,18 +88,18 @@ class TcpAddress:
 
 
 def checked_url(url: str | None, of_file: str, file: Path) -> str:
-    """The address to connect to: what --connect says, else the join file.
+    """Return the address to connect to: that of --connect, or else that of the join file.
 
     Raises:
-        UsageError: if --connect names none.
-        DataError: if the file has none.
+        UsageError: if --connect is no such address.
+        DataError: if the file contains no such address.
     """
     if url is not None:
         return str(TcpAddress.to_connect(url))
     try:
         return str(TcpAddress.to_connect(of_file, f"{file}: url"))
     except UsageError as e:
-        raise DataError(f"{e}; give the coordinator's with --connect") from None
+        raise DataError(f"{e}; give the coordinator's address with --connect") from None
 
 
 def interfaces() -> set[str]:

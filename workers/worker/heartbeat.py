@@ -1,11 +1,12 @@
 """Heartbeats from inside the computation.
 
-A process that answers ZeroMQ's heartbeats may hang in its own loop, because ZeroMQ's I/O thread answers. So a
-worker sends heartbeats where it computes: before a forward pass of the network, at most once a second. A
-slow worker keeps sending them; one that hangs or is stopped does not, and its lease ends.
+ZeroMQ's own heartbeats do not show that a process is making progress: its I/O thread answers them even if the
+process hangs. So a worker sends heartbeats from its computation, before a forward pass of the network and at
+most once a second. A slow worker keeps sending them; a worker that hangs or is stopped does not, so its
+lease ends.
 
-While a process sets itself up it computes nothing that calls it back, so a thread sends them. They say that
-the process is not stopped; a set-up that does not end is limited by --join-within.
+While a process starts, it computes no forward passes, so a thread sends the heartbeats. They show only that
+the process has not been stopped; --join-within limits a start that does not end.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from workers.protocol_messages import heartbeat, idle
 from workers.transport.dealer import Connection
 
 SECONDS = 1.0
-"""Between two heartbeats."""
+"""The time between two heartbeats."""
 
 
 @contextmanager
 def while_it_starts(connection: Connection, run: str) -> Iterator[None]:
-    """Send heartbeats about no task while the block lasts, in which nothing else uses the connection."""
+    """Send heartbeats from a thread while the block runs; the block must not use the connection."""
     over = threading.Event()
 
     def beat() -> None:
@@ -44,7 +45,7 @@ def while_it_starts(connection: Connection, run: str) -> Iterator[None]:
 
 
 class Heartbeat:
-    """A hook for forward passes; calling it often costs little."""
+    """A hook for forward passes, which is cheap enough to be called before each of them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -59,7 +60,7 @@ class Heartbeat:
         self._current.append(of)
 
     def end(self, of: Header) -> None:
-        """Note that it has ended."""
+        """Note that the task or evaluation has ended."""
         self._current.remove(of)
 
     def __call__(self, *_: object) -> None:

@@ -1,7 +1,7 @@
 """The paths of a user's own files on a remote worker's machine.
 
-The coordinator names them by their paths on its machine. A copy elsewhere is as good: the coordinator
-compares the digests of the bytes that were executed.
+The coordinator sends the paths on its own machine. A remote worker may use a copy at another path, because
+the coordinator compares the digests of the bytes that were executed, not the paths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ FIELDS = ("algo", "model", "dataset", "partition")
 class LocalFiles:
     """The paths of files on this machine.
 
-    choices: by field of the experiment. codecs: of codecs, known by their file names.
+    choices: the paths of files by field of the experiment. codecs: the paths of codec files, which are
+    matched by file name.
     """
 
     choices: Mapping[str, Path] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class LocalFiles:
         """Return the experiment with the paths of this machine.
 
         Raises:
-            UsageError: If a file is not here, or one was named that the run does not use.
+            UsageError: If a file is missing, or the run does not use a file that the user named.
         """
         result = dict(experiment)
         for name in FIELDS:
@@ -45,7 +46,7 @@ class LocalFiles:
         used = {plugins.path_and_name(codec)[0] for codec in codecs.values() if plugins.is_spec(codec)}
         for path in self.codecs:
             if path.resolve() not in used:
-                raise UsageError(f"--codec {path}: this run has no codec from a file of the name {path.name}")
+                raise UsageError(f"--codec {path}: this run has no codec from a file named {path.name}")
         return result | {"codecs": codecs, "tree": self._tree(result.get("tree", ""))}
 
     def _tree(self, there: str) -> str:

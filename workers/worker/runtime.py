@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import plugins
+from fedsim.device_copies import to_cpu
 from fedsim.errors import ConnectionLost, Interrupted, WireError
 from fedsim.learning.gaussian import Model
 from fedsim.learning.ownership import give_up, keep
@@ -119,8 +120,9 @@ class WorkerRuntime:
         state = self._state(h.client, h.base)
         if state.got is None:
             raise WireError(f"client {h.client} got no broadcast in round {h.round}, and has none of before")
-        keep(state.got)
-        return state.got, state.got_in
+        got = to_cpu(state.got)
+        keep(got)
+        return got, state.got_in
 
     def _decoded(self, envelope: Envelope, context: MessageContext) -> Any:
         h, problem = envelope.header, self.problem

@@ -5,15 +5,16 @@ A layer of n integers is
     2 bytes   T, the number of tokens in the table; 0: all integers are 0, and nothing follows
     1 byte    s: integers below 2^s have a token of their own; the sender takes the s with the fewest bytes
     4 bytes   W, the number of 32-bit words of the range code
-    T bytes   the frequency of every token, as (8 + m) 2^e with m the low 3 bits of the byte and e the others,
-              and 0 for the byte 0: at most 1/16 off the count, which costs at most 0.3 %
-    4 W bytes the tokens under these frequencies
-    the rest  bits of integers of 2^s and more that the token does not tell
+    T bytes   the frequency of every token: (8 + m) 2^e, where m are the low 3 bits of the byte and e are the
+              other bits; the byte 0 means 0. It differs from the count by at most 1/16, which costs 0.3 % at
+              most
+    4 W bytes the tokens, coded with these frequencies
+    the rest  for integers of at least 2^s, the bits that do not follow from the token
 
 A token is a bucket of |k| and the sign of k: 0 to 2^s - 1 have a bucket each, then every octave has four. So
 any integer below 2^40 has a token, no distribution has to be assumed, and the table is short. Frequencies
-are integers and the coder computes with integers, so that two machines decode alike. Decoders raise WireError
-if the bytes are no such layers.
+are integers and the coder computes with integers, so that all machines decode the same values. Decoders raise
+WireError if the bytes do not have this format.
 
 Source: range coding, Martin 1979, by the package constriction (https://bamler-lab.github.io/constriction).
 """
@@ -31,16 +32,16 @@ from fedsim.wire.codecs.base import Array, Bound, Spec
 
 HEAD = struct.Struct("<HBI")
 LEAST = 2
-"""Bytes of a layer, at least."""
+"""The least number of bytes of a layer."""
 FEW = 64
-"""Bytes that a layer may have, however few values it has."""
+"""Every layer may have this many bytes, however few values it has."""
 BITS = 40
 LARGEST = (1 << BITS) - 1
 """The largest |k|."""
 SAMPLE = 4096
-"""About how many integers choose s."""
+"""The approximate number of integers from which s is chosen."""
 _SINGLE = (2, 4, 6, 8)
-"""The choices of s."""
+"""The values of s that are tried."""
 
 
 def encode_integers(integers: Array) -> bytes:
@@ -90,7 +91,7 @@ def decode_integers(data: memoryview, count: int) -> tuple[Array, int]:
 
 
 def entropy_bits(integers: Array) -> float:
-    """The zeroth-order entropy of a layer of integers, in bits for all of it."""
+    """The zeroth-order entropy of a layer of integers, in bits for the whole layer."""
     if not len(integers):
         return 0.0
     counts = np.unique(integers, return_counts=True)[1].astype(np.float64)
@@ -117,13 +118,13 @@ def decode_layers(data: memoryview, spec: Spec) -> Array:
 
 
 def layer_bounds(spec: Spec, beside: int = 0) -> tuple[Bound, ...]:
-    """The bound of a part of `beside` bytes and entropy-coded layers."""
+    """The bound of a part that contains `beside` bytes and all layers, entropy-coded."""
     layers = len(spec.layout.slices)
     return (Bound("values", beside + LEAST * layers, beside + max(spec.dense_bytes, FEW * layers)),)
 
 
 def layers_entropy(data: memoryview, spec: Spec) -> float:
-    """The zeroth-order entropy of every layer's integers, in bits for all of them."""
+    """The sum of the zeroth-order entropies of all layers, in bits."""
     integers = decode_layers(data, spec)
     return sum(entropy_bits(integers[s.offset : s.offset + s.size]) for s in spec.layout.slices)
 
@@ -136,7 +137,7 @@ def _buckets_of(s: int) -> int:
 
 
 def _tokens(integers: Array, size: Array, s: int) -> tuple[Array, Array]:
-    """The token of every integer, and how many of its bits the token does not tell."""
+    """The token of every integer, and the number of its bits that do not follow from the token."""
     if int(size.max(initial=0)) < 2**s:
         return (2 * size - (integers > 0)).astype(np.int32), np.zeros(len(size), dtype=np.int64)
     octave = np.frexp(size.astype(np.float64))[1].astype(np.int64) - 1  # floor(log2), exact below 2^53
@@ -147,7 +148,7 @@ def _tokens(integers: Array, size: Array, s: int) -> tuple[Array, Array]:
 
 
 def _expected(integers: Array, size: Array, s: int, count: int) -> float:
-    """About the bits of a layer of `count` integers with this s, from some of them."""
+    """Estimate the bits of a layer of `count` integers with this s from a sample of its integers."""
     tokens, width = _tokens(integers, size, s)
     counts = np.bincount(tokens)
     used = counts[counts > 0]
@@ -157,7 +158,7 @@ def _expected(integers: Array, size: Array, s: int, count: int) -> float:
 
 @cache
 def _table(s: int) -> tuple[Array, Array]:
-    """For every token, its integer of least size, and how many bits it does not tell."""
+    """For every token, its smallest integer, and the number of bits that do not follow from the token."""
     tokens = np.arange(2 * _buckets_of(s), dtype=np.int64)
     bucket = (tokens + 1) // 2
     single = bucket < 2**s
@@ -181,7 +182,7 @@ def _sizes(size: Array, width: Array, data: memoryview) -> tuple[Array, int]:
     total = int(width.sum())
     used = -(-total // 8)
     if used > len(data):
-        raise WireError(f"{len(data)} bytes where the tokens have {total} bits more")
+        raise WireError(f"{len(data)} bytes, but the tokens need {total} more bits")
     bits = np.unpackbits(np.frombuffer(data[:used], dtype=np.uint8)).astype(np.int64)
     if bits[total:].any():
         raise WireError("bits behind the last one")

@@ -4,10 +4,10 @@
     mrc:b       a mask distributed about as m ~ Bernoulli(q), as an index of b bits per block
     levels:b    q itself as the nearest multiple of 2^-b, entropy-coded
 
-bernoulli and mrc send a sample instead of q: the decoded values are 0 and 1, and their mean over
-messages is q. Upwards p is the same field of the broadcast that the upload answers; where there is none,
-bernoulli codes layer by layer, and mrc takes p = 1/2. Downwards mrc:b+last takes the last broadcast, and
-mrc:bxN sends N samples, of which the decoded values are the mean.
+bernoulli and mrc send a sample instead of q: the decoded values are 0 and 1, and their mean over messages is
+q. In an upload, p is the same field of the broadcast that the upload answers; if there is none, bernoulli
+codes layer by layer, and mrc takes p = 1/2. In a broadcast, mrc:b+last takes p from the last broadcast, and
+mrc:bxN sends N samples, whose mean is the decoded value.
 
 Minimal random coding (mrc). Both ends draw 2^b candidates of a block from Bernoulli(p), by an integer hash
 of the message's key, so that any bit of any candidate can be computed alone and two machines agree. The
@@ -54,12 +54,12 @@ BINS = 16
 FEWEST, MOST = 3, 12
 """Bits of a block of mrc."""
 SAMPLES = 64
-"""N of mrc, at most."""
+"""The largest N of mrc."""
 SPARE = 2.0
 """Bits of an index above the mean KL of a block. The mean of the samples goes 0.8 of the way from p to q;
 with 5 it would go 0.93, for twice the bytes (docs/decisions/028-masks.md)."""
 LONGEST = 1 << 14
-"""Places of a block, at most."""
+"""The largest number of places in a block."""
 PRIOR = 0.02
 """p of mrc is held in [PRIOR, 1 - PRIOR], so that every mask can be a candidate."""
 HEAD = struct.Struct("<I")
@@ -102,7 +102,8 @@ def _probabilities(x: Tensor) -> Array | None:
 
 
 def _bins(ref: Tensor | None, spec: Spec) -> list[Array]:
-    """The places that are coded with one table: of like p, or of a layer."""
+    """Return the groups of places that share a table: those with similar p or, without p, those of a
+    layer."""
     if ref is None:
         return [np.arange(s.offset, s.offset + s.size) for s in spec.layout.slices]
     bins = np.minimum((flat32(ref) * BINS).astype(np.int64), BINS - 1)
@@ -180,14 +181,14 @@ def _hash(counters: Array, key: int) -> Array:
 
 
 def _candidate(number: int, size: int, key: int) -> Array:
-    """The uniform integers below UNIT of a layer's candidate of this number, (size,) uint16."""
+    """Return the random integers, uniform below UNIT, of candidate `number` of a layer, (size,) uint16."""
     words = -(-size // 4)
     counters = np.arange(number * words, (number + 1) * words, dtype=np.uint64)
     return _hash(counters, key).astype("<u8").view("<u2")[:size]
 
 
 def _drawn(numbers: Array, size: int, key: int) -> Array:
-    """The same, with place i from candidate numbers[i]; each place is computed separately."""
+    """Return such integers with place i from candidate numbers[i]; only these places are computed."""
     words, places = -(-size // 4), np.arange(size, dtype=np.uint64)
     counters = numbers.astype(np.uint64) * np.uint64(words) + places // np.uint64(4)
     lanes = np.uint64(16) * (places % np.uint64(4))

@@ -2,7 +2,8 @@
 
 An algorithm's own defaults were chosen on digits. A preset is a TOML file of this folder: the experiment, and
 for each algorithm the hyperparameters that were released by its authors or chosen on held-out training rows.
-tests/launch/test_presets.py holds every entry equal to the recipe's variant whose results the page shows.
+tests/launch/test_presets.py checks that every entry equals the variant of the recipe whose results the page
+shows.
 
 Imports nothing heavy, because options are resolved before the fork server is made.
 """
@@ -25,10 +26,10 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Settings:
-    """One algorithm's hyperparameters, by dotted or short name, and what they rest on.
+    """One algorithm's hyperparameters, by dotted or short name, and their source.
 
-    variant: its label in the preset's recipe, or in `recipe` if that is given. experiment: what differs from
-    the preset's.
+    variant: the variant's label in the preset's recipe, or in `recipe` if that is set. experiment: the
+    settings that differ from the preset's experiment.
     """
 
     source: str
@@ -63,8 +64,8 @@ class Preset:
         return str(self.experiment["dataset"])
 
     def tables(self, algo: str) -> dict[str, dict[str, Any]]:
-        """The tables `experiment` and `hyperparameters` for an algorithm; of one that the preset does not
-        know, the preset's data and the algorithm's defaults."""
+        """Return the tables `experiment` and `hyperparameters` for an algorithm. If the preset does not have
+        the algorithm, they contain the preset's data, and the algorithm's defaults apply."""
         settings = self.algorithm.get(algo)
         return {
             "experiment": {**self.experiment, **(settings.experiment if settings else {})},
@@ -92,7 +93,7 @@ def names() -> tuple[str, ...]:
 
 
 def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experiment:
-    """The experiment of a preset for an algorithm, with `changes` over it (fedsim.preset)."""
+    """Return the experiment of a preset for an algorithm; `changes` override it (fedsim.preset)."""
     tables = Preset.read(name).tables(algo)
     hyperparameters = tables["hyperparameters"] | dict(dotted(changes.get("hyperparameters", {})))
     values = {**tables["experiment"], "algo": algo, **changes, "hyperparameters": hyperparameters}
@@ -100,14 +101,15 @@ def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experimen
 
 
 def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
-    """Remarks, a line each, on hyperparameters that were left at their defaults; the arguments are
-    `remark`'s.
+    """Return remarks, one line each, on hyperparameters that were left at their defaults.
+
+    The arguments are those of `remark`.
     """
     return tuple(line for line in (remark(experiment, preset), step_remark(experiment)) if line)
 
 
 def step_remark(experiment: Experiment) -> str:
-    """One line if a step left at its default counts all clients and a round asks fewer; "" if not."""
+    """Return one line if a step size has a default for all K clients, but rounds have fewer; else ""."""
     known = algorithms("algorithms").get(experiment.algo)
     if known is None or not asks_fewer(experiment):
         return ""
