@@ -10,7 +10,6 @@ of the same split and start; the interval is Student's t, 95 %.
 from __future__ import annotations
 
 import csv
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import report
+from matplotlib.ticker import LogLocator
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from scipy.stats import t
 
 RESULTS = report.ROOT / "docs" / "results"
 SOURCES = {
-    "events_digits_10": "digits, 10 clients",
-    "events_fashion_mnist_10": "FashionMNIST 10 %, 10 clients",
+    "events_digits_10": ("digits, 10 clients", 7_510 * 10 * 40),
+    "events_digits_100": ("digits, 100 clients", 7_510 * 100 * 40),
+    "events_fashion_mnist_10": ("FashionMNIST 10 %, 10 clients", 178_110 * 10 * 30),
 }
+"""The title, and parameters times clients times rounds."""
 WINDOW = 3
 """Evaluated rounds whose scores are averaged."""
 KINDS = {
@@ -41,11 +43,12 @@ PICTURE = ("fedavg", "fedadmm", "ivon_admm", "fedlap_cov")
 
 @dataclass(frozen=True)
 class Line:
-    """One variant of a sweep: its name without the algorithm, and by seed accuracy (%), NLL and megabytes."""
+    """One variant of a sweep: its name without the algorithm, and by seed accuracy (%), NLL, and megabytes in
+    all, down and up."""
 
     algorithm: str
     name: str
-    scores: Mapping[int, tuple[float, float, float]]
+    scores: Mapping[int, tuple[float, ...]]
 
     @property
     def kind(self) -> str:
@@ -55,7 +58,12 @@ class Line:
 
     @property
     def megabytes(self) -> float:
-        return fmean(mb for _, _, mb in self.scores.values())
+        return fmean(of[2] for of in self.scores.values())
+
+    def bits(self, count: int) -> str:
+        """Bits down and up per parameter, client and round; count: how many of these there are."""
+        down, up = (8e6 * fmean(of[i] for of in self.scores.values()) / count for i in (3, 4))
+        return f"{down:.2f}, {up:.2f}"
 
     def less(self, full: Line) -> float:
         """The share of bytes saved, both directions together."""
@@ -72,17 +80,17 @@ class Line:
 
 def read(path: Path) -> list[Line]:
     """The lines of a sweep, in its order."""
-    curves: dict[str, dict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
+    curves: dict[str, dict[int, list[tuple[float, ...]]]] = defaultdict(lambda: defaultdict(list))
     with path.open() as file:
         for row in csv.DictReader(file):
-            mb = float(row["MB_down"]) + float(row["MB_up"])
-            scores = (100 * float(row["test_accuracy"]), float(row["test_nll"]), mb)
+            down, up = float(row["MB_down"]), float(row["MB_up"])
+            scores = (100 * float(row["test_accuracy"]), float(row["test_nll"]), down + up, down, up)
             curves[row["variant"]][int(row["seed"])].append(scores)
     lines = []
     for variant, seeds in curves.items():
         algorithm, _, name = variant.partition(" ")
         last = {
-            seed: (*(fmean(r[i] for r in rounds[-WINDOW:]) for i in (0, 1)), rounds[-1][2])
+            seed: (*(fmean(r[i] for r in rounds[-WINDOW:]) for i in (0, 1)), *rounds[-1][2:])
             for seed, rounds in seeds.items()
         }
         lines.append(Line(algorithm, name, last))  # type: ignore[arg-type]
@@ -93,7 +101,7 @@ def with_sign(value: float, half: float, digits: int) -> str:
     return f"{value:+.{digits}f} ± {half:.{digits}f}"
 
 
-def cells(lines: Sequence[Line]) -> str:
+def cells(lines: Sequence[Line], count: int) -> str:
     """The table: bytes saved, and what they cost."""
     full = {line.algorithm: line for line in lines if line.name == "full"}
     rows = []
@@ -106,11 +114,10 @@ def cells(lines: Sequence[Line]) -> str:
         )
         accuracy, nll = (fmean(s[i] for s in line.scores.values()) for i in (0, 1))
         saved = "–" if line is base else f"{100 * line.less(base):.0f} %"
-        name = re.sub(r"(budget|event) ", r"\1 ", line.name)
-        rows.append(
-            [line.algorithm, name, f"{line.megabytes:.1f}", saved, f"{accuracy:.1f}", *changes, f"{nll:.3f}"]
-        )
-    head = ["algorithm", "sends", "MB", "fewer bytes", "accuracy %", "from full", "NLL from full", "NLL"]
+        spent = (f"{line.megabytes:.1f}", line.bits(count), saved)
+        rows.append([line.algorithm, line.name, *spent, f"{accuracy:.1f}", *changes, f"{nll:.3f}"])
+    cost = ("MB", "bits down, up", "fewer bytes")
+    head = ["algorithm", "sends", *cost, "accuracy %", "from full", "NLL from full", "NLL"]
     return report.table(head, rows)
 
 
@@ -133,9 +140,9 @@ def draw(page: report.Page, lines: Sequence[Line]) -> None:
         ax.set_title(algorithm)
         ax.set_xlabel("MB, down and up")
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_formatter("{x:g}")
-        ax.tick_params(axis="x", which="both", labelsize=8)
+        ax.xaxis.set_minor_formatter("")
     axes[0].set_ylabel("test accuracy, %")  # type: ignore[index]
     handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}  # type: ignore[attr-defined]
     drawn.legend(handles.values(), handles, loc="outside lower center", ncols=7)
@@ -147,17 +154,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     page = report.Page("events", "What event-triggered messages save", options)
     page.add(
         "Who sends when is described in [participation.md](../participation.md). Bytes are those of both "
-        "directions, headers included; scores are means of the last three evaluated rounds. `from full` is "
-        "the mean difference from `full` of the same algorithm, paired by seed, with the half width of its "
-        "95 % interval (Student's t). Where the interval has 0 in it, these seeds cannot tell the two apart."
+        "directions, headers included, and bits those of a parameter, client and round; scores are means of "
+        "the last three evaluated rounds. `from full` is the mean difference from `full` of the same "
+        "algorithm, paired by seed, with the half width of its 95 % interval (Student's t). Where the "
+        "interval has 0 in it, these seeds cannot tell the two apart."
     )
-    for name, title in SOURCES.items():
+    for name, (title, count) in SOURCES.items():
         path = RESULTS / f"{name}.csv"
         if not path.is_file():
             continue
         lines = read(path)
         page.add(f"## {title[0].upper()}{title[1:]}, {max(len(line.scores) for line in lines)} seeds")
-        page.add(cells(lines))
+        page.add(cells(lines, count))
         if name == "events_digits_10":
             draw(page, lines)
     page.write()

@@ -173,7 +173,7 @@ def keys(value: Any, path: str = "") -> Iterator[str]:
 
 FREE = {
     "fedsim ledger RUN": ("limits.",),
-    "fedsim plan": ("bytes.",),
+    "fedsim plan": ("bytes.", "least."),
     "fedsim compare": ("groups[].", "files."),
     "fedsim list algorithms": (),
 }
@@ -192,7 +192,10 @@ def test_the_keys_are_those_of_the_page(
         "fedsim describe ALGO": ("describe", "fedlap"),
         "fedsim runs": ("runs", path),
         "fedsim ledger RUN": ("ledger", path),
-        "fedsim plan": ("plan", "--clients", "2", "--rounds", "1", "--link", "joules_up=1e-6"),
+        "fedsim plan": (
+            *("plan", "--clients", "2", "--rounds", "1", "--link", "joules_up=1e-6"),
+            *("--participation", "full+event:norm:1"),
+        ),
         "fedsim compare": ("compare", path, second, "--out", page, "--to", "60%"),
         "fedsim schedule": ("schedule", "full"),
         "fedsim codecs": ("codecs", path),
