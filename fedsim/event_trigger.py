@@ -86,7 +86,8 @@ class EventTriggered(Wrapper):
                 self.inner.check_stale(damped=False)
             except UsageError as e:
                 raise UsageError(str(e).replace("--async", "+quiet", 1)) from None
-        if self._counts_zero and any(f.python is Tensor and f.kind.dims != ("P",) for f in schema(self._up)):
+        tensors = [f for f in schema(self._up) if f.python is Tensor and f.kind.dims != (RUNNING,)]
+        if self._counts_zero and any(f.kind.dims != ("P",) for f in tensors):
             raise UsageError(f"{which}: an increment of {self.name} is no vector of its parameters")
         if self.up is not None and self.up.kind == "kl" and not self._has_posterior(self._up):
             raise UsageError(
