@@ -308,6 +308,12 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """
         return client
 
+    def local_mean(self, down: Down, up: Up) -> Tensor:
+        """The weights (P,) at which local training has ended, or their posterior mean, by an upload that
+        answers `down` (fedsim.personalisation)."""
+        mean: Tensor = up.mean  # type: ignore[attr-defined]
+        return mean
+
     # ---- a client that computes and sends nothing (fedsim.event_trigger)
 
     def unsent(self) -> Unsent:
@@ -400,6 +406,10 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         if _type_of_sums(type(self)) in (Tensor, Gaussian):
             return map_tensors(getattr(self.server_init(ctx), self._total), torch.zeros_like)
         return zeros_of(kind, ctx.start)
+
+    def sum_of(self, sums: Any, name: str) -> Any:
+        """The sum that Exchange.sums calls by this name."""
+        return sums if isinstance(sums, Tensor) else getattr(sums, name)
 
     def merged(self, sums: Any, sent: Any) -> Any:
         """The server's sums with those that an edge server has sent: field by field, in float64."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsim.data.datasets import Dataset
-from fedsim.learning.gaussian import Model, Point
+from fedsim.learning.gaussian import Model, Point, taken_apart
 from fedsim.learning.likelihoods import LIKELIHOODS, Likelihood, Tally, added, by_client, classified
 from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
@@ -47,6 +47,9 @@ class Evaluation:
         requested_samples: Posterior samples that the experiment asks for.
         test_clients: The client of every test row, -1 for none, or None: clients have no test rows.
         clients: The number of clients.
+        of_batch: If clients keep their running statistics, those of the start: batch normalisation uses the
+            statistics of the examples that are evaluated together, as AdaBN does for data without labels (Li
+            et al. 2016, https://arxiv.org/abs/1603.04779), and these only for an example alone.
     """
 
     net: Net
@@ -56,6 +59,7 @@ class Evaluation:
     requested_samples: int
     test_clients: npt.NDArray[np.int64] | None = None
     clients: int = 0
+    of_batch: Tensor | None = None
 
     @property
     def chunks(self) -> int:
@@ -82,11 +86,17 @@ class Evaluation:
         inputs = torch.from_numpy(np.array(self.dataset.test_inputs[rows])).to(self.net.device)
         targets = torch.from_numpy(np.array(self.dataset.test_targets[rows])).to(self.net.device)
         floats = self.read(inputs)
+        plain, statistics = taken_apart(model)
+        if self.of_batch is not None:
+            statistics = self.of_batch
+        if statistics is not None:
+            self.net.statistics.copy_(statistics)
+        of_batch = self.of_batch is not None
 
         def logits(weights: Tensor, rows: Tensor) -> Tensor:
-            return self.net.logits(weights.to(self.net.device), rows).double()
+            return self.net.logits(weights.to(self.net.device), rows, of_batch).double()
 
-        measure, mean = self.measure, model.mean.to(self.net.device)
+        measure, mean = self.measure, plain.mean.to(self.net.device)
         pieces = zip(torch.split(floats, measure.rows), torch.split(targets, measure.rows), strict=True)
         own: Tally = ()
         if self.test_clients is None:
@@ -95,13 +105,13 @@ class Evaluation:
             outputs = torch.cat([logits(mean, x) for x, _ in pieces])
             tally = measure.tally(outputs, targets)
             own = by_client(outputs, targets, torch.from_numpy(self.test_clients[rows]), self.clients)
-        if not self.samples or isinstance(model, Point):
+        if not self.samples or isinstance(plain, Point):
             return ChunkScore(tally, clients=own)
         rng = RandomStream(self.seed, "posterior", round)
         total = torch.full((len(targets), self.dataset.classes), -math.inf, dtype=torch.float64)
         total = total.to(floats.device)
         draws = 0
-        for weights in model.samples(self.samples, rng.torch("samples")):
+        for weights in plain.samples(self.samples, rng.torch("samples")):
             draws += 1
             # in logarithms, because a probability may underflow
             total = torch.logaddexp(total, logits(weights, floats).log_softmax(dim=1))

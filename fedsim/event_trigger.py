@@ -31,7 +31,7 @@ from fedsim.algorithm import AnyShard, Arrival, At, Context, Task
 from fedsim.errors import UsageError, WireError
 from fedsim.event_rules import Rule, Trigger
 from fedsim.learning.gaussian import Gaussian, is_full, kl_divergence, unpacked
-from fedsim.wire.schema import check_values, optional_group, schema
+from fedsim.wire.schema import RUNNING, Field, check_values, optional_group, schema
 from fedsim.wrapper import AnyAlgorithm, Wrapper
 
 
@@ -86,7 +86,8 @@ class EventTriggered(Wrapper):
                 self.inner.check_stale(damped=False)
             except UsageError as e:
                 raise UsageError(str(e).replace("--async", "+quiet", 1)) from None
-        if self._counts_zero and any(f.python is Tensor and f.kind.dims != ("P",) for f in schema(self._up)):
+        tensors = [f for f in schema(self._up) if f.python is Tensor and f.kind.dims != (RUNNING,)]
+        if self._counts_zero and any(f.kind.dims != ("P",) for f in tensors):
             raise UsageError(f"{which}: an increment of {self.name} is no vector of its parameters")
         if self.up is not None and self.up.kind == "kl" and not self._has_posterior(self._up):
             raise UsageError(
@@ -220,7 +221,7 @@ class EventTriggered(Wrapper):
                     waited[k] = 0 if up is not None else waited[k] + 1
                 if sent and up is not None:
                     sent[k] = up
-                up = self._counts(up, sent[k] if sent else None, ctx.start)
+                up = self._counts(up, sent[k] if sent else None, down, ctx.start)
                 if up is not None:
                     yield k, up
                 del up  # one in memory
@@ -255,7 +256,7 @@ class EventTriggered(Wrapper):
             sums = self.inner.added(sums, down, [(k, up)], replace(ctx, weight=weights.get(k, 1.0)))
         return self.inner.from_sums(server.inner, down, sums, ctx)
 
-    def _counts(self, up: Any, last: Any, start: Tensor) -> Any:
+    def _counts(self, up: Any, last: Any, down: Any, start: Tensor) -> Any:
         """What counts for an upload, which is None if the client has sent none."""
         if up is not None:
             return up
@@ -263,7 +264,7 @@ class EventTriggered(Wrapper):
             case "dual":
                 return None
             case "zero":
-                return _zero(self._up, start)
+                return _zero(self._up, down, start)
             case _:
                 return last
 
@@ -289,7 +290,7 @@ class EventTriggered(Wrapper):
 
     def add(self, sums: Any, down: Any, k: int, up: Any, ctx: Context) -> Any:
         """up: None if the client has sent none; its server keeps no uploads here (check_tree)."""
-        counts = self._counts(up, None, ctx.start)
+        counts = self._counts(up, None, down, ctx.start)
         return sums if counts is None else self.inner.add(sums, down, k, counts, ctx)
 
     def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
@@ -343,11 +344,16 @@ def _is_unfit(up: Any) -> bool:
     return False
 
 
-def _zero(up: type, start: Tensor) -> Any:
-    """An upload whose increments and numbers are 0."""
+def _zero(up: type, down: Any, start: Tensor) -> Any:
+    """An upload whose increments and numbers are 0, and whose running statistics are the broadcast's."""
     sizes = {"P": len(start)}
-    values = {f.name: start.new_zeros(f.shape(sizes)) if f.python is Tensor else 0.0 for f in schema(up)}
-    return up(**values)
+
+    def value(f: Field) -> Any:
+        if f.kind.dims == (RUNNING,):
+            return getattr(down, f.name)
+        return start.new_zeros(f.shape(sizes)) if f.python is Tensor else 0.0
+
+    return up(**{f.name: value(f) for f in schema(up)})
 
 
 def measured(rule: Rule, own: Any, held: Any) -> float:
@@ -366,7 +372,8 @@ def _vectors(own: Any, held: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
         yield own.mean, held.mean
         return
     for f in schema(type(own)):
-        if f.python is Tensor and not f.kind.positive and f.kind.name != "curvature" and not f.members:
+        weights = f.kind.name != "curvature" and f.kind.dims != (RUNNING,)
+        if f.python is Tensor and not f.kind.positive and weights and not f.members:
             yield getattr(own, f.name), getattr(held, f.name, None)
 
 

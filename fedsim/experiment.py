@@ -102,6 +102,17 @@ class Experiment:
     freeze: Annotated[
         str, option("Do not train these; they never cross the wire.", "PATTERNS", "data plan", default="none")
     ] = ""
+    statistics: Annotated[
+        Literal["", "frozen", "local", "average"],
+        option(
+            "Running statistics of batch normalisation: as at the start, each client's own, or averaged.",
+            "",
+            "data plan",
+            default="refused",
+        ),
+    ] = ""
+    """frozen: layers use those of the start. local: every client keeps its own. average: they travel in both
+    directions, and the server has the N_k-weighted mean of those that are sent."""
     clients: Annotated[
         int, option("Clients, whatever the number of workers.", "N", "data usual plan", ge=1)
     ] = 10
@@ -219,6 +230,17 @@ class Experiment:
             default="none",
         ),
     ] = ""
+    personalise: Annotated[
+        int,
+        option(
+            "At the end, N local epochs per client from the last model, which is scored by client.",
+            "N",
+            "evaluation",
+            default="none",
+            ge=0,
+        ),
+    ] = 0
+    """0: clients have no models of their own."""
     bad_uploads: Annotated[
         Literal["stop", "skip", "retry"],
         option("An upload with NaN, Inf, a precision that is not positive or too large a norm.", "", "wire"),

@@ -41,20 +41,22 @@ from fedsim.participation import Schedule, schedule
 from fedsim.partition_specs import PartitionSpec, split_of
 from fedsim.process_settings import settings_kept
 from fedsim.round_events import version
+from fedsim.running_statistics import with_statistics
 from fedsim.seeds import RandomStream
 from fedsim.tree import Tree, check_tree, tree
 from fedsim.virtual_clock import Clock, ExchangeClock, clock
 from fedsim.wire.codec_selection import select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.header import Header
-from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields
+from fedsim.wire.schema import RUNNING, TRIANGLE, Dims, FieldKind, all_fields
 from fedsim.wire.wire_size import RUN_NAME, envelope_size
 
 
 @dataclass(frozen=True)
 class Problem:
     """The experiment as one process builds it; `clients` are training-row indices per client. A centralised
-    algorithm has one client with the rows of all `experiment.clients`."""
+    algorithm has one client with the rows of all `experiment.clients`. statistics: running statistics (R,) of
+    the new network."""
 
     experiment: Experiment
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -63,6 +65,7 @@ class Problem:
     net: Net
     start: Tensor
     scale: float
+    statistics: Tensor
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Training rows whose inputs the server and all clients have, without labels."""
     split: tuple[np.ndarray, ...] = ()
@@ -117,8 +120,10 @@ class Problem:
             if name.endswith("optimiser") and value == "exact":
                 raise UsageError(f"{name} = exact needs clients with a quadratic loss; a network has none")
         scale = dataset.scale if experiment.inputs == "scaled" else 1.0
-        start = net.snapshot().cpu()
-        problem = Problem(experiment, algorithm, dataset, clients, net, start, scale, public, split, noisy)
+        start, running = net.snapshot().cpu(), net.statistics.clone().cpu()
+        algorithm = with_statistics(algorithm, experiment.statistics, running)
+        data = (dataset, clients, net, start, scale, running, public, split, noisy)
+        problem = Problem(experiment, algorithm, *data)
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
@@ -142,7 +147,9 @@ class Problem:
         net = network_of(experiment, dataset, torch.device("cpu"))
         algorithm.check(net.layout.size)
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
-        problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0).with_rules()
+        start, running = net.snapshot(), net.statistics.clone()
+        algorithm = with_statistics(algorithm, experiment.statistics, running)
+        problem = Problem(experiment, algorithm, dataset, clients, net, start, 1.0, running).with_rules()
         problem.codecs, problem.asynchrony, problem.tree  # noqa: B018  (checks names, and that they fit)
         return problem
 
@@ -214,11 +221,12 @@ class Problem:
     @cached_property
     def frozen_digest(self) -> str:
         """The digest of what is not trained (fedsim.learning.frozen); '' if everything is."""
-        return frozen_digest(self.net.module)
+        return frozen_digest(self.net.module, self.net.kept)
 
     @cached_property
     def dims(self) -> Dims:
         size, clients, classes = self.net.layout.size, len(self.clients), self.dataset.classes
+        running = len(self.statistics)
         return {
             "P": size,
             TRIANGLE: size * (size + 1) // 2,
@@ -226,6 +234,7 @@ class Problem:
             "K": clients,
             "L": self.eval_samples,
             "I": int(np.prod(self.dataset.train_inputs.shape[1:])),
+            **({RUNNING: running} if running else {}),
             **self.algorithm.sizes_on_wire(clients, classes),
         }
 
@@ -394,7 +403,8 @@ class Problem:
         """The evaluation of models on the test set."""
         seed, samples = self.experiment.seed, self.experiment.eval_samples
         own, clients = self.test_clients, len(self.split)
-        return Evaluation(self.net, self.dataset, self.read, seed, samples, own, clients)
+        local = self.statistics if self.experiment.statistics == "local" else None
+        return Evaluation(self.net, self.dataset, self.read, seed, samples, own, clients, local)
 
     @property
     def chunks(self) -> int:

@@ -153,6 +153,9 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
         model (str | Callable): A name, or a class or function (shape, classes) that makes a new torch module.
         train (str): Patterns of the parameters to train, "head.*,*.bias"; "" is all.
         freeze (str): Patterns of parameters not to train, which never cross the wire.
+        statistics (str): What happens to running statistics of batch normalisation: "average", "local" or
+            "frozen"; "", the default, refuses them.
+        personalise (int): At the end, so many local epochs per client, whose models are scored by client.
         until (float | str): End with the first evaluated round of this test accuracy (0.78, "78%"); 0 is
             none.
         participation (str | float | int | Callable): As on the command line; a float is a share of the

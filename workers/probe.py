@@ -106,6 +106,7 @@ def _training(problem: Problem) -> Iterator[Buffer]:
     """Yield the bits of one epoch of Adam on the run's model, of its score and of its curvature."""
     shard, rng = problem.shard(0), RandomStream(problem.experiment.seed, "probe")
     start = problem.start.to(problem.net.device)
+    problem.net.statistics.copy_(problem.statistics)
     weights = minimise(shard, start, how=LocalTraining(epochs=1), rng=rng, round=1).solution
     yield raw_bytes(weights.cpu())
     own = problem.measure.own(problem.dataset.classes)  # digests of earlier versions stay comparable

@@ -30,10 +30,22 @@ import torch
 from fedsim import model_specs, plugins
 from fedsim.errors import FedsimError, WireError
 from fedsim.evaluation import ChunkScore
-from fedsim.learning.gaussian import Gaussian, Model, Point, Samples, diagonal, is_full, packed, unpacked
+from fedsim.learning.gaussian import (
+    Gaussian,
+    Model,
+    Normalised,
+    Plain,
+    Point,
+    Samples,
+    diagonal,
+    is_full,
+    packed,
+    unpacked,
+)
 from fedsim.printable import printable
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
+from fedsim.running_statistics import FIELD, extended, with_field
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
 from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
@@ -111,8 +123,9 @@ def sources_of(problem: Problem, names: Mapping[str, str] = MappingProxyType({})
     if data:
         result[NUMBERS + " and ".join(data)] = problem.data_digest
     if plugins.is_spec(model):
-        start = hashlib.sha256(raw_bytes(problem.start)).hexdigest()
-        result[f"{NUMBERS}{plugins.short(model)} at the start"] = start
+        start = hashlib.sha256(raw_bytes(problem.start))
+        start.update(raw_bytes(problem.statistics))
+        result[f"{NUMBERS}{plugins.short(model)} at the start"] = start.hexdigest()
     if problem.tree is not None:  # which may be in a file
         text = msgspec.json.encode(problem.tree.names) + problem.tree.owners.tobytes()
         result["tree of edge servers"] = hashlib.sha256(text).hexdigest()
@@ -281,6 +294,9 @@ def evaluate(run: str, epoch: int, round: int, chunk: int, model: Payload = NO_P
 
 def to_evaluate(model: Model, samples: int) -> ToEvaluate:
     """Return the message that carries a model. It contains more than the mean only if samples are drawn."""
+    if isinstance(model, Normalised):
+        message: ToEvaluate = extended(to_evaluate(model.model, samples), model.statistics)
+        return message
     if not samples or isinstance(model, Point):
         return Evaluate(model.mean)
     if isinstance(model, Samples):
@@ -292,6 +308,11 @@ def to_evaluate(model: Model, samples: int) -> ToEvaluate:
 
 def to_score(message: ToEvaluate) -> Model:
     """Return the model of a message, by its natural parameters in float64."""
+    plain, statistics = _weights_of(message), getattr(message, FIELD, None)
+    return plain if statistics is None else Normalised(plain, statistics)
+
+
+def _weights_of(message: ToEvaluate) -> Plain:
     if isinstance(message, EvaluateFull):
         return Gaussian.at(message.mean, unpacked(message.triangle))
     if isinstance(message, EvaluateSamples):
@@ -304,7 +325,10 @@ def to_score(message: ToEvaluate) -> Model:
 def read_model(envelope: Envelope, dims: Dims) -> Model:
     """Return the model that an evaluate message carries."""
     kinds: dict[str, type[ToEvaluate]] = {"triangle": EvaluateFull, "samples": EvaluateSamples}
-    kind = next((kinds[f.name] for f in envelope.header.fields if f.name in kinds), Evaluate)
+    names = {f.name for f in envelope.header.fields}
+    kind: Any = next((kinds[name] for name in kinds if name in names), Evaluate)
+    if FIELD in names:
+        kind = with_field(kind)
     owner = f"model of round {envelope.header.round} to evaluate"
     return to_score(decode(kind, envelope, {}, dims, owner))
 

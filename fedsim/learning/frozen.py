@@ -6,11 +6,12 @@ user's file), so every process creates them itself; the digest in a run's manife
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from hashlib import sha256
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedsim.errors import UsageError
 
@@ -20,39 +21,43 @@ def freeze(module: nn.Module, train: str = "", freeze: str = "") -> None:
 
     train: comma-separated patterns of names, with * and ?, of the parameters to train; '': all. Parameters
     that the model has frozen itself stay frozen, unless `train` matches them. freeze: patterns of those not
-    to train.
+    to train. A parameter that modules share has several names, each of which will do.
     """
-    parameters = dict(module.named_parameters())
-    trained, frozen = _patterns(train, "--train", parameters), _patterns(freeze, "--freeze", parameters)
-    for name, parameter in parameters.items():
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    every = [name for of_one in names.values() for name in of_one]
+    trained, frozen = _patterns(train, "--train", every), _patterns(freeze, "--freeze", every)
+    for parameter, own in names.items():
         if trained:
-            parameter.requires_grad_(_fits(name, trained))
-        if _fits(name, frozen):
+            parameter.requires_grad_(_fits(own, trained))
+        if _fits(own, frozen):
             parameter.requires_grad_(False)
-    if not any(p.requires_grad for p in parameters.values()):
+    if not any(p.requires_grad for p in names):
         raise UsageError("no parameter of the model is left to train; see fedsim describe --model")
 
 
-def _patterns(text: str, option: str, names: dict[str, nn.Parameter]) -> tuple[str, ...]:
+def _patterns(text: str, option: str, names: list[str]) -> tuple[str, ...]:
     patterns = tuple(pattern.strip() for pattern in text.split(",") if pattern.strip())
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            few = ", ".join(list(names)[:8])
+            few = ", ".join(names[:8])
             raise UsageError(f"{option} {pattern!r} fits no parameter of the model; it has {few}, ...")
     return patterns
 
 
-def _fits(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _fits(names: list[str], patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
-def frozen_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Frozen parameters and the buffers of frozen modules, by name."""
+def frozen_tensors(module: nn.Module, kept: Collection[nn.Module] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Frozen parameters and the buffers of frozen modules, by name. kept: other modules whose buffers are
+    constant."""
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             yield name, parameter.detach()
     for prefix, part in module.named_modules():
-        if is_frozen(part):
+        if is_frozen(part) or part in kept:
             for name, buffer in part.named_buffers(recurse=False):
                 yield f"{prefix}.{name}".lstrip("."), buffer
 
@@ -65,10 +70,10 @@ def put_frozen(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None
         getattr(module.get_submodule(owner), leaf).data = there
 
 
-def frozen_digest(module: nn.Module) -> str:
-    """sha256 over names, shapes and values of what is frozen; '' if nothing is."""
+def frozen_digest(module: nn.Module, kept: Collection[nn.Module] = ()) -> str:
+    """sha256 over names, shapes and values of frozen_tensors; '' if there are none."""
     hashed, empty = sha256(), True
-    for name, tensor in frozen_tensors(module):
+    for name, tensor in frozen_tensors(module, kept):
         hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         hashed.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         empty = False
@@ -81,20 +86,48 @@ def is_frozen(part: nn.Module) -> bool:
     return bool(own) and not any(p.requires_grad for p in own)
 
 
-def kept_in_evaluation(module: nn.Module) -> list[nn.Module]:
-    """The frozen modules with floating-point buffers: training mode would change their running statistics.
+def running_statistics(module: nn.Module) -> dict[str, nn.Module]:
+    """Batch normalisation that is not frozen, whose running statistics training would change, by name."""
+    return {
+        name: part
+        for name, part in module.named_modules()
+        if isinstance(part, _NormBase) and part.running_mean is not None and not is_frozen(part)
+    }
 
-    A trained module with such buffers is refused.
+
+def kept_in_evaluation(module: nn.Module, statistics: str = "") -> list[nn.Module]:
+    """The modules that stay in evaluation mode, because training mode would change their floating-point
+    buffers: frozen ones and, with statistics = frozen, batch normalisation.
+
+    statistics: the rule for trained batch normalisation (Experiment.statistics); '': it is refused. Other
+    trained modules with such buffers always are.
     """
-    kept = []
+    kept, running = [], running_statistics(module)
+    if statistics and not running:
+        raise UsageError(
+            f"--statistics {statistics}: the model has no trained layer with running statistics; leave it out"
+        )
     for name, part in module.named_modules():
         if not any(b.is_floating_point() for b in part.buffers(recurse=False)):
             continue
-        if not is_frozen(part):
+        where = name or "itself"
+        if name in running and statistics in ("local", "average"):
+            if running[name].momentum is None:
+                raise UsageError(
+                    f"--statistics {statistics}: the statistics in {where} are averages over all batches so "
+                    "far (momentum=None), whose number does not travel; give the layer a momentum"
+                )
+            continue
+        if not is_frozen(part) and not (name in running and statistics):
+            cure = (
+                "choose what happens to them: --statistics average (they travel), local (each client keeps "
+                "its own) or frozen; or freeze the layer (--freeze)"
+                if name in running
+                else "freeze it (--freeze)"
+            )
             raise UsageError(
-                f"the model has floating-point buffers (running statistics) in {name or 'itself'}, which "
-                "would be state outside the parameter vector; use GroupNorm or LayerNorm instead of "
-                "BatchNorm, or freeze it (--freeze)"
+                f"the model has floating-point buffers (running statistics) in {where}, which would be state "
+                f"outside the parameter vector; {cure}"
             )
         kept.append(part)
     return kept

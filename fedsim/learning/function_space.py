@@ -116,9 +116,9 @@ class FunctionTerm:
 
     def add_gradient(self, net: Net) -> None:
         """net.grads += gradient at net.weights, in the mode the module is in."""
-        logs = net.module(self.inputs).log_softmax(dim=1)
+        logs = net.outputs(self.inputs).log_softmax(dim=1)
         loss = -(self.weights.to(logs)[:, None] * self.targets.to(logs) * logs).sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 def choose(inputs: Tensor, targets: Tensor, points: int, draws: torch.Generator) -> Memory:

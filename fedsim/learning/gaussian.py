@@ -276,5 +276,27 @@ def constant_part(penalty: Penalty) -> tuple[object, ...]:
     return "gaussian", tuple(precision.shape) if isinstance(precision, Tensor) else precision
 
 
-Model = Point | Gaussian | Samples
+Plain = Point | Gaussian | Samples
 """The kinds of models that an algorithm returns for evaluation."""
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """A model of a network with batch normalisation, and its running statistics (R,) float32."""
+
+    model: Plain
+    statistics: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the weights (P,)."""
+        return self.model.mean
+
+
+Model = Plain | Normalised
+"""The kinds of models that are evaluated."""
+
+
+def taken_apart(model: Model) -> tuple[Plain, Tensor | None]:
+    """A model's weights, and its running statistics if it has any."""
+    return (model.model, model.statistics) if isinstance(model, Normalised) else (model, None)

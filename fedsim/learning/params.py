@@ -6,7 +6,7 @@ duals and priors act on; nothing is ever concatenated or scattered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.errors import UsageError
 from fedsim.learning.dropout import SeededDropout, seed_dropout
-from fedsim.learning.frozen import kept_in_evaluation
+from fedsim.learning.frozen import kept_in_evaluation, running_statistics
 from fedsim.learning.likelihoods import CATEGORICAL, Likelihood
 from fedsim.learning.recordings import Recordings
 from fedsim.seeds import RandomStream, seeded_torch
@@ -40,16 +40,24 @@ class Slice:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of trained parameters in the flat vector: module.parameters() order, each row-major."""
+    """The order of trained parameters in the flat vector: module.parameters() order, each row-major.
+
+    A parameter that modules share stands once, under the first of its names.
+    """
 
     slices: tuple[Slice, ...]
 
     @staticmethod
     def of(module: nn.Module) -> Layout:
+        return Layout.named(_trained(module))
+
+    @staticmethod
+    def named(tensors: Iterable[tuple[str, Tensor]]) -> Layout:
+        """The layout of these tensors, in their order."""
         slices, offset = [], 0
-        for name, parameter in _trained(module):
-            slices.append(Slice(name, tuple(parameter.shape), offset, parameter.numel()))
-            offset += parameter.numel()
+        for name, tensor in tensors:
+            slices.append(Slice(name, tuple(tensor.shape), offset, tensor.numel()))
+            offset += tensor.numel()
         return Layout(tuple(slices))
 
     @staticmethod
@@ -76,12 +84,14 @@ class Net:
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device | None = None, likelihood: Likelihood = CATEGORICAL
+        self,
+        module: nn.Module,
+        device: torch.device | None = None,
+        likelihood: Likelihood = CATEGORICAL,
+        statistics: str = "",
     ) -> None:
+        """statistics: what happens to running statistics of batch normalisation (Experiment.statistics)."""
         device = device or torch.device("cpu")
-        names = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
-        if len(names) != len(_trained(module)):
-            raise UsageError("the model shares a parameter between modules; views would untie it silently")
         for name, parameter in _trained(module):
             if parameter.dtype != torch.float32:
                 raise UsageError(f"a model trains in float32; {name} has {parameter.dtype}")
@@ -94,9 +104,22 @@ class Net:
         self.grads = torch.zeros_like(self.weights)
         grads = self.layout.unflatten(self.grads)
         for name, view in self.layout.unflatten(self.weights).items():
-            leaf = module.get_parameter(name)  # the same object, because a model may also hold it elsewhere
+            leaf = module.get_parameter(name)  # the same object, which other modules may share
             leaf.data, leaf.grad = view, grads[name]
-        self._evaluating = kept_in_evaluation(module)
+        self.kept = kept_in_evaluation(module, statistics)
+        """The modules that stay in evaluation mode."""
+        self._normalising = running_statistics(module) if statistics in ("local", "average") else {}
+        running = [
+            (f"{prefix}.{name}".lstrip("."), buffer)
+            for prefix, part in self._normalising.items()
+            for name, buffer in part.named_buffers(recurse=False)
+            if buffer.is_floating_point()
+        ]
+        self.running = Layout.named(running)
+        """The names of the running statistics that training changes, in `statistics` (R,) float32."""
+        self.statistics = torch.cat([self.weights[:0], *(b.reshape(-1) for _, b in running)])
+        for name, view in self.running.unflatten(self.statistics).items():
+            module.get_buffer(name).data = view
         self._dropout = seed_dropout(module)
         self.stochastic = any(_may_draw(m) for m in module.modules())
         """A forward pass in training mode may draw from torch's own generators."""
@@ -168,6 +191,8 @@ class Net:
         Returns:
             Why its training steps cannot be recorded; "" if they can.
         """
+        if self.running.slices:
+            return "it has running statistics, which every step changes"
         if self._trial is None:
             assert self.recordings is not None
             self._trial = _trial(self, self.recordings, shard, min(size, shard.size))
@@ -176,7 +201,7 @@ class Net:
     def train(self) -> None:
         """Go into training mode, except for frozen modules with running statistics."""
         self.module.train()
-        for part in self._evaluating:
+        for part in self.kept:
             part.eval()
 
     def load(self, weights: Tensor) -> None:
@@ -211,7 +236,7 @@ class Net:
         mean_loss: from outputs and targets, in the place of the likelihood's.
         """
         self.grads.zero_()
-        loss = (mean_loss or self.likelihood.loss)(self.module(inputs), targets)
+        loss = (mean_loss or self.likelihood.loss)(self.outputs(inputs), targets)
         if not loss.requires_grad:
             raise UsageError(
                 "no trained parameter reaches the model's outputs: its forward computes them without "
@@ -220,12 +245,31 @@ class Net:
         (loss if isinstance(weight, float) and weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def logits(self, weights: Tensor, inputs: Tensor) -> Tensor:
-        """The network's outputs (n, C) at `weights`, in evaluation mode, without gradients."""
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """The network's outputs in the mode that it is in. One example has no variance: for a batch of one,
+        batch normalisation uses its running statistics, and does not change them."""
+        alone = [part for part in self._normalising.values() if part.training] if len(inputs) == 1 else []
+        for part in alone:
+            part.eval()
+        outputs: Tensor = self.module(inputs)
+        for part in alone:
+            part.train()
+        return outputs
+
+    def logits(self, weights: Tensor, inputs: Tensor, of_batch: bool = False) -> Tensor:
+        """The network's outputs (n, C) at `weights`, in evaluation mode, without gradients.
+
+        of_batch: batch normalisation uses the statistics of these inputs, not the running ones, which stay.
+        """
         self.load(weights)
         self.module.eval()
+        before = self.statistics.clone() if of_batch else self.statistics
+        for part in self._normalising.values() if of_batch else ():
+            part.train()
         with torch.no_grad():
-            outputs: Tensor = self.module(inputs)
+            outputs = self.outputs(inputs)
+            if of_batch:
+                self.statistics.copy_(before)
         return outputs
 
 

@@ -10,7 +10,7 @@ from fedsim.algorithm import Exchange
 from fedsim.errors import UsageError, unknown
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.message_context import SCALES
-from fedsim.wire.schema import TRIANGLE, FieldKind, all_fields, schema
+from fedsim.wire.schema import RUNNING, TRIANGLE, FieldKind, all_fields, schema
 
 
 def select_codecs(
@@ -72,6 +72,8 @@ def unfit(
         return f"{field!r} holds no floats"
     if for_floats and kind.stored and stored_as_bytes:
         return f"{field!r} is sent as it is stored, in whole numbers of one byte; this codec is for floats"
+    if candidate.lossy and kind.dims == (RUNNING,):
+        return "running variances must stay positive; send them dense or by a lossless codec"
     if candidate.lossy and kind.dims == (TRIANGLE,) and (kind.positive or candidate.kinds is not None):
         return (
             "a full precision whose entries are rounded or left out one by one is in general not "

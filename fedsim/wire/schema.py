@@ -33,10 +33,11 @@ from fedsim.learning.gaussian import Gaussian, unpacked
 
 Dims = Mapping[str, int]
 """Sizes by name: P parameters, TRIANGLE of a symmetric matrix, C classes, K clients, I features of an
-input, L posterior samples of an evaluation, and what the algorithm adds. They come from the set-up,
-never from a message."""
+input, L posterior samples of an evaluation, R running statistics, and what the algorithm adds. They come
+from the set-up, never from a message."""
 
 TRIANGLE = "P(P+1)/2"
+RUNNING = "R"
 
 T = TypeVar("T")
 
@@ -72,6 +73,9 @@ Curvature = Annotated[Tensor, FieldKind("curvature")]
 Probability = Annotated[Tensor, FieldKind("probability", unit=True)]
 """The probability of each parameter's mask bit; a codec may send samples (fedsim.wire.codecs.masks)."""
 Statistic = Annotated[Tensor, FieldKind("statistic")]
+RunningStatistics = Annotated[Tensor, FieldKind("statistic", (RUNNING,))]
+"""Running means and variances of batch normalisation (fedsim.running_statistics)."""
+RunningSum = Annotated[Tensor, FieldKind("sum", (RUNNING,), dtype="f64")]
 FullPrecision = Annotated[Tensor, FieldKind("precision", (TRIANGLE,), positive=True)]
 """A symmetric positive definite matrix as its packed triangle (fedsim.learning.gaussian.packed)."""
 FullDelta = Annotated[Tensor, FieldKind("delta", (TRIANGLE,))]

@@ -18,10 +18,11 @@ from launch.configuration.completion import named
 @click.option("--dataset", metavar="NAME", default="digits", help="The data it is for.  [digits]")
 @click.option("--train", metavar="PATTERNS", default="", help="As in launch.")
 @click.option("--freeze", metavar="PATTERNS", default="", help="As in launch.")
+@click.option("--statistics", type=click.Choice(["frozen", "local", "average"]), help="As in launch.")
 @data_dir_option
 @json_option
 def describe(
-    algo: str | None, model: str | None, data_dir: Path | None, as_json: bool, **choices: str
+    algo: str | None, model: str | None, data_dir: Path | None, as_json: bool, **choices: str | None
 ) -> None:
     """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters.
 
@@ -33,7 +34,8 @@ def describe(
         from fedsim.experiment import Experiment
         from launch.configuration.config import absolute_paths
 
-        selected = absolute_paths({"algo": "fedavg", "clients": 1, "model": model, **choices})
+        named = {name: value for name, value in choices.items() if value}
+        selected = absolute_paths({"algo": "fedavg", "clients": 1, "model": model, **named})
         experiment = Experiment(**selected)
         names.check(experiment)
         prepare_torch()

@@ -62,6 +62,7 @@ class ExperimentOptions(TypedDict, total=False):
     model: ModelChoice
     train: str
     freeze: str
+    statistics: Literal["", "frozen", "local", "average"]
     clients: int
     rounds: int
     until: float | str
@@ -80,6 +81,7 @@ class ExperimentOptions(TypedDict, total=False):
     deadline: str
     asynchronous: str
     tree: str
+    personalise: int
     bad_uploads: Literal["stop", "skip", "retry"]
     max_norm: float
 

@@ -52,6 +52,10 @@ def clients(
     devices = summary.get("devices") or {}
     spent = {title: devices[key] for title, key in SPENT.items() if key in devices}
     scores = {title: last[key] for title, key in SCORES.items() if isinstance(last.get(key), list)}
+    own = summary.get("personalised") or {}
+    scores |= {
+        f"{title}, personal": own[key] for title, key in SCORES.items() if isinstance(own.get(key), list)
+    }
     lines = [
         [
             *(str(k), _at(sizes, k), _at(took_part, k), _at(folded, k)),
@@ -82,7 +86,7 @@ def clients(
     by_side = [Bars(side, by[side].to_numpy(dtype=np.float64), slot) for slot, side in enumerate(DIRECTIONS)]
     values = [np.array(v, dtype=np.float64) for v in scores.values()]
     scored = [
-        _by_client(f"{title} after round {last['round']}", [Bars(title, v)], share=title == "accuracy")
+        _by_client(f"{title} after round {last['round']}", [Bars(title, v)], share="accuracy" in title)
         for title, v in zip(scores, values, strict=True)
     ]
     yield html.charts(_by_client("bytes", by_side), *scored, across=3)
@@ -93,7 +97,7 @@ def clients(
 def _score(title: str, value: float | None) -> str:
     if value is None:
         return NONE
-    return percentage(value) if title == "accuracy" else f"{value:.4f}"
+    return percentage(value) if "accuracy" in title else f"{value:.4f}"
 
 
 def _by_client(what: str, bars: Sequence[Bars], share: bool = False) -> str:

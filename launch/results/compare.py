@@ -39,7 +39,13 @@ MOST_RANGES = 6
 """Budgets whose winner the terminal names; the page names all."""
 WIDE = 110
 """Columns of a terminal from which the table has ECE, Brier score and worst client, as the page does."""
-MORE_HEADS = {"test_ece": "ECE", "test_brier": "Brier", "client_accuracy_worst": "worst\nclient %"}
+MORE_HEADS = {
+    "test_ece": "ECE",
+    "test_brier": "Brier",
+    "client_accuracy_worst": "worst\nclient %",
+    "personal_accuracy_mean": "personal\nmean %",
+    "personal_accuracy_gain": "gain over\nglobal %",
+}
 MORE = {f"{metric}@end": metric for metric in MORE_HEADS}
 FOLDER = Path("comparisons")
 """The folder of the pages without --out."""

@@ -225,7 +225,7 @@ def parameters_of(experiment: Experiment, data_dir: Path | None) -> dict[str, An
     known = {row["name"] for row in rows}
     rows += [
         {"name": name, "shape": list(t.shape), "count": t.numel(), "trained": False}
-        for name, t in frozen_tensors(module)
+        for name, t in frozen_tensors(module, problem.net.kept)
         if name not in known
     ]
     return {
@@ -234,6 +234,7 @@ def parameters_of(experiment: Experiment, data_dir: Path | None) -> dict[str, An
         "params": problem.net.layout.size,
         "frozen": sum(row["count"] for row in rows if not row["trained"]),
         "frozen_sha256": problem.frozen_digest,
+        "running_statistics": len(problem.statistics),
         "parameters": rows,
     }
 
@@ -252,4 +253,7 @@ def describe_model(experiment: Experiment, data_dir: Path | None, as_json: bool)
     out.print(f"\nP = {params:,}: a vector of P has {4 * params:,} bytes as float32")
     if frozen:
         out.print(f"frozen: {frozen:,}, which never cross the wire; sha256 {document['frozen_sha256'][:16]}")
+    if running := document["running_statistics"]:
+        where = "stay with their client" if experiment.statistics == "local" else "travel beside the vector"
+        out.print(f"running statistics: {running:,}, which {where}")
     return None

@@ -9,13 +9,12 @@ from typing import Any
 from fedsim.errors import DataError, FedsimError, UsageError
 from launch import terminal
 from launch.runs.restored import RestoredRun
-from launch.runs.summary import spread_of
+from launch.runs.summary import digest_of
 from workers.replay.recorded_uploads import RecordedUploads
 from workers.replay.round_replayer import RoundReplayer
 from workers.scratch import Scratch
 from workers.storage.atomic_files import at_rest
 from workers.storage.checkpoints import Checkpoint
-from workers.storage.client_states import model_digest
 from workers.storage.upload_archive import uploads_folder
 
 
@@ -58,7 +57,7 @@ def _outcome(run: RestoredRun, created: Checkpoint[Any]) -> Iterator[tuple[str, 
         yield "summary.json has no model_sha256 of this round to compare with", ""
         return
     model = problem.algorithm.model(created.server, problem.context(created.round, 0))
-    result = model_digest(model.mean, spread_of(model))
+    result = digest_of(model)
     if result == summary["model_sha256"]:
         yield "model_sha256 is identical: these uploads give the run's model", ""
     else:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas
 
-from fedsim.learning.score_names import CLIENT_NUMBERS, EXTRA
+from fedsim.learning.score_names import CLIENT_NUMBERS, EXTRA, PERSONAL_NUMBERS
 from launch.results import html
 from launch.results.figures import Line, chart, wide
 from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
@@ -111,7 +111,17 @@ def diagnostics(metrics: pandas.DataFrame) -> Iterator[str]:
 
 
 def _others(metrics: pandas.DataFrame) -> list[str]:
-    drawn = {*NO_CURVE, *SECONDS, *ACCURACIES, *NLLS, *ECES, *BRIERS, *CLIENT_NUMBERS, "train_loss"}
+    drawn = {
+        *NO_CURVE,
+        *SECONDS,
+        *ACCURACIES,
+        *NLLS,
+        *ECES,
+        *BRIERS,
+        *CLIENT_NUMBERS,
+        *PERSONAL_NUMBERS,
+        "train_loss",
+    }
     names = [str(name) for name in metrics.columns if name not in drawn]
     return sorted(names, key=lambda name: name not in EXTRA)
 

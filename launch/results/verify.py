@@ -179,7 +179,8 @@ def _files(run: RestoredRun) -> Iterator[tuple[str, str]]:
         return
 
     def model() -> str:
-        return stored_model_digest(run.folder / "model.safetensors", layout)
+        running = run.problem.net.running
+        return stored_model_digest(run.folder / "model.safetensors", layout, running)
 
     def clients() -> str:
         if run.round != summary["rounds"]:

@@ -22,6 +22,7 @@ import msgspec
 
 from fedsim.errors import DataError, DiskError, MismatchError, UsageError, WireError
 from fedsim.experiment import Experiment, convert
+from fedsim.learning.score_names import PERSONAL_NUMBERS
 from fedsim.wire.ledger_rows import Entry
 from launch.configuration.config_files import check_lanes
 from launch.runs.growing import rows_of
@@ -340,7 +341,8 @@ class RunFolder:
 
     @cached_property
     def lines(self) -> tuple[dict[str, Any], ...]:
-        """metrics.jsonl, with the traffic of rounds that were not evaluated in the line after them.
+        """metrics.jsonl, with the traffic of rounds that were not evaluated in the line after them, and
+        PERSONAL_NUMBERS in the last line.
 
         A last line that is still being written is left out.
 
@@ -359,6 +361,8 @@ class RunFolder:
                 raise DataError(f"{path} is damaged: line {number} is no line of a round") from None
         if len(rounds) < len(lines):
             raise DataError(f"{path} is damaged: a line does not say what its round cost")
+        if lines:  # scores of the clients' own models are of the end of the run
+            lines[-1] |= {name: self.summary[name] for name in PERSONAL_NUMBERS if name in self.summary}
         if every_round(rounds):
             return tuple(lines)
         own = self.ledger[self.ledger.kind == "algorithm"]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsim.errors import DataError, DiskError
-from fedsim.learning.gaussian import Model, Point, Samples, is_full
+from fedsim.learning.gaussian import Model, Point, Samples, is_full, taken_apart
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
@@ -25,6 +25,8 @@ from workers.coordinator.loop import Outcome
 from workers.storage.atomic_files import patiently
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.metrics_file import OPTIONAL_SCORES
+
+NOTHING = Layout(())
 
 
 class Start(NamedTuple):
@@ -36,6 +38,7 @@ class Start(NamedTuple):
 
 def spread_of(model: Model) -> Tensor | None:
     """Return the model besides its mean: a precision, (P,) or (P, P), samples (n, P), or nothing."""
+    model = taken_apart(model)[0]
     if isinstance(model, Point):
         return None
     if isinstance(model, Samples):
@@ -47,8 +50,9 @@ def spread_of(model: Model) -> Tensor | None:
 
 def write_model(path: Path, problem: Problem, model: Model) -> None:
     """The mean by parameter name, and the precision under `precision.<name>`, or if it is a matrix under
-    `precision`; samples (n, P) under `samples`; float32."""
+    `precision`; samples (n, P) under `samples`; running statistics by name; float32."""
     layout = problem.net.layout
+    model, statistics = taken_apart(model)
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
     spread = spread_of(model)
     if spread is not None and isinstance(model, Samples):
@@ -58,6 +62,8 @@ def write_model(path: Path, problem: Problem, model: Model) -> None:
     elif spread is not None:
         named = layout.unflatten(spread.float().cpu())
         tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
+    if statistics is not None:
+        tensors |= {name: t.clone() for name, t in problem.net.running.unflatten(statistics).items()}
     try:
         patiently(lambda: _save(tensors, path, problem.experiment.algo))
     except (OSError, SafetensorError) as e:
@@ -74,16 +80,23 @@ def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
 
 
-def stored_model_digest(path: Path, layout: Layout) -> str:
+def digest_of(model: Model) -> str:
+    """The model_sha256 of a model."""
+    return model_digest(model.mean, spread_of(model), taken_apart(model)[1])
+
+
+def stored_model_digest(path: Path, layout: Layout, running: Layout = NOTHING) -> str:
     """model_sha256 of what write_model has written."""
     try:
         tensors = load_file(path)
         mean = _vector(tensors, layout, "")
+        known = bool(running.slices) and running.slices[0].name in tensors  # not if they are the clients'
+        statistics = _vector(tensors, running, "") if known else None
         for whole in ("precision", "samples"):
             if whole in tensors:
-                return model_digest(mean, tensors[whole])
+                return model_digest(mean, tensors[whole], statistics)
         precise = any(name.startswith("precision.") for name in tensors)
-        return model_digest(mean, _vector(tensors, layout, "precision.") if precise else None)
+        return model_digest(mean, _vector(tensors, layout, "precision.") if precise else None, statistics)
     except (OSError, SafetensorError) as e:
         raise DataError(f"{path} cannot be read: {e}") from None
     except KeyError as e:
@@ -184,7 +197,7 @@ def summarise(
             "seconds_to_first_round": round(outcome.seconds_to_first_round, 3),
             "seconds_round_median": round(statistics.median(later), 6) if later else None,
             "seconds_clients": round(outcome.seconds_clients, 3),
-            "model_sha256": model_digest(outcome.model.mean, spread_of(outcome.model)),
+            "model_sha256": digest_of(outcome.model),
             "clients_sha256": clients_digest(problem, states, outcome.versions),
             "dual_mismatch": dual_mismatch(problem, outcome.server, states, outcome.versions),
         }

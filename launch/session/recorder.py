@@ -11,6 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from fedsim.errors import FedsimError, Interrupted
+from fedsim.personalisation import PersonalScores
 from fedsim.printable import one_line
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
@@ -227,8 +228,10 @@ class Recorder:
         states: ClientStates | None = None,
         outcome: Outcome | None = None,
         error: str | None = None,
+        personal: PersonalScores | None = None,
     ) -> dict[str, Any]:
-        """Write summary.json, and return it; a run that is done has an outcome and its clients' states."""
+        """Write summary.json, and return it; a run that is done has an outcome and its clients' states, and
+        maybe scores of the clients' own models."""
         clients = range(len(self.problem.clients))
         summary = summarise(
             self.problem,
@@ -251,6 +254,9 @@ class Recorder:
             "files": {d.name: {"rows": d.rows, "bytes": d.bytes, "sha256": d.sha256} for d in digests},
             "experiment_sha256": self.experiment_sha256,
         }
+        if personal is not None:
+            summary |= personal.numbers()
+            summary["personalised"] = personal.to_json(self.problem.experiment.personalise)
         if self.problem.clock is not None:
             summary |= device_costs(self.problem, self.rundir.ledger_rows(), self.last_round)
         if drift := json_or_empty(self.rundir.path / manifest.MANIFEST).get("drift"):

@@ -29,7 +29,7 @@ from fedsim.wire.ledger_rows import Entry
 from fedsim.wire.message_context import NOTHING, MessageContext, of_upload
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
-from launch.runs.summary import spread_of
+from launch.runs.summary import digest_of
 from protocols import REGISTRY, find
 from tests.support.reproducible import without_seconds
 from workers.coordinator.loop import Coordinator, Outcome
@@ -42,7 +42,7 @@ from workers.place import Place
 from workers.probe import SHORT
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 from workers.storage.checkpoints import Checkpoint, Checkpoints, read_checkpoint
-from workers.storage.client_states import ClientStates, clients_digest, model_digest
+from workers.storage.client_states import ClientStates, clients_digest
 from workers.storage.growing_file import FileDigest
 from workers.storage.journal import Journal
 from workers.transport.endpoint import Endpoint, Loopback
@@ -146,7 +146,7 @@ def bits_of(
     """Model, client states, server, versions, the algorithm's ledger rows, metrics."""
     model, states = outcome.model, ClientStates(folder / "state", problem.algorithm.client_type)
     return (
-        model_digest(model.mean, spread_of(model)),
+        digest_of(model),
         clients_digest(problem, states, outcome.versions),
         encode_state(outcome.server),
         outcome.versions,

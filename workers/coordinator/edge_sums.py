@@ -67,16 +67,15 @@ def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, 
 
     sums = algorithm.added(algorithm.no_sums(down, ctx), down, noted(), ctx)
     assert exchange.sums is not None
-    values = {f.name: _field(sums, f.name) for f in fields(exchange.sums)}
+    values = {f.name: _sent(algorithm.sum_of(sums, f.name)) for f in fields(exchange.sums)}
     dims = edge_dims(problem, exchange, len(rows))
     table = torch.tensor(rows, dtype=torch.float64).reshape(len(rows), dims["S"])
     scalars = {"scalars": table} if dims["S"] else {}
     return encode(message_of(exchange)(**values, **scalars), {}, dims)
 
 
-def _field(sums: Any, name: str) -> Any:
-    """A field of the sums as a message has it: of a matrix the triangle."""
-    value = sums if isinstance(sums, Tensor) else getattr(sums, name)
+def _sent(value: Any) -> Any:
+    """A sum as a message has it: of a matrix the triangle."""
     return packed(value) if is_full(value) else value
 
 

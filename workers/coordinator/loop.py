@@ -57,6 +57,8 @@ class Outcome:
     seconds_to_first_round: float
     seconds_rounds: tuple[float, ...]
     seconds_clients: float
+    folds: int = 0
+    """The number of rounds that have folded an upload."""
     kernel_residual: Mapping[str, int] | None = None
     """The kernel's count of the streams minus the ledger's, taken before the stop messages are sent."""
     edge_residuals: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
@@ -192,6 +194,7 @@ class Coordinator:
             self.records.seconds_to_first_round,
             tuple(self.records.seconds_rounds),
             self.responses.seconds_clients,
+            self.machine.folded_rounds,
             residual,
             edges.residuals if edges is not None else {},
         )

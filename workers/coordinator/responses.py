@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fedsim.errors import TaskError, WireError
-from fedsim.learning.gaussian import Point
+from fedsim.learning.gaussian import Point, taken_apart
 from fedsim.problem import Problem
 from fedsim.round_events import Arrived, ChunkId, Event, Rejected, Scored, TaskId, WorkItem, reaches
 from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine
@@ -254,7 +254,9 @@ class ResponseHandler:
     def _score(self, worker: int, envelope: Envelope) -> list[Event]:
         """Keep a chunk's score, and report the rounds that are complete with it."""
         h, record = envelope.header, self.round_log[envelope.header.round]
-        record.sampled = bool(self.problem.eval_samples) and not isinstance(record.model, Point)
+        assert record.model is not None  # it was sent to be evaluated
+        point = isinstance(taken_apart(record.model)[0], Point)
+        record.sampled = bool(self.problem.eval_samples) and not point
         width = self.problem.measure.width(self.problem.dataset.classes)
         own = 0 if self.problem.test_clients is None else len(self.problem.split)
         try:

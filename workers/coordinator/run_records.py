@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsim.learning.client_scores import LabelShares, OwnTestRows
-from fedsim.learning.gaussian import Model, Point
+from fedsim.learning.gaussian import Model, Normalised, Point, taken_apart
 from fedsim.learning.likelihoods import Likelihood
 from fedsim.problem import Problem
 from fedsim.round_events import Commit, Open, evaluates
@@ -234,4 +234,7 @@ class RunRecords(RoundRecords):
     def _model(self, server: Any) -> Model:
         """Return the model to evaluate, in float32, with a precision only if it is sampled."""
         model = self.problem.algorithm.model(server, self.problem.context(0, 0))
-        return model if self.problem.eval_samples else Point(model.mean.float())
+        if self.problem.eval_samples:
+            return model
+        mean, (_, statistics) = Point(model.mean.float()), taken_apart(model)
+        return mean if statistics is None else Normalised(mean, statistics)

@@ -226,11 +226,13 @@ def _tag(run: str) -> int:
     return xxhash.xxh3_64_intdigest(run.encode())
 
 
-def model_digest(mean: Tensor, precision: Tensor | None) -> str:
-    """Return the sha256 of a model: float32 little-endian mean in layout order, then precision if any."""
+def model_digest(mean: Tensor, precision: Tensor | None, statistics: Tensor | None = None) -> str:
+    """Return the sha256 of a model: float32 little-endian mean in layout order, then precision and running
+    statistics if any."""
     hashed = sha256(raw_bytes(mean.float().cpu()))
-    if precision is not None:
-        hashed.update(raw_bytes(precision.float().cpu()))
+    for besides in (precision, statistics):
+        if besides is not None:
+            hashed.update(raw_bytes(besides.float().cpu()))
     return hashed.hexdigest()
 
 

@@ -114,7 +114,7 @@ def diagonal_ggn(
 
     Raises:
         UsageError: for a module whose curvature would be wrong or missing: parameters outside
-            Linear, Conv2d, GroupNorm, BatchNorm2d, LayerNorm, Embedding; shared parameters, and those that
+            Linear, Conv2d, GroupNorm, BatchNorm1d and 2d, LayerNorm, Embedding; shared parameters, those that
             reach the outputs in another way than through their own layer; a module called twice in one
             forward pass; padding other than by zeros and numbers, grouped convolutions; batch statistics in
             eval mode; examples mixed along the first axis; a layer's input changed in place after its use.

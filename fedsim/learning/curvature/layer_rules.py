@@ -80,7 +80,7 @@ def _unfold(m: nn.Conv2d, x: Tensor) -> Tensor:
     return F.unfold(x, m.kernel_size, m.dilation, cast("tuple[int, int]", m.padding), m.stride)
 
 
-def _batch_norm_input(m: nn.BatchNorm2d, x: Tensor) -> Tensor:
+def _batch_norm_input(m: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
     return F.batch_norm(x, m.running_mean, m.running_var, training=False, eps=m.eps)
 
 
@@ -88,6 +88,7 @@ RULES: Mapping[type[nn.Module], Rule] = {
     nn.Linear: Rule(lambda m: 2, lambda m, x: x.reshape(len(x), -1, m.in_features), _linear_squares),
     nn.Conv2d: Rule(lambda m: 4, _unfold, _conv_squares),
     nn.GroupNorm: Rule(lambda m: 2, lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps), _channel_squares),
+    nn.BatchNorm1d: Rule(lambda m: 2, _batch_norm_input, _channel_squares),
     nn.BatchNorm2d: Rule(lambda m: 4, _batch_norm_input, _channel_squares),
     nn.LayerNorm: Rule(
         lambda m: len(m.normalized_shape) + 1,

@@ -153,7 +153,7 @@ def network_of(experiment: Experiment, dataset: Dataset, device: torch.device) -
     with seeded_torch(experiment.seed):
         module = build_model(experiment.model, shape, dataset.classes, dataset.likelihood)
         freeze(module, experiment.train, experiment.freeze)
-        return Net(module, device, likelihood_of(dataset.likelihood))
+        return Net(module, device, likelihood_of(dataset.likelihood), experiment.statistics)
 
 
 _ALL = (

@@ -77,6 +77,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "relu_cnn": (relu_cnn, (2, 5, 6)),
     "residual_gn": (lambda: Residual(lambda: nn.GroupNorm(2, 2)), (1, 4, 4)),
     "residual_bn": (lambda: Residual(lambda: nn.BatchNorm2d(2)), (1, 4, 4)),
+    "mlp_bn": (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)), (5,)),
     "layer_norm": (Tokens, (3, 4)),
 }
 
@@ -90,9 +91,9 @@ def make(name: str, n: int = 7, dtype: torch.dtype = torch.float64) -> tuple[nn.
         for p in net.parameters():
             p.add_(0.5 * torch.randn_like(p))
         for m in net.modules():
-            if isinstance(m, nn.BatchNorm2d):
-                m.running_mean = torch.randn(2, dtype=dtype)
-                m.running_var = torch.rand(2, dtype=dtype) + 0.5
+            if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d):
+                m.running_mean = torch.randn(m.num_features, dtype=dtype)
+                m.running_var = torch.rand(m.num_features, dtype=dtype) + 0.5
     return net, torch.randn(n, *shape, dtype=dtype)
 
 

@@ -148,6 +148,8 @@ def test_tied_parameters_may_be_frozen() -> None:
     module[1].weight = module[0].weight
     freeze(module, "2.*")
     assert Net(module).layout.size == 8
+    freeze(module, "*", "1.weight")  # by its second name
+    assert [s.name for s in Net(module).layout.slices] == ["2.weight", "2.bias"]
 
 
 # ---- runs

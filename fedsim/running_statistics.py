@@ -1,0 +1,280 @@
+"""Running statistics of batch normalisation around any algorithm (--statistics average, local).
+
+A layer's running mean and variance are no parameters: no gradient changes them, and the algorithm's
+mathematics has no place for them. They stay outside the vector (P,), as s (R,) float32.
+
+    average:  server:  s           <- sum_k N_k s_k / sum_k N_k      over the clients that have sent
+              client:  s_k         <- s of the broadcast, then changed by every forward pass of training
+    local:    client:  s_k         stays with the client, from round to round; nothing of it is sent
+
+An exchange that trains nothing sends back what it got. Source of local: local-statistic batch normalisation
+(SiloBN), Andreux et al. 2020, https://arxiv.org/abs/2008.07424. FedBN (Li et al. 2021,
+https://arxiv.org/abs/2102.07623) also keeps the affine parameters, which here are part of the vector.
+Differs: in asynchronous runs an upload's N_k is multiplied by its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import cache
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard, Arrival, Context, Exchange, Task
+from fedsim.errors import UsageError
+from fedsim.learning.gaussian import Model, Normalised
+from fedsim.learning.params import Net
+from fedsim.learning.shards import Shard
+from fedsim.wire.schema import Count, RunningStatistics, RunningSum
+from fedsim.wrapper import AnyAlgorithm, Wrapper
+
+FIELD = "running_statistics"
+"""The name of the field in broadcasts and uploads."""
+
+
+@cache
+def with_field(message: Any) -> Any:
+    """A message class with the statistics behind its fields; its objects are also of the class itself."""
+    added = (FIELD, RunningStatistics, field(kw_only=True))
+    created = make_dataclass(message.__name__, [added], bases=(message,), frozen=True)
+    created.__module__ = message.__module__
+    return created
+
+
+def extended(message: Any, statistics: Tensor) -> Any:
+    """A message with the statistics."""
+    values = {f.name: getattr(message, f.name) for f in fields(message)}
+    kind: Any = type(message)
+    return with_field(kind)(**values, **{FIELD: statistics})
+
+
+@cache
+def with_sums(sums: type) -> type:
+    """The message of an edge server, with sum_k N_k s_k and sum_k N_k."""
+    own: list[tuple[str, Any]] = [*get_type_hints(sums, include_extras=True).items()]
+    return make_dataclass("Sums", [*own, (FIELD, RunningSum), ("statistics_weight", Count)], frozen=True)
+
+
+@cache
+def with_state(inner: type) -> type:
+    """A state, and statistics (R,) float32: the server's, or a client's own."""
+    return make_dataclass("WithStatistics", [("inner", inner), ("statistics", Tensor)], frozen=True)
+
+
+@dataclass
+class Weighted:
+    """sum_k N_k s_k in float64, in the order of the uploads, and sum_k N_k."""
+
+    total: Tensor
+    weight: float = 0.0
+
+    def add(self, statistics: Tensor, weight: float) -> None:
+        self.total = self.total + weight * statistics.double()
+        self.weight += weight
+
+    def mean(self, otherwise: Tensor) -> Tensor:
+        """The weighted mean in float32; `otherwise` if nothing was added."""
+        return (self.total / self.weight).float() if self.weight else otherwise
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The sums of the inner algorithm, and those of statistics."""
+
+    inner: Any
+    statistics: Tensor
+    weight: float
+
+
+def _on(net: Net, statistics: Tensor) -> Net:
+    net.statistics.copy_(statistics)
+    return net
+
+
+def _net_of(shard: AnyShard) -> Net:
+    assert isinstance(shard, Shard)  # a quadratic loss has no network
+    return shard.net
+
+
+@dataclass(frozen=True)
+class AveragedStatistics(Wrapper):
+    """`inner` whose broadcasts and uploads have the statistics, too. start: those of the new network (R,)."""
+
+    start: Tensor = field(compare=False, repr=False)
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return tuple(map(self._extended, self.inner.exchanges))
+
+    @property
+    def setup(self) -> tuple[Exchange, ...]:
+        return tuple(map(self._extended, self.inner.setup))
+
+    @staticmethod
+    def _extended(e: Exchange) -> Exchange:
+        sums = None if e.sums is None else with_sums(e.sums)
+        return Exchange(with_field(e.down), with_field(e.up), sums)
+
+    @property
+    def server_type(self) -> type:  # type: ignore[override]
+        return with_state(self.inner.server_type)
+
+    def server_init(self, ctx: Context) -> Any:
+        return self.server_type(self.inner.server_init(ctx), self.start)
+
+    def broadcast(self, server: Any, ctx: Context) -> Any:
+        down = self.inner.broadcast(server.inner, self._seen(server, ctx))
+        return extended(down, server.statistics)
+
+    def broadcast_to(self, server: Any, k: int, ctx: Context) -> object | None:
+        return self.inner.broadcast_to(server.inner, k, self._seen(server, ctx))
+
+    def client_update(self, client: Any, down: Any, shard: AnyShard, task: Task) -> tuple[Any, Any]:
+        net = _on(_net_of(shard), getattr(down, FIELD))
+        draft, up = self.inner.client_update(client, down, shard, task)
+        return draft, extended(up, net.statistics.clone())
+
+    @staticmethod
+    def _seen(server: Any, ctx: Context) -> Context:
+        """The context whose network has the server's statistics."""
+        network = ctx.network
+        return ctx if network is None else replace(ctx, network=lambda: _on(network(), server.statistics))
+
+    # ---- the fold
+
+    def _zero(self) -> Weighted:
+        return Weighted(torch.zeros_like(self.start, dtype=torch.float64))
+
+    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
+        weighted = self._zero()
+
+        def seen() -> Iterator[tuple[int, Any]]:
+            for k, up in ups:
+                weighted.add(getattr(up, FIELD), ctx.sizes[k] * ctx.weight)
+                yield k, up
+                del up  # one in memory
+
+        stream = seen()
+        inner = self.inner.server_update(server.inner, down, stream, self._seen(server, ctx))
+        for _ in stream:  # an algorithm that does not look at every upload
+            pass
+        return self.server_type(inner, weighted.mean(server.statistics))
+
+    def stale_update(self, server: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
+        weighted = self._zero()
+
+        def seen() -> Iterator[Arrival]:
+            for a in arrivals:
+                weighted.add(getattr(a.up, FIELD), ctx.sizes[a.client] * a.weight)
+                yield a
+
+        stream = seen()
+        inner = self.inner.stale_update(server.inner, stream, self._seen(server, ctx))
+        for _ in stream:
+            pass
+        return self.server_type(inner, weighted.mean(server.statistics))
+
+    def sums(self, server: Any, down: Any, ctx: Context) -> Any:
+        return _Sums(self.inner.sums(server.inner, down, self._seen(server, ctx)), self._zero().total, 0.0)
+
+    def no_sums(self, down: Any, ctx: Context) -> Any:
+        return _Sums(self.inner.no_sums(down, ctx), self._zero().total, 0.0)
+
+    def add(self, sums: Any, down: Any, k: int, up: Any, ctx: Context) -> Any:
+        weighted = Weighted(sums.statistics, sums.weight)
+        weighted.add(getattr(up, FIELD), ctx.sizes[k] * ctx.weight)
+        return _Sums(self.inner.add(sums.inner, down, k, up, ctx), weighted.total, weighted.weight)
+
+    def sum_of(self, sums: Any, name: str) -> Any:
+        own = {FIELD: sums.statistics, "statistics_weight": sums.weight}
+        return own[name] if name in own else self.inner.sum_of(sums.inner, name)
+
+    def merged(self, sums: Any, sent: Any) -> Any:
+        kinds = (e.sums for e in self.inner.exchanges if e.sums and with_sums(e.sums) is type(sent))
+        kind = next(kinds)
+        inner = kind(**{f.name: getattr(sent, f.name) for f in fields(kind)})
+        total, weight = sums.statistics + getattr(sent, FIELD), sums.weight + sent.statistics_weight
+        return _Sums(self.inner.merged(sums.inner, inner), total, weight)
+
+    def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
+        inner = self.inner.from_sums(server.inner, down, sums.inner, self._seen(server, ctx))
+        return self.server_type(inner, Weighted(sums.statistics, sums.weight).mean(server.statistics))
+
+    # ---- the end of a round
+
+    def model(self, server: Any, ctx: Context) -> Model:
+        inner: Any = self.inner.model(server.inner, ctx)
+        return Normalised(inner, server.statistics)
+
+    def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
+        return self.inner.report(server.inner, self._seen(server, ctx))
+
+    def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
+        return self.inner.dual_mismatch(server.inner, clients)
+
+
+@dataclass(frozen=True)
+class LocalStatistics(Wrapper):
+    """`inner` whose clients keep their own statistics. start: those of the new network (R,)."""
+
+    start: Tensor = field(compare=False, repr=False)
+
+    @property
+    def client_type(self) -> type:  # type: ignore[override]
+        return with_state(self.inner.client_type)
+
+    def client_init(self, ctx: Context, k: int) -> Any:
+        return self.client_type(self.inner.client_init(ctx, k), self.start)
+
+    def client_update(self, client: Any, down: Any, shard: AnyShard, task: Task) -> tuple[Any, Any]:
+        net = _on(_net_of(shard), client.statistics)
+        draft, up = self.inner.client_update(client.inner, down, shard, task)
+        return self.client_type(draft, net.statistics.clone()), up
+
+    def client_commit(self, client: Any, down: Any, up: Any, task: Task) -> Any:
+        return replace(client, inner=self.inner.client_commit(client.inner, down, up, task))
+
+    def client_unsent(self, client: Any, down: Any, up: Any, task: Task) -> Any:
+        return replace(client, inner=self.inner.client_unsent(client.inner, down, up, task))
+
+    def own_and_held(self, client: Any, down: Any, up: Any, task: Task) -> tuple[Any, Any]:
+        return self.inner.own_and_held(client.inner, down, up, task)
+
+    def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
+        return self.inner.dual_mismatch(server, (client.inner for client in clients))
+
+    # ---- the server, which has no statistics
+
+    def _without(self, ctx: Context) -> Context:
+        return ctx if ctx.network is None else replace(ctx, network=self._no_network)
+
+    def _no_network(self) -> Net:
+        raise UsageError(
+            f"--statistics local: the server of {self.name} computes with the network, and has no running "
+            "statistics; take average or frozen"
+        )
+
+    def broadcast(self, server: Any, ctx: Context) -> Any:
+        return self.inner.broadcast(server, self._without(ctx))
+
+    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
+        return self.inner.server_update(server, down, ups, self._without(ctx))
+
+    def stale_update(self, server: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
+        return self.inner.stale_update(server, arrivals, self._without(ctx))
+
+    def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
+        return self.inner.from_sums(server, down, sums, self._without(ctx))
+
+
+def with_statistics(algorithm: AnyAlgorithm, rule: str, start: Tensor) -> AnyAlgorithm:
+    """The algorithm on a network whose running statistics follow a rule (Experiment.statistics).
+
+    start: those of the new network (R,) float32.
+    """
+    if rule == "average":
+        return AveragedStatistics(algorithm, start)
+    return LocalStatistics(algorithm, start) if rule == "local" else algorithm
