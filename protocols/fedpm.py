@@ -52,8 +52,8 @@ from fedsim.wire.schema import Count, Probability, Scalar, Sum
 
 @dataclass(frozen=True)
 class Server:
-    """alpha, beta: the parameters of every mask bit's Beta distribution, (P,) float64. round: that of the last
-    fold. seed and round select the masks with which the model is evaluated."""
+    """alpha, beta: the parameters of every mask bit's Beta distribution, (P,) float64. round: of the last
+    fold; with seed, it selects the masks with which the model is evaluated."""
 
     alpha: Tensor
     beta: Tensor

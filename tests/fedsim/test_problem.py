@@ -230,7 +230,7 @@ def test_a_score_crosses_the_wire_whole_and_only_in_its_own_length(width: int, s
     assert len(data) == 8 * width * (1 + sampled)
     assert unpack_score(reply(data), width, sampled) == score
     for wrong in ((data[:-8],), (data + b"x",), (data, data), (), (b"",)):
-        with pytest.raises(WireError, match="where one of"):
+        with pytest.raises(WireError, match="instead of"):
             unpack_score(reply(*wrong), width, sampled)
     with pytest.raises(WireError):
         unpack_score(reply(data), width, not sampled)
