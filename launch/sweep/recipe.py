@@ -56,6 +56,8 @@ FIRST = (
 )
 """The keys of an experiment in the first version of sweeps. Keys that were added later are left out of a
 run's digest if they have their default values, so that the digests of old runs stay valid."""
+LATER = {"drop_last": False, "inexact": 0.0, "balance": 0.0, "factor": 2.0}
+"""The same of hyperparameters that algorithms got later: the last part of their names, and their defaults."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,11 @@ class Trial:
         for key in described.keys() - set(FIRST):
             if described[key] == getattr(DEFAULTS, key):
                 del described[key]
+        described["hyperparameters"] = {
+            name: value
+            for name, value in described["hyperparameters"].items()
+            if (last := name.rpartition(".")[2]) not in LATER or LATER[last] != value
+        }
         if model_specs.is_model_spec(self.experiment.model):
             described["model"] = model_specs.fingerprint(self.experiment.model)
         for key, choice in described.items():  # a user's file by its bytes, wherever it is
