@@ -217,6 +217,7 @@ def test_hyperparameters_round_trip_through_toml(algorithm: type, change: bool) 
     values = resolved_hyperparameters(algorithm())
     if change:
         values = {key: other_value(value) for key, value in values.items()}
+        values |= {"factor": 3.0} if "factor" in values else {}  # above 1
     built: Any = build_algorithm(algorithm, values)
     assert resolved_hyperparameters(built) == values
     for written in (as_toml(values), as_toml({json.dumps(key): value for key, value in values.items()})):

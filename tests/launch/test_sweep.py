@@ -268,7 +268,7 @@ def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Pat
         (('y = "test_accuracy"', 'y = "test_accuracy@2"'), "a line needs a METRIC, such as test_nll"),
         (('x = "MB"', 'x = "experiment.partition"'), "write METRIC@ROUND"),
         (('x = "MB"', 'x = "MB"\nlimits = ["none"]'), "none"),
-        (('x = "MB"', 'x = "round"\nlimits = ["prox"]'), "its x is MB, not round"),
+        (('x = "MB"', 'x = "round"\nlimits = ["prox"]'), "its x must be MB, not round"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(tmp_path: Path, change: tuple[str, str], says: str) -> None:
