@@ -1,4 +1,4 @@
-"""Partitions by name only: SPLIT[+least:N][+noise:P], where SPLIT may be rows:FILE or FILE.py:NAME.
+"""Partitions by name only: `SPLIT[+least:N][+noise:P]`, where SPLIT may be rows:FILE or FILE.py:NAME.
 
 This is apart from fedsim.data.partitions because options are resolved, and the manifest is written, before
 the fork server imports numpy.
