@@ -260,6 +260,11 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
             )
         return "dual"
 
+    def dual_damping(self, at: At) -> float:
+        """The hyperparameter `damping` of a member whose server does not average; of others 1."""
+        damping = None if self.averages else getattr(self, "damping", None)
+        return 1.0 if damping is None else at.value(damping)
+
     def own_and_held(self, client: Client, down: Any, up: Any, task: Task) -> tuple[Any, Any]:
         """Under silent = last the server has z_k, which stands for a q_k as in DualRule.commit."""
         if client.dual.z is None:

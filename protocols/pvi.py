@@ -83,9 +83,6 @@ class PVI(SiteAlgorithm):
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         return q_g / site  # FedLap paper, Eq. 5
 
-    def dual_damping(self, at: At) -> float:
-        return at.value(self.damping)
-
     def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
         return (q_k / q_g) ** at.value(self.damping)  # FedLap paper, Eq. 6
 
