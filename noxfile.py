@@ -31,6 +31,23 @@ def fast(session: nox.Session) -> None:
 
 
 @nox.session
+def coverage(session: nox.Session) -> None:
+    """Measure which lines the tests of README's command execute; fails below the floor of pyproject.toml.
+
+    The figure is the last line, each file is in build/coverage/html (extra `coverage`).
+    """
+    Path("build/coverage").mkdir(parents=True, exist_ok=True)
+    python(session, "-m", "coverage", "erase")
+    # under `ulimit -f` a process cannot write its own measurements either
+    names = "not full_disk and not disk_that_is_full"
+    tests = ("-n", "2", "--dist", "loadscope", "-m", "not long", "-k", names)
+    python(session, "-m", "coverage", "run", "-m", "pytest", *tests, *session.posargs)
+    python(session, "-m", "coverage", "combine", "--quiet")
+    python(session, "-m", "coverage", "html", "--quiet", "--fail-under=0")
+    python(session, "-m", "coverage", "report", "--skip-covered")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style, format and the ladder of imports."""
     python(session, "-m", "ruff", "check")

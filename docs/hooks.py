@@ -1,6 +1,6 @@
 """What mkdocs cannot do by itself, so that pages in the repository need no edit for the site.
 
-- README.md, CHANGELOG.md, CONTRIBUTING.md and SECURITY.md become pages.
+- README.md and the other pages of the repository's root (ROOT_PAGES) become pages.
 - Every module of the four packages gets a reference page, and the decisions get a table of contents.
 - Every algorithm gets a page (docs/algorithm_pages.py); a link from its name to its file leads there.
 - `FOLDER/*` in mkdocs.yml's nav stands for the pages of that folder.
@@ -31,6 +31,8 @@ ROOT_PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "SUPPORT.md": "support.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
 LANGUAGES = {".py": "python", ".toml": "toml", ".cfg": "ini", ".yml": "yaml", ".md": "markdown"}
 LINK = re.compile(

@@ -1,12 +1,12 @@
-"""Measures what federated Bayesian and ADMM learning costs on the wire.
+"""Measure what federated Bayesian and ADMM learning costs on the wire.
 
     import fedsim
     run = fedsim.run(algo="fedlap_cov", rounds=20, workers=2)
     run.metrics, run.ledger, run.bytes_to(accuracy=0.9), run.model(), run.report()
 
-The public names (docs/python-api.md) stand in __init__.pyi, each with the module that defines it, and each is
-imported when it is first used, so that `import fedsim` is quick and imports no torch. Nothing else imports
-from this file.
+__init__.pyi lists the public names (docs/python-api.md) and the module that defines each name. A name is
+imported when it is first used, so that `import fedsim` is quick and does not import torch. No other module
+imports a public name from this file.
 """
 
 from __future__ import annotations

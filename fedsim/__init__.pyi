@@ -1,6 +1,6 @@
 """The public names of fedsim, each with the module that defines it.
 
-Type checkers read this file, and fedsim/__init__.py imports by it.
+Type checkers read this file. fedsim/__init__.py imports each name from the module that this file gives.
 """
 
 from fedsim.algorithm import (

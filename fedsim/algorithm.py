@@ -1,14 +1,14 @@
-"""The contract of a federated algorithm: messages as types, updates as pure methods.
+"""The interface of a federated algorithm: messages are types, updates are pure methods.
 
-An algorithm is one frozen dataclass; its fields are the hyperparameters (the "Require:" line of the
-paper's box) and its methods are the box. Both sides compute from what crossed the wire: `down` is
-the decoded broadcast, on the server too, and `client_commit` and `server_update` get the upload as
-decoded. A dual step is therefore one function that both call with the same arguments, and a
-client's dual and the server's sum cannot drift apart under any codec.
+An algorithm is one frozen dataclass. Its fields are the hyperparameters (the "Require:" line of the paper's
+algorithm box), and its methods are the steps of that box. Client and server compute from decoded messages:
+`down` is the decoded broadcast, also on the server, and `client_commit` and `server_update` get the decoded
+upload. A dual step is therefore one function that both sides call with the same arguments, so that a client's
+dual and the server's sum of duals agree under every codec.
 
-Server is checkpointed every round; Client lives with its client and never crosses the wire; Down
-and Up are the only things that do. State in, state out: no method changes its arguments, but for tensors
-that their owner gave up (fedsim.learning.ownership).
+The server's state is checkpointed every round. A client's state stays with the client. Only the messages Down
+and Up cross the wire. Methods return new states and do not change their arguments, except for tensors that
+their owner gave up (fedsim.learning.ownership).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedsim.step_rules import At as At, OverK as OverK, Step as Step, step_size 
 from fedsim.wire.schema import Sum, map_tensors, zeros_of
 
 Unsent = Literal["dual", "zero", "last"]
-"""What counts for a client that was asked and sends nothing (Algorithm.unsent)."""
+"""The server's substitute for the upload of a participant that sends nothing (Algorithm.unsent)."""
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -44,11 +44,21 @@ AnyShard = Shard | QuadraticShard
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange of a round: the class that goes down and the class that comes up.
+    """One exchange of a round: the class of the broadcast and the class of the upload.
 
-    Either may have an optional part (fedsim.wire.schema); a broadcast's part is filled per client by
-    `broadcast_to`. sums: what an edge server sends up in the place of its clients' uploads (Algorithm.add),
-    all fields in float64; None: nothing that adds up has all that the server needs.
+    Either class may have an optional part (fedsim.wire.schema). `broadcast_to` fills the broadcast's part for
+    each client. sums: the message that an edge server sends instead of its clients' uploads (Algorithm.add),
+    with all fields in float64; None: the server cannot compute its step from sums of uploads.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import fedsim
+        >>> @dataclass(frozen=True)
+        ... class Message:
+        ...     mean: fedsim.Mean
+        >>> exchange = fedsim.Exchange(down=Message, up=Message)
+        >>> exchange.down.__name__, exchange.sums
+        ('Message', None)
     """
 
     down: type
@@ -60,10 +70,19 @@ class Exchange:
 class Context:
     """The values that server methods receive.
 
-    start: the shared random initialisation (P,) float32; sizes: N_k of all K clients; round counts
-    the rounds of the schedule from 1, also empty ones, and is 0 in the set-up; exchange counts from 1
-    within a round; folds counts the rounds before this one in which an upload was folded; asked: |S|, the
-    clients that get the round's broadcast, 0 outside of rounds.
+    start: the shared random initialisation, shape (P,), float32. sizes: N_k of all K clients. round: counted
+    from 1, including empty rounds; 0 in the set-up. exchange: the exchange in the round, counted from 1.
+    folds: the number of earlier rounds in which an upload was folded. asked: |S|, the number of clients that
+    get the round's broadcast; 0 outside of rounds.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> from fedsim.learning.params import Layout
+        >>> layout = Layout.named([("w", torch.zeros(2))])
+        >>> rng = fedsim.RandomStream(seed=0, purpose="server", round=1)
+        >>> ctx = fedsim.Context(torch.zeros(2), layout, sizes=(30, 10), round=1, exchange=1, rng=rng)
+        >>> ctx.K, ctx.at(k=1).value("N_k/N")
+        (2, 0.25)
     """
 
     start: Tensor
@@ -74,20 +93,20 @@ class Context:
     rng: RandomStream
     network: Callable[[], Net] | None = field(default=None, compare=False)
     read: Callable[[Tensor], Tensor] = field(default=lambda stored: stored, compare=False)
-    """Stored inputs (n, I) as the network takes them."""
+    """Convert stored inputs, shape (n, I), to inputs of the network."""
     folds: int = 0
     asked: int = 0
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
-    """Inputs that the server and all clients have, without labels (public_inputs): (M, I) as stored."""
+    """Unlabelled inputs that the server and all clients have (public_inputs), as stored, shape (M, I)."""
     weight: float = 1.0
-    """The weight of the upload that is folded alone in an asynchronous run (Arrival)."""
+    """The weight of the upload that is folded on its own in an asynchronous run (Arrival)."""
 
     @property
     def K(self) -> int:
         return len(self.sizes)
 
     def at(self, k: int = 0) -> At:
-        """The point of evaluation of client k's formulas in this round; the client has it as task.at."""
+        """The values with which client k's rules are evaluated in this round; on the client, task.at."""
         return At(self.sizes, k, self.round, self.asked, self.weight)
 
     @property
@@ -100,7 +119,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Task:
-    """The values that client methods receive: those of Context, and the client. Round 0 is the set-up."""
+    """The values that client methods receive: those of Context and the client's id. Round 0 is the set-up.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> rng = fedsim.RandomStream(seed=0, purpose="task", round=3, client=1)
+        >>> task = fedsim.Task(
+        ...     torch.zeros(2), sizes=(30, 10), round=3, exchange=1, client=1, rng=rng, folds=2
+        ... )
+        >>> task.K, task.started, task.at.value("N_k/N")
+        (2, True, 0.25)
+    """
 
     start: Tensor
     sizes: tuple[int, ...]
@@ -112,7 +141,7 @@ class Task:
     asked: int = 0
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
     weight: float = 1.0
-    """The weight of its upload in an asynchronous run (Arrival)."""
+    """The weight of the client's upload in an asynchronous run (Arrival)."""
 
     @property
     def K(self) -> int:
@@ -120,12 +149,12 @@ class Task:
 
     @property
     def at(self) -> At:
-        """The point at which this client's formulas are evaluated in this round."""
+        """The values with which this client's rules are evaluated in this round."""
         return At(self.sizes, self.client, self.round, self.asked, self.weight)
 
     @property
     def started(self) -> bool:
-        """True if an upload was folded in an earlier round, so that the broadcast is more than the start."""
+        """True if an earlier round folded an upload. Until then the broadcast is the initialisation."""
         return self.folds > 0
 
 
@@ -133,8 +162,8 @@ class Task:
 class Arrival:
     """An upload of an asynchronous run (fedsim.asynchrony).
 
-    down: the decoded broadcast that it answers. staleness: how many steps the server has taken since that.
-    weight: in (0, 1], what --async lets it count for its staleness.
+    down: the decoded broadcast that the upload answers. staleness: the number of server steps since that
+    broadcast. weight: the upload's weight; in (0, 1] by its staleness, above 1 with +event (At.weight).
     """
 
     client: int
@@ -146,18 +175,18 @@ class Arrival:
 
 @cache
 def _type_of_sums(algorithm: type) -> Any:
-    """The type that `add` returns: a message, or Tensor or Gaussian as `duals` names it on the server."""
+    """The type that `add` returns: a message, or the type of the server's sum of duals (Tensor, Gaussian)."""
     return get_type_hints(algorithm.add).get("return")  # type: ignore[attr-defined]
 
 
 @cache
 def _message_of(*names: str) -> type:
-    """The message of these sums, (P,) each."""
+    """The message class with one sum, shape (P,), for each name."""
     return make_dataclass("Sums", [(name, Sum) for name in names], frozen=True)
 
 
 def _factor(state: Any, name: str) -> Gaussian:
-    """The dual of a state that a dotted name names, as a factor."""
+    """The dual with this dotted name in a state, as a Gaussian factor."""
     for part in name.split("."):
         state = getattr(state, part)
     return state if isinstance(state, Gaussian) else Gaussian(state, 0.0)
@@ -168,20 +197,52 @@ def _products(ones: list[Gaussian], others: list[Gaussian]) -> list[Gaussian]:
 
 
 def _plus(own: Any, sent: Any) -> Any:
-    """A sum with what an edge server has sent, where a matrix is its triangle."""
+    """Add the sum that an edge server sent to the server's own; a sent matrix is a packed triangle."""
     return own + (unpacked(sent) if isinstance(own, Tensor) and own.dim() == 2 else sent)
 
 
 def _is_state(argument: Any) -> bool:
-    """True if a type argument is a class: not Any and not a variable."""
+    """True if a type argument is a class, and not Any or a type variable."""
     return isinstance(argument, type) and argument is not Any
 
 
 class Algorithm(ABC, Generic[Server, Client, Down, Up]):
-    """Base class of all algorithms. Subclasses are frozen dataclasses."""
+    """Base class of all algorithms. Subclasses are frozen dataclasses.
+
+    Examples:
+        A gradient step of size `lr`, with the weighted mean of the clients' gradients:
+
+        >>> from dataclasses import dataclass
+        >>> import fedsim, torch
+        >>> @dataclass(frozen=True)
+        ... class Down:
+        ...     mean: fedsim.Mean
+        >>> @dataclass(frozen=True)
+        ... class Up:
+        ...     gradient: fedsim.Gradient
+        >>> @dataclass(frozen=True)
+        ... class Descent(fedsim.Algorithm[torch.Tensor, None, Down, Up]):
+        ...     lr: float = 1.0
+        ...     name, paper, default_model, default_rounds = "descent", "none", "logistic", 3
+        ...     def server_init(self, ctx):
+        ...         return ctx.start
+        ...     def client_init(self, ctx, k):
+        ...         return None
+        ...     def broadcast(self, server, ctx):
+        ...         return Down(server)
+        ...     def client_update(self, client, down, shard, task):
+        ...         return client, Up(shard.gradient(down.mean) / shard.size)
+        ...     def server_update(self, server, down, ups, ctx):
+        ...         return server - self.lr * sum(ctx.at(k).value("N_k/N") * up.gradient for k, up in ups)
+        ...     def model(self, server, ctx):
+        ...         return fedsim.Point(server)
+        >>> run = fedsim.run(algo=Descent(lr=0.5), clients=4, quiet=True)
+        >>> bool(run.metrics["test_nll"].is_monotonic_decreasing)
+        True
+    """
 
     name: ClassVar[str]
-    """As on the command line."""
+    """The name on the command line."""
     paper: ClassVar[str]
     """Short citation with equation or algorithm number."""
     default_model: ClassVar[str]
@@ -189,33 +250,33 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """Public address of the paper."""
     server_type: ClassVar[type]
     client_type: ClassVar[type]
-    """The states' classes; __init_subclass__ reads them off Algorithm[Server, Client, Down, Up]."""
+    """The classes of the states; __init_subclass__ reads them from Algorithm[Server, Client, Down, Up]."""
     default_rounds: ClassVar[int] = 20
     eval_samples: ClassVar[int] = 0
-    """Posterior samples that an evaluation averages over, beside the mean; for members whose model is a
-    distribution."""
+    """Posterior samples that an evaluation averages over, in addition to scoring the mean; only for
+    algorithms whose model is a distribution."""
     centralised: ClassVar[bool] = False
-    """True for a reference that is not federated: one client has the rows of all, takes part in every
-    round, and its traffic is booked as simulation, so that the algorithm's bill is 0."""
+    """True for a reference that is not federated: one client has all rows and takes part in every round. Its
+    traffic counts as simulation, so that the algorithm's communication cost is 0."""
     folds_stale: ClassVar[bool] = False
     """True if uploads that answer older broadcasts can be folded (--async)."""
     default_codecs: ClassVar[Mapping[str, str]] = {}
-    """Codecs by field, as --codec names them, of fields for which the user names none."""
+    """Codecs by field, in the syntax of --codec, for fields for which the user names no codec."""
     stale_damping: ClassVar[float] = 0.0
-    """P of the weight (1 + staleness)^-P that a stale upload has where --async leaves it open."""
+    """P in the weight (1 + staleness)^-P of a stale upload, if --async does not set it."""
     fed_back: ClassVar[tuple[str, ...]] = ()
-    """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments to which nothing refers
+    """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments that are not used again
     once they are added up."""
 
     duals: ClassVar[Mapping[str, str | None]] = {}
-    """Tensors and Gaussians that every client keeps in float64, and the server keeps the sum of them (of
-    Gaussians the product) over ALL clients: the dotted name in Client -> that in Server. A fold begins with
-    it. None: it is no dual."""
+    """Duals, tensors or Gaussians that every client keeps in float64: dotted name in Client -> in Server. The
+    server keeps their sum (of Gaussians the product) over ALL clients, and a fold begins with it. None: a
+    value that clients keep in float64 and that is no dual, so that the server has no sum."""
 
     _exchange: ClassVar[Exchange | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Read the types of Algorithm[Server, Client, Down, Up]; what the class itself states stays."""
+        """Read the types of Algorithm[Server, Client, Down, Up], unless the class defines them itself."""
         super().__init_subclass__(**options)
         for base in cls.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is not Algorithm:
@@ -230,15 +291,15 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
     @property
     def unwrapped(self) -> Algorithm[Any, Any, Any, Any]:
-        """The algorithm itself, where this is a wrapper around it."""
+        """The innermost algorithm, without the wrappers around it."""
         return self
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """The exchanges of a round; the schedule's participants serve all of them.
+        """The exchanges of a round; the round's participants take part in all of them.
 
-        There is one, of Down and Up of Algorithm[Server, Client, Down, Up], unless an algorithm states
-        others. They may depend on the hyperparameters.
+        By default there is one exchange, with Down and Up of Algorithm[Server, Client, Down, Up]. Exchanges
+        may depend on the hyperparameters.
         """
         if self._exchange is None:
             raise UsageError(
@@ -261,16 +322,16 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     def public_inputs(self) -> int:
         """The number of unlabelled inputs that the server and all clients have: `ctx.public`, `task.public`.
 
-        They are random training rows that no client then has, and never cross the wire.
+        They are random training rows, are removed from the clients' data, and never cross the wire.
         """
         return 0
 
     def exchanges_in(self, round: int) -> tuple[Exchange, ...]:
-        """Those of this round; round 0 is the set-up."""
+        """The exchanges of this round; round 0 is the set-up."""
         return self.exchanges if round else self.setup
 
     def sizes_on_wire(self, clients: int, classes: int) -> Mapping[str, int]:
-        """Bounds of sizes that are this algorithm's own, by the names its messages use ('M')."""
+        """The upper bounds of sizes that only this algorithm has, by their names in its messages ('M')."""
         return {}
 
     def check(self, params: int) -> None:
@@ -291,83 +352,83 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """The message that every participant of this exchange receives; it is encoded once."""
 
     def broadcast_to(self, server: Server, k: int, ctx: Context) -> object | None:
-        """The optional part of Down for client k: what it has not been sent yet. None: nothing.
+        """The optional part of Down for client k: the data that it does not have yet; None if it has all.
 
-        Only what a folded upload proves to have arrived counts as sent.
+        Data count as received only once a folded upload proves that they arrived.
         """
         return None
 
     @abstractmethod
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        """Local training: a draft of the client's next state, and the upload."""
+        """Train locally, and return a draft of the client's next state and the upload."""
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        """The client's next state from its draft; it becomes current only if the upload is folded.
+        """Make the client's next state from its draft; it becomes current only if the upload is folded.
 
-        The dual step lives here, from the upload as decoded.
+        An algorithm takes its dual step here, with the decoded upload.
         """
         return client
 
     def local_mean(self, down: Down, up: Up) -> Tensor:
-        """The weights (P,) at which local training has ended, or their posterior mean, by an upload that
-        answers `down` (fedsim.personalisation)."""
+        """The weights (P,) after local training, or their posterior mean (fedsim.personalisation)."""
         mean: Tensor = up.mean  # type: ignore[attr-defined]
         return mean
 
     # ---- a client that computes and sends nothing (fedsim.event_trigger)
 
     def unsent(self) -> Unsent:
-        """What the server counts for a client that was asked and sends nothing, by --participation +event.
+        """The server's substitute for the upload of a participant that sends nothing (+event).
 
-        dual: the server's sum keeps the client's dual, as if the client had not taken part. zero: its
-        increment is 0, and it has its weight in the mean. last: its last upload counts again, of which the
-        server keeps one for every client.
+        dual: the server's sum keeps the client's dual, as if the client had not taken part. zero: the
+        increment is 0 and counts in the mean with the client's weight. last: the client's last upload counts
+        again; the server keeps every client's last upload.
 
         Raises:
-            UsageError: If the algorithm needs every upload that it asked for.
+            UsageError: If the algorithm needs an upload of every participant.
         """
         return "dual" if self.duals else "zero" if self.fed_back else "last"
 
     def dual_damping(self, at: At) -> float:
-        """The exponent, or factor, of a dual step that may count 1 / damping times, after rounds in which the
-        client sent nothing. 1: a dual step counts once.
-        """
+        """The exponent or factor of a damped dual step; 1: a dual step is not damped and counts once.
+
+        After rounds in which the client sent nothing, a damped step may count up to 1 / damping times."""
         return 1.0
 
     def own_and_held(self, client: Client, down: Down, up: Up, task: Task) -> tuple[Any, Any]:
-        """What an upload says of its client, and what the server has of it without that, in the same terms:
-        two messages, or two Gaussians. client: its draft; up: as decoded. For duals: a site stays as it is
-        where the upload agrees with the broadcast.
+        """The two messages or Gaussians whose difference decides whether an upload is sent (+event).
+
+        The first is the client's, the second is what the server has without the upload. client: its draft.
+        By default they are the decoded upload and broadcast: where these agree, a site does not change.
         """
         return up, down
 
     def client_unsent(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        """The client's next state from its draft if `up` is not sent; a dual that the server has stays."""
+        """Make the client's next state if `up` is not sent; duals in the server's sum must not change."""
         return client
 
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
-        """Fold the uploads: (client, Up) in ascending client id, consumed once, one in memory.
+        """Fold the uploads: pairs (client, Up) in ascending client id, read once, with one in memory.
 
-        Never called with no upload at all: an empty round changes nothing but its number. An algorithm
-        defines this, or `add` and `from_sums`.
+        The method is not called without uploads: an empty round only increases the round number. An algorithm
+        defines this method, or `add` and `from_sums`.
         """
         return self.from_sums(server, down, self.added(self.sums(server, down, ctx), down, ups, ctx), ctx)
 
     def add(self, sums: Any, down: Down, k: int, up: Up, ctx: Context) -> Any:
-        """The sums with client k's upload; `sums` may be written over.
+        """Add client k's upload to the sums; `sums` may be overwritten.
 
-        The return type says what the sums are: a message of float64 fields (Exchange.sums), or the Tensor or
-        Gaussian of the server that `duals` names.
+        The return annotation is the type of the sums: a message with float64 fields (Exchange.sums), or the
+        type of the server's sum that `duals` names, Tensor or Gaussian.
         """
         raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
 
     def from_sums(self, server: Server, down: Down, sums: Any, ctx: Context) -> Server:
-        """The server's step from the sums over all uploads of the exchange."""
+        """Compute the server's next state from the sums over all uploads of the exchange."""
         raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
 
-    # ---- what follows from the types of `add` and from `duals`
+    # ---- sums, whose type is the return type of `add`
 
     @property
     def _totals(self) -> list[str]:
@@ -376,13 +437,13 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
     @property
     def _total(self) -> str:
-        """The one that the sums are, where `add` returns no message."""
+        """The field of Server that is the sum of duals, if `add` returns no message."""
         if len(self._totals) != 1:
             raise UsageError(f"{self.name}: where add returns no message, duals names one field of Server")
         return self._totals[0]
 
     def added(self, sums: Any, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Any:
-        """The sums, which are the caller's own and are written over, with these uploads."""
+        """Add these uploads to the sums, which are overwritten and must belong to the caller."""
         for k, up in ups:
             before = give_up(sums, above=0)
             sums = self.add(before, down, k, up, ctx)
@@ -391,7 +452,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return sums
 
     def sums(self, server: Server, down: Down, ctx: Context) -> Any:
-        """The server's sums before an exchange, which are the caller's own: its duals' sums, and else 0."""
+        """The sums before an exchange, as copies: the server's sums of duals, and 0 for all others."""
         if _type_of_sums(type(self)) in (Tensor, Gaussian):
             return map_tensors(getattr(server, self._total), Tensor.clone)
         zero = self.no_sums(down, ctx)
@@ -399,7 +460,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return replace(zero, **{name: map_tensors(getattr(server, name), Tensor.clone) for name in kept})
 
     def no_sums(self, down: Down, ctx: Context) -> Any:
-        """The sums of no upload, with which an edge server begins (fedsim.tree)."""
+        """The sums over no upload, all 0, with which an edge server begins (fedsim.tree)."""
         kind = self.exchanges_in(ctx.round)[ctx.exchange - 1].sums
         if kind is None:
             raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
@@ -408,21 +469,26 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return zeros_of(kind, ctx.start)
 
     def sum_of(self, sums: Any, name: str) -> Any:
-        """The sum that Exchange.sums calls by this name."""
+        """The sum with this name in Exchange.sums."""
         return sums if isinstance(sums, Tensor) else getattr(sums, name)
 
+    def sums_for(self, sums: Any, down: Down) -> Any:
+        """The sums before the next upload, or before from_sums, if uploads answer different broadcasts. An
+        algorithm whose sums contain values of the broadcast puts those of `down` in their place."""
+        return sums
+
     def merged(self, sums: Any, sent: Any) -> Any:
-        """The server's sums with those that an edge server has sent: field by field, in float64."""
+        """Add the sums that an edge server sent to the server's sums, field by field, in float64."""
         if isinstance(sums, Tensor):
             return sums + getattr(sent, self._total)
         names = [f.name for f in fields(sent)]
         return replace(sums, **{name: _plus(getattr(sums, name), getattr(sent, name)) for name in names})
 
     def check_stale(self, damped: bool) -> None:
-        """Check that uploads which answer older broadcasts can be folded; damped: with weights below 1.
+        """Check that uploads which answer older broadcasts can be folded. damped: weights may be below 1.
 
         Raises:
-            UsageError: if they cannot, saying why.
+            UsageError: if they cannot; the message says why.
         """
         if not self.folds_stale:
             raise UsageError(
@@ -430,10 +496,10 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             )
 
     def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
-        """Fold uploads that answer broadcasts of different rounds, in ascending client id, consumed once.
+        """Fold uploads that answer broadcasts of different rounds, in ascending client id, read once.
 
-        One by one, each with the broadcast that it answers: what a server does that adds up the clients'
-        changes. Source: asynchronous PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275.
+        Each upload is folded on its own, with the broadcast that it answers: for servers that add up changes.
+        Source: asynchronous PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275.
         """
         for a in arrivals:
             alone = replace(ctx, weight=a.weight)
@@ -445,9 +511,9 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """The model to evaluate; before the first fold, the point ctx.start."""
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float | None:
-        """The relative difference between the server's sum of duals and that of all clients' states.
+        """The relative difference between the server's sum of duals and the sum over all clients' states.
 
-        It is 0 up to rounding, under any schedule, loss and codec. None: the algorithm keeps no such sum.
+        It is 0 up to rounding, under any schedule, loss and codec. None: the server keeps no sum of duals.
         """
         names = [own for own, total in self.duals.items() if total]
         if not names:

@@ -1,20 +1,20 @@
-"""Asynchronous rounds: which uploads the server folds in which step, by the virtual clock.
+"""Asynchronous rounds, in which the virtual clock decides which uploads the server folds in which step.
 
-    client:  computes from the broadcast that it has, uploads, and waits until its upload is folded
-    server:  folds as soon as B uploads are there, and sends its new broadcast to these B clients
+    client:  computes from the last broadcast that it got, uploads, and waits until its upload is folded
+    server:  folds as soon as B uploads have arrived, and sends its new broadcast to these B clients
 
-A round is one step of the server. Upload k of round r answers the broadcast of round a <= r; its staleness is
-r - a, the number of steps that the server took meanwhile. Ties go to the older broadcast, then to the lower
-id, so that B = K with equal clients is the synchronous run.
+A round is one step of the server. An upload that is folded in round r answers (was computed from) the
+broadcast of a round a <= r. Its staleness is r - a, the number of server steps since then. Simultaneous
+uploads are ordered by broadcast, then by id, so that B = K with equal clients is the synchronous run.
 
-Everything follows from the configuration: links, computers, examples and the sizes of messages that
-`fedsim plan` knows. Measured time decides nothing, so workers may compute a task long after its virtual
-instant, and kills and resumes change no bit.
+The steps depend only on the configuration: links, computers, numbers of examples, and the message sizes that
+`fedsim plan` knows. Measured time is not used, so workers may compute a task long after its virtual time, and
+killed and resumed runs give the same results bit for bit.
 
 Source: FedBuff, Nguyen et al. 2022, Algorithm 1, https://arxiv.org/abs/2106.06639; for sites, asynchronous
 PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275. Differs: a client waits while its
-upload is in the buffer, so that its state is never two versions ahead; if a codec's size depends on the
-values, the clock uses its upper bound.
+upload is in the buffer, so that its state is never two versions ahead; if the size of an encoded message
+depends on the values, the clock uses the upper bound of the size.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ DAMPING = 0.5
 
 @dataclass(frozen=True)
 class AsyncRule:
-    """fedbuff:B[+damp:P]. buffer: B. damping: P; None: the algorithm's own default."""
+    """The rule fedbuff:B[+damp:P]. buffer: B. damping: P; None: the algorithm's default."""
 
     buffer: int
     damping: float | None = None
 
 
 def async_rule(text: str, clients: int) -> AsyncRule:
-    """The rule that --async names."""
+    """Parse the rule of --async."""
     head, modifiers = split_modifiers(text, "--async", ("damp",), exponent)
     _, arguments = parse(head, "rule of --async", {FORM.name: FORM})
     buffer = whole(arguments[0])
@@ -56,12 +56,12 @@ def async_rule(text: str, clients: int) -> AsyncRule:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """One round.
+    """One step of the server, which is one round.
 
     participants: the clients whose uploads are folded, ids ascending. answered: the round of the broadcast
-    that each of them answers. seconds: since the step before, on the virtual clock. in_use: the rounds of all
-    broadcasts from which a client computes when the step begins. waits: the seconds in which the upload of
-    each participant lay in the buffer.
+    that each participant answers. seconds: virtual time since the previous step. in_use: the rounds of all
+    broadcasts from which a client computes when the step begins. waits: the seconds that each participant's
+    upload waited in the buffer.
     """
 
     participants: tuple[int, ...]
@@ -76,22 +76,22 @@ class ServerStep:
 
 
 _Arrival = tuple[float, int, int, float]
-"""The instant of an upload's arrival, the round of the broadcast, the client, seconds since the broadcast."""
+"""The arrival time of an upload, the round of its broadcast, the client, and seconds since the broadcast."""
 
 
 class AsyncSchedule:
-    """The steps of a run, each computed once, in their order: a pure function of the arguments."""
+    """The steps of a run, computed in order and once each; they are a pure function of the arguments."""
 
     def __init__(
         self, rule: AsyncRule, clock: Clock, sizes: tuple[int, ...], bytes_down: int, bytes_up: int
     ) -> None:
-        """sizes: N_k of all clients. bytes_down, bytes_up: of a broadcast and an upload on the stream."""
+        """Set N_k of all clients (sizes) and the stream bytes of a broadcast and of an upload."""
         self.rule = rule
         self._clock, self._sizes, self._bytes = clock, indices(sizes), (bytes_down, bytes_up)
         self._steps: list[ServerStep] = []
         self._now = 0.0
         self._computing: list[_Arrival] = []
-        """A heap, which is filled when the first step is asked for."""
+        """A heap, filled when the first step is computed."""
         self._users = {1: len(sizes)}
         """The number of clients that compute from each broadcast."""
 
@@ -102,16 +102,16 @@ class AsyncSchedule:
         return self._steps[round - 1]
 
     def staleness(self, rounds: int) -> list[int]:
-        """The number of uploads in the first rounds with staleness 0, 1, 2, ..., including lost ones."""
+        """The numbers of uploads of staleness 0, 1, ... in the first `rounds` rounds, lost ones included."""
         counts = Counter(r - a for r in range(1, rounds + 1) for a in self.step(r).answered)
         return [counts[s] for s in range(max(counts, default=-1) + 1)]
 
     def seconds(self, rounds: int) -> float:
-        """The duration of the first rounds on the virtual clock, in seconds."""
+        """The duration of the first `rounds` rounds on the virtual clock, in seconds."""
         return sum(self.step(r).seconds for r in range(1, rounds + 1))
 
     def weight(self, staleness: int, default: float) -> float:
-        """(1 + staleness)^-P, the weight of an upload. default: P if the rule has none."""
+        """The weight of an upload, (1 + staleness)^-P. default: P if the rule does not set it."""
         damping = default if self.rule.damping is None else self.rule.damping
         return float((1 + staleness) ** -damping)
 
@@ -143,17 +143,16 @@ class AsyncSchedule:
         self._users[round + 1] = len(arrived)
         by_id = sorted((client, answered, self._now - instant) for instant, answered, client, _ in arrived)
         clients, rounds, waits = zip(*by_id, strict=True)
-        # Fresh uploads have exactly the duration of a synchronous round.
+        # without stale uploads, the duration is exactly that of a synchronous round
         seconds = longest if fresh else self._now - before
         return ServerStep(clients, rounds, seconds, in_use, waits)
 
 
 @dataclass(frozen=True)
 class Asynchrony:
-    """The broadcast that an upload answers, and the upload's weight.
+    """The broadcast that each upload answers, and the weight of each upload.
 
-    schedule: None in a synchronous run, where every upload answers the broadcast of its round. damping: P if
-    the rule has none.
+    schedule: None in a synchronous run: every upload answers its round's broadcast. damping: default of P.
     """
 
     schedule: AsyncSchedule | None
@@ -180,8 +179,9 @@ class Asynchrony:
         return () if self.schedule is None or not round else self.schedule.step(round).participants
 
     def origins(self, round: int) -> tuple[int, ...]:
-        """The rounds, ascending, after which the server sent the broadcasts in use when this round begins,
-        except the round before it; 0 is the start. Empty in a synchronous run."""
+        """The earlier rounds, ascending, after which the server sent broadcasts that are still in use.
+
+        The round just before this one is left out. 0 is the start. Empty in a synchronous run."""
         if self.schedule is None or not round:
             return ()
         return tuple(r - 1 for r in sorted(self.schedule.step(round).in_use) if r < round)
@@ -195,7 +195,7 @@ def asynchrony(
     sizes: tuple[int, ...],
     message_bytes: tuple[int, int],
 ) -> Asynchrony:
-    """The schedule of --async. message_bytes: bytes of a broadcast and an upload on the stream."""
+    """Make the schedule of --async. message_bytes: stream bytes of a broadcast and of an upload."""
     parsed = async_rule(rule, len(sizes))
     if clock is None:
         raise UsageError(

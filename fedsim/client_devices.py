@@ -4,14 +4,16 @@
 
     up, down                   rates of the client's link, 10mbit (per second); without limit if absent
     rtt, jitter                seconds of a round trip, and the scale of its random delay, 40ms
-    compute, noise             time per example (5ms) or examples per second (200/s), its spread; in files
+    overhead, loss, initcwnd   TCP on the link (fedsim.tcp_links): bytes for each byte of the stream (1.05, or
+                               tcp), lost packets (1%), segments in a message's first round trip (10)
+    compute, noise             in files: time per example (5ms) or examples per second (200/s), and its spread
     joules_up, joules_down     energy of one byte on the stream, 2e-6 (joules)
     joules_example             energy of one example (joules)
     server_up, server_down     the server's link, which all clients share; in a file the line `server`
     edge_up, edge_down, ...    with --tree, for every edge server; also edge_rtt, edge_clients_up and
                                edge_clients_down (fedsim.virtual_clock); in a file the lines `edge NAME`
 
-Directions are those of the clients: the server's `up` is the rate of all uploads together.
+Directions are named from the clients' side: the server's `up` is the rate of all uploads together.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.errors import DataError, UsageError
-from fedsim.specs import key_values, number, whole
+from fedsim.specs import key_values, number, probability, whole
+from fedsim.tcp_links import OVERHEAD
 from fedsim.user_files import opened_text, other_separator
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit")
@@ -37,19 +40,20 @@ _SCALE = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "us": 1e-6, "ms": 1e-3, "s": 
 SERVER = "server"
 """The name in the client column for the server's own link."""
 EDGE = "edge"
-"""Prefix of an edge server's line, `edge NAME`; `edge` alone is for all edge servers without a line."""
+"""Prefix of an edge server's line, `edge NAME`; the line `edge` has the values that these lines leave out."""
 
 SHARED = ("clients_up", "clients_down")
-"""Columns only in lines of edge servers: the link that their clients share."""
+"""Columns that only lines of edge servers may have: the link that their clients share."""
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Link:
-    """Bits per second in both directions, the seconds of one round trip, and joules per byte.
+    """A link: bits per second in each direction, the seconds of a round trip, and joules per byte.
 
-    jitter: seconds; every exchange lasts jitter |z| longer, z ~ N(0, 1).
+    jitter: seconds; every exchange lasts jitter |z| longer, z ~ N(0, 1). overhead, loss, initcwnd: parameters
+    of fedsim.tcp_links, in both directions.
     """
 
     up: float = math.inf
@@ -58,11 +62,14 @@ class Link:
     jitter: float = 0.0
     joules_up: float = 0.0
     joules_down: float = 0.0
+    overhead: float = 1.0
+    loss: float = 0.0
+    initcwnd: float = math.inf
 
 
 @dataclass(frozen=True)
 class Computer:
-    """Seconds per example, the spread of their logarithm from task to task, and joules per example."""
+    """A computer: seconds per example, the standard deviation of their log over tasks, joules per example."""
 
     seconds: float = 0.0
     noise: float = 0.0
@@ -79,13 +86,16 @@ class Devices:
     jitter: Floats
     joules_up: Floats
     joules_down: Floats
+    overhead: Floats
+    loss: Floats
+    initcwnd: Floats
     seconds: Floats
     noise: Floats
     joules: Floats
 
     @staticmethod
     def alike(link: Link, computer: Computer, clients: int) -> Devices:
-        """All clients have this link and this computer."""
+        """Make devices with the same link and the same computer for all clients."""
         return Devices(**{name: np.full(clients, value) for name, value in _numbers(link, computer).items()})
 
     def link(self, client: int) -> Link:
@@ -96,13 +106,13 @@ class Devices:
 
     @property
     def has_energy(self) -> bool:
-        """True if anything costs a client energy."""
+        """True if any client spends energy on its link or computer."""
         return any(bool(column.any()) for column in (self.joules_up, self.joules_down, self.joules))
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The clients' devices, the server's link, and the numbers of edge servers by their names, '' for all."""
+    """The clients' devices, the server's link, and the values of edge servers by name, '' for all of them."""
 
     devices: Devices
     server: Link = Link()
@@ -132,7 +142,7 @@ def is_file(link: str) -> bool:
 
 
 def computer(text: str, where: str) -> Computer:
-    """Parse a computer: 5ms, 200/s or 5ms,noise=0.3. Messages start with `where`."""
+    """Parse a computer: 5ms, 200/s or 5ms,noise=0.3. Error messages start with `where`."""
     if not text:
         return Computer()
     first, _, rest = text.partition(",")
@@ -164,8 +174,8 @@ class _Column:
 class _File:
     """A file of devices, read line by line, because it may have a million lines.
 
-    devices: the clients'. server: the link of its line `server`. edges: the links of its lines `edge`.
-    computes: True if it has a computer for any client.
+    devices: the clients' devices. server: the link in the line `server`. edges: the links in lines `edge`.
+    computes: True if the file has a computer for any client.
     """
 
     def __init__(self, text: str, clients: int, of_all: Computer) -> None:
@@ -204,7 +214,7 @@ class _File:
             if not 0 <= k < self._clients:
                 self._other(row[at], heads, row, line)
                 continue
-            if self._seen[k]:  # the last line of a client counts, as a whole
+            if self._seen[k]:  # a client's last line replaces its earlier lines
                 for name, values in self._lists.items():
                     values[k] = self._defaults[name]
             self._seen[k] = 1
@@ -241,7 +251,7 @@ class _File:
         return _per_example(cell, where)
 
     def _other(self, client: str, heads: list[str], row: list[str], line: int) -> None:
-        """A line without a client: the server's, an edge server's, or a mistake."""
+        """Read the line of the server or of an edge server; any other line without a client is an error."""
         where = self._where(line)
         kind, _, name = client.partition(" ")
         cells = {name: cell for name, cell in zip(heads, row, strict=False) if cell and name != "client"}
@@ -266,12 +276,12 @@ class _File:
 
 
 def _numbers(link: Link, computer: Computer) -> dict[str, float]:
-    """The numbers of both, by their names."""
+    """The fields of a link and a computer, by name."""
     return {f.name: getattr(value, f.name) for value in (link, computer) for f in fields(value)}
 
 
 def parse_value(key: str, text: str, where: str) -> float:
-    """A value of --link KEY=VALUE,..., in bits per second, seconds or joules; messages start with `where`."""
+    """Parse a value of --link KEY=VALUE,... to bits/s, seconds or joules. Errors start with `where`."""
     read = _READ.get(key)
     if read is None or key == "noise":
         shown = f"{key}={text}" if key else text
@@ -286,7 +296,7 @@ def _rate(text: str, where: str) -> float:
 
 
 def parse_time(text: str, where: str) -> float:
-    """The seconds of a time such as 40ms; messages start with `where`."""
+    """Parse a time such as 40ms to seconds; error messages start with `where`."""
     if result := _TIME.fullmatch(text):
         return float(result[1]) * _SCALE[result[2]]
     raise UsageError(f"{where}: {text!r} is no time; write 40ms, 2s or 150us")
@@ -310,6 +320,28 @@ def _amount(text: str, where: str) -> float:
     raise UsageError(f"{where}: {text!r} is no number of at least 0; write 2e-6")
 
 
+def _overhead(text: str, where: str) -> float:
+    if text == "tcp":
+        return OVERHEAD
+    value = number(text)
+    if 1 <= value < math.inf:
+        return value
+    raise UsageError(f"{where}: {text!r} is no number of at least 1; write tcp, which is {OVERHEAD:.4f}")
+
+
+def _loss(text: str, where: str) -> float:
+    value = probability(text, where)
+    if value < 1:
+        return value
+    raise UsageError(f"{where}: {text!r}: a link that loses every packet carries nothing; write 1%")
+
+
+def _initcwnd(text: str, where: str) -> float:
+    if (value := whole(text)) >= 1:
+        return float(value)
+    raise UsageError(f"{where}: {text!r} is no whole number of at least 1; write 10, as Linux has it")
+
+
 _READ: Mapping[str, Callable[[str, str], float]] = {
     "up": _rate,
     "down": _rate,
@@ -319,6 +351,9 @@ _READ: Mapping[str, Callable[[str, str], float]] = {
     "joules_up": _amount,
     "joules_down": _amount,
     "joules_example": _amount,
+    "overhead": _overhead,
+    "loss": _loss,
+    "initcwnd": _initcwnd,
     "server_up": _rate,
     "server_down": _rate,
     "edge_up": _rate,

@@ -1,8 +1,8 @@
-"""Copies of tensors on a worker's device, and those that stay there between tasks.
+"""Copies of tensors on a worker's device, which stay there between tasks while memory allows.
 
-States, broadcasts and examples are made and kept on the CPU. A GPU needs copies: of a client's state and
-examples in every round in which this worker computes it, of a broadcast for every client. They stay there
-while there is memory. On the CPU nothing is copied and nothing is kept.
+States, broadcasts and examples are created and stored on the CPU. A GPU needs a copy of a client's state and
+examples in every round in which its worker trains the client, and a copy of the broadcast for every client.
+Copies stay on the GPU while there is memory. On the CPU nothing is copied or kept.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedsim.wire.schema import map_tensors, tensors_of
 
 T = TypeVar("T")
 RecordEvent = Callable[[], Callable[[list[Tensor]], None]]
-"""Called when copies were started; returns a function that makes what starts later wait for them. It takes
-the copies, whose memory is then in use there."""
+"""A function to call after copies were started. It returns a function of the copies, which makes the current
+stream wait for the copies and marks their memory as in use by that stream."""
 FREE_SHARE = 0.5
 """The share of a GPU's memory that must stay free, for training and other workers, when a copy is kept."""
 
 
 def to_cpu(value: T) -> T:
-    """The same value on the CPU, ready to be read; from a GPU by pinned buffers and with one wait for all."""
+    """Copy a value to the CPU, ready to be read; from a GPU through pinned buffers, with a single wait."""
     gpus = {t.device for t in tensors_of(value) if t.is_cuda}
     moved = map_tensors(value, lambda t: t.to("cpu", non_blocking=True))
     for gpu in gpus:
@@ -34,7 +34,7 @@ def to_cpu(value: T) -> T:
 
 
 def room_on(device: torch.device) -> Callable[[int], bool]:
-    """Return whether a copy of so many bytes may be kept on a device: never on a CPU."""
+    """Return a function that tells if a copy of so many bytes may be kept on a device; never on a CPU."""
     if device.type != "cuda":
         return lambda nbytes: False
 
@@ -47,7 +47,7 @@ def room_on(device: torch.device) -> Callable[[int], bool]:
 
 
 def events_of(device: torch.device) -> RecordEvent:
-    """Let the stream that uses a copy wait for the stream that makes it; nothing to do on a CPU."""
+    """Return the RecordEvent that makes a stream wait for copies on another stream; no effect on a CPU."""
     if device.type != "cuda":
         return lambda: lambda tensors: None
 
@@ -67,9 +67,9 @@ def events_of(device: torch.device) -> RecordEvent:
 
 
 class DeviceCopies:
-    """The copies that stay, by name; each has a stamp that tells whether it is still the right one.
+    """The copies that stay on a device, by name; each has a stamp, which tells whether it is still valid.
 
-    What was used longest ago goes first. Nobody may change a tensor that comes from here.
+    The least recently used copy is removed first. The tensors that are returned must not be changed.
     """
 
     def __init__(
@@ -79,8 +79,7 @@ class DeviceCopies:
         copy: Callable[[Tensor], Tensor] | None = None,
         record_event: RecordEvent | None = None,
     ) -> None:
-        """room, copy, record_event: Stand for a GPU in tests; by default memory, transfers and streams of the
-        device."""
+        """Create an empty store. Tests replace the device's memory (room), transfers and streams."""
         self._room = room or room_on(device)
         self._copy = copy or (lambda tensor: tensor.to(device, non_blocking=True))
         self._record_event = record_event or events_of(device)
@@ -89,7 +88,7 @@ class DeviceCopies:
         )
 
     def get(self, name: Hashable, stamp: Hashable, value: Callable[[], T]) -> T:
-        """Return the copy under a name, if it has this stamp; else one of `value()`, which is kept."""
+        """Return the copy with this name and stamp; else copy `value()`, and keep that if there is room."""
         kept = self._kept.get(name)
         if kept is not None and kept[0] == stamp:
             self._kept.move_to_end(name)
@@ -103,7 +102,7 @@ class DeviceCopies:
         return copied
 
     def keep(self, name: Hashable, stamp: Hashable, value: object) -> None:
-        """Make a copy that will be needed, in the place of what had this name, if there is room for it."""
+        """Replace the copy with this name by a copy of `value`, which will be needed, if there is room."""
         if self._make_room(name, value):
             self._kept[name] = stamp, map_tensors(value, self._copy), self._record_event()
 

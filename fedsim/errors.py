@@ -1,7 +1,7 @@
 """Errors that name the cause and what to do.
 
-Every error a user can meet derives from FedsimError and carries the exit code of the command line
-(docs/references/faults.md#exit-codes). Anything else is a defect of fedsim and shows its traceback.
+Every error a user can meet derives from FedsimError and has the exit code of the command line
+(docs/references/faults.md#exit-codes). Any other exception is a defect of fedsim and shows its traceback.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterable
 
 
 class FedsimError(Exception):
-    """Base class; `exit_code` is what the command line returns."""
+    """Base class; `exit_code` is what the command line returns.
+
+    Examples:
+        >>> import fedsim
+        >>> try:
+        ...     fedsim.run(algo="fedlapp")
+        ... except fedsim.FedsimError as error:
+        ...     print(type(error).__name__, error.exit_code, "fedlap" in str(error))
+        UsageError 2 True
+    """
 
     exit_code = 1
 
@@ -23,13 +32,13 @@ class UsageError(FedsimError):
 
 
 class DataError(FedsimError):
-    """A data file is missing or is not what it should be."""
+    """A data file is missing or invalid."""
 
     exit_code = 2
 
 
 class WireError(FedsimError):
-    """A frame that crossed the wire, or a file in wire format, is not what its schema says."""
+    """A frame that crossed the wire, or a file in wire format, does not match its schema."""
 
 
 class TaskError(FedsimError):
@@ -37,7 +46,7 @@ class TaskError(FedsimError):
 
 
 class ConnectionLost(TaskError):
-    """The other side cannot be heard any more."""
+    """The connection to the other side is lost."""
 
 
 class Interrupted(FedsimError):
@@ -47,13 +56,13 @@ class Interrupted(FedsimError):
 
 
 class MismatchError(FedsimError):
-    """A run cannot continue, because something that its bits depend on has changed."""
+    """A run cannot continue, because something that its results depend on has changed."""
 
     exit_code = 3
 
 
 class AccessError(FedsimError):
-    """The other side refused: a wrong key, other data, another version."""
+    """The other side refused the connection: a wrong key, different data or a different version."""
 
     exit_code = 4
 
@@ -65,11 +74,11 @@ class DiskError(FedsimError):
 
 
 FEW = 8
-"""So many names are all shown; of more, the near ones."""
+"""Up to this many names are all shown; of more, only similar ones."""
 
 CLOSE, CLOSE_SHORT, CLOSE_OF_SEVERAL = 0.7, 0.66, 0.8
-"""Ratio of difflib from which a name is taken for a misspelt one: of long names, of three letters (one may be
-wrong), and where several names begin so."""
+"""The difflib ratio from which a name counts as misspelt: for long names, for up to three letters (one may be
+wrong), and if several known names begin with it."""
 
 _ELSEWHERE = {
     "algo": ("algorithm", "method"),
@@ -90,7 +99,7 @@ ALIASES = {
     "local_epochs": ("local.epochs", "epochs"),
     "local_lr": ("local.lr", "lr"),
 }
-"""Names in other libraries, and the names here; the first that exists is suggested."""
+"""Names in other libraries, each with the names here; the first one that exists is suggested."""
 
 COMMANDS = {
     "algorithm": "fedsim list algorithms",
@@ -105,11 +114,11 @@ COMMANDS = {
 
 
 def nearest(name: str, known: Iterable[str], close: float | None = None) -> str | None:
-    """The known name that a wrong one was probably meant to be; None if none is near.
+    """The known name that a wrong name probably means; None if no known name is similar.
 
-    It is the same in other letters or dashes, what other libraries call it, the only one that begins so, a
-    misspelt one, or one of a group (`lr` of `local.lr`). close: the ratio of difflib from which a name counts
-    as misspelt; by default CLOSE or CLOSE_SHORT.
+    Tried in this order: other case or dashes, ALIASES, the only name that begins with it, a misspelling, and
+    the last part of a dotted name (`lr` for `local.lr`). close: the difflib ratio from which a name counts as
+    misspelt; by default CLOSE or CLOSE_SHORT.
     """
     names = sorted(known)
     plain = {_plain(other): other for other in reversed(names)}
@@ -131,17 +140,16 @@ def nearest(name: str, known: Iterable[str], close: float | None = None) -> str 
 
 
 def _plain(name: str) -> str:
-    """The name in small letters, its words joined by underscores."""
+    """The name in lower case, with its words joined by underscores."""
     return name.strip().casefold().replace("-", "_").replace(" ", "_")
 
 
 def unknown(
     what: str, name: str, known: Iterable[str], shown: Callable[[str], str] = str, command: str = ""
 ) -> UsageError:
-    """The error for an unknown name of a kind (`what`): the nearest known one, and how to see the others.
+    """The error for an unknown name of a kind (`what`), with the nearest known name and a way to see others.
 
-    shown: how a known name is written. command: the command that shows all of them; by default that of
-    COMMANDS.
+    shown: formats a known name. command: the command that lists all names; by default that of COMMANDS.
     """
     names = sorted(known)
     meant = nearest(name, names)

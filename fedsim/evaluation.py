@@ -28,8 +28,8 @@ class ChunkScore(NamedTuple):
 
     Attributes:
         tally: The tally of the predictions at the model's mean.
-        ensemble: The tally of predictions averaged over posterior samples; empty if there was no average.
-        clients: The tally of each client's own test rows (likelihoods.by_client); empty if they have none.
+        ensemble: The tally of predictions averaged over posterior samples; empty if nothing was averaged.
+        clients: The tally of each client's own test rows (likelihoods.by_client); empty if there are none.
     """
 
     tally: Tally
@@ -45,11 +45,11 @@ class Evaluation:
         read: Maps stored inputs to the network's inputs, on its device.
         seed: The seed of the experiment, from which posterior samples are drawn.
         requested_samples: Posterior samples that the experiment asks for.
-        test_clients: The client of every test row, -1 for none, or None: clients have no test rows.
+        test_clients: The client of every test row, -1 for none; None if clients have no test rows.
         clients: The number of clients.
-        of_batch: If clients keep their running statistics, those of the start: batch normalisation uses the
-            statistics of the examples that are evaluated together, as AdaBN does for data without labels (Li
-            et al. 2016, https://arxiv.org/abs/1603.04779), and these only for an example alone.
+        of_batch: The running statistics of the start, if every client keeps its own; else None. Batch
+            normalisation then uses the statistics of the examples that are evaluated together, as AdaBN does
+            for unlabelled data (Li et al. 2016, https://arxiv.org/abs/1603.04779); of_batch for one alone.
     """
 
     net: Net
@@ -80,7 +80,7 @@ class Evaluation:
         """Score one test chunk at the mean of `model`.
 
         If the model is a distribution and posterior samples are requested, the softmax is also averaged over
-        samples: draws from a Gaussian, or the model's own samples. They are the same for every chunk.
+        samples: draws from a Gaussian, or the model's own samples. All chunks use the same samples.
         """
         rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
         inputs = torch.from_numpy(np.array(self.dataset.test_inputs[rows])).to(self.net.device)

@@ -1,11 +1,11 @@
-"""When a message is worth sending: the rules of +event:RULE and +quiet:RULE behind --participation.
+"""Rules that decide whether a message is sent: +event:RULE and +quiet:RULE of --participation.
 
-    norm:C      the change is at least C: the Euclidean norm, in units of the weights
-    norm:P%     it is at least P % of the change that was sent last
+    norm:C      the Euclidean norm of the change, in units of the weights, is at least C
+    norm:P%     the norm of the change is at least P % of that of the change that was sent last
     kl:C        KL(q_k || what the receiver has) is at least C nats per parameter
-    budget:B    a threshold of the norm by a budget: B bytes, or P % of an upload, for a client and round
+    budget:B    the norm is at least a threshold, adapted to a budget of B bytes (or P % of an upload) a round
 
-The first message is always sent. It imports nothing heavy, because options are resolved early.
+The first message is always sent. This module imports nothing heavy, because options are resolved early.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MODIFIERS = (EVENT, QUIET)
 FORMS = "event:RULE or quiet:RULE"
 KINDS = {EVENT: ("norm", "kl", "budget"), QUIET: ("norm", "kl")}
 GAIN, START = 0.5, 0.25
-"""The change of log(threshold) per upload that is sent, or saved, beyond the budget."""
+"""GAIN: change of log(threshold) per upload above or below budget. START: first threshold / first change."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. value: C, P / 100 or B; share: it was written as a percentage."""
+    """One rule. value: C, P / 100 or B. share: True if the value was written as a percentage."""
 
     kind: Literal["norm", "kl", "budget"]
     value: float
@@ -38,10 +38,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Trigger:
-    """What a client keeps for its rule.
+    """The state of a client's rule.
 
-    sent: the number of messages so far; change: of the last one; threshold: of rule budget, in the units of
-    the change; waited: rounds since the last one in which none was sent.
+    sent: the number of messages sent so far. change: the change of the last one. threshold: the threshold of
+    rule budget, in the units of the change. waited: the number of rounds since the last message.
     """
 
     sent: int = 0
@@ -50,7 +50,7 @@ class Trigger:
     waited: int = 0
 
     def sends(self, rule: Rule, change: float) -> bool:
-        """Whether a message with this change is sent."""
+        """Return whether a message with this change is sent."""
         if not self.sent:
             return True
         if rule.kind == "budget":
@@ -61,12 +61,12 @@ class Trigger:
     def after(self, rule: Rule, change: float, size: int, sends: bool) -> Trigger:
         """The state after the decision. size: bytes of the upload, sent or not.
 
-        The threshold of a budget rises by GAIN (1 - B / size) on a logarithmic scale where the upload is
-        sent, and falls by GAIN B / size where it is not: bytes sent in n rounds differ from n B by
-        size |log(threshold / first threshold)| / GAIN, counted from the second round on. An integral
+        On a logarithmic scale, the threshold of a budget rises by GAIN (1 - B / size) if the upload is sent,
+        and falls by GAIN B / size if it is not. The bytes sent in n rounds, counted from the second round on,
+        therefore differ from n B by size |log(threshold / first threshold)| / GAIN. This is an integral
         controller of the participation, as in Cummins et al., FedBack,
-        https://github.com/michael-cummins/FedBack. Differs: there the threshold is the server's, for the
-        distance of the global model, and the controller adds.
+        https://github.com/michael-cummins/FedBack. Differs: in FedBack the threshold is the server's and
+        applies to the distance of the global model, and the controller is additive.
         """
         sent = replace(self, sent=self.sent + 1, change=change, waited=0)
         now = sent if sends else replace(self, waited=self.waited + 1)
@@ -80,10 +80,10 @@ class Trigger:
 
 
 def split(spec: str) -> tuple[str, Rule | None, Rule | None]:
-    """A schedule without its rules, and those of event and of quiet.
+    """Split a schedule into the schedule without rules, the rule of +event and the rule of +quiet.
 
     Raises:
-        UsageError: If a rule is not one.
+        UsageError: If a rule is invalid, or occurs twice.
     """
     head, *parts = re.split(r"(?<![0-9.]e)\+", spec)  # 1e+3 is a number
     rest, rules = [head], dict[str, Rule]()

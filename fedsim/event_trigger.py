@@ -1,18 +1,18 @@
-"""Event-triggered participation around any algorithm: a client that was asked computes, and may send nothing.
+"""Event-triggered participation around any algorithm: participants compute, but may send nothing.
 
-    client:  (draft, up) <- client_update                     every client that was asked
-             change      <- what `up` says of it, against what the server has of it (Algorithm.own_and_held)
-             sends `up`, and commits, if the rule says so; else an envelope without fields
-    server:  counts for a client that sent nothing what it has of it (Algorithm.unsent)
-    damped:  after n rounds in which it sent nothing, a client's dual step counts min(n + 1, 1 / damping)
-             times, on both sides; its change counts as many times for the rule
+    client:  (draft, up) <- client_update                     every participant
+             change      <- difference between `up` and what the server has without it (own_and_held)
+             if the rule says so, sends `up` and commits; else sends an envelope without fields
+    server:  uses a substitute for an upload that was not sent (Algorithm.unsent)
+    damped:  after n rounds in which a client sent nothing, its dual step counts min(n + 1, 1 / damping)
+             times, on both sides, and the rule multiplies its change by this number
 
-    +quiet:  a broadcast goes to a client only if it has moved by as much since the last one that the client
-             got; the client computes from that one, and its upload is folded with it, as in asynchronous runs
+    +quiet:  a client gets a broadcast only if it differs enough from the last broadcast that the client got;
+             else the client computes from that one, which its upload answers, as in asynchronous runs
 
-Rules are in fedsim.event_rules. Everything is compared as decoded, so both sides agree under any codec. The
-set-up always sends. Source: event-based ADMM, Er et al. 2025, https://arxiv.org/abs/2405.10618, Algorithm 1,
-for silent = last of the ADMM family; what it means elsewhere is ours.
+Rules are in fedsim.event_rules. Decoded messages are compared, so both sides agree under any codec. Messages
+of the set-up are always sent. Source: event-based ADMM, Er et al. 2025, https://arxiv.org/abs/2405.10618,
+Algorithm 1, for silent = last of the ADMM family; the rules for other algorithms are ours.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from fedsim.wrapper import AnyAlgorithm, Wrapper
 
 @cache
 def client_state(inner: type, up: type, down: type) -> type:
-    """inner; trigger: what the rule keeps; sent: the last upload, if the server counts it again; got: the
-    last broadcast, of round got_in, if one may be left out."""
+    """The class of a client's state. trigger: the state of the rule. sent: the last upload, if the server may
+    count it again. got: with +quiet, the client's last broadcast, which is that of round got_in."""
     columns = [("inner", inner), ("trigger", Trigger), ("sent", up | None), ("got", down | None)]
     return make_dataclass("WithTrigger", [*columns, ("got_in", int)], frozen=True)
 
 
 @cache
 def server_state(inner: type, up: type, down: type) -> type:
-    """inner; sent: every client's last upload, if it counts again, else empty; got_in: (K,) int64, the round
-    of the last broadcast that a client has, 0: none; got: those broadcasts, ascending by round; waited: (K,)
-    int64, every client's rounds without an upload since its last, -1 before its first."""
+    """The class of the server's state. sent: every client's last upload, if it may count again, else empty.
+    got_in: round of each client's last broadcast, (K,) int64, 0 for none. got: these broadcasts, by ascending
+    round. waited: each client's rounds without an upload since its last, (K,) int64, -1 before its first."""
     columns: list[tuple[str, Any]] = [("inner", inner), ("sent", tuple[up | None, ...])]  # type: ignore[valid-type]
     columns += [("got_in", Tensor), ("got", tuple[down, ...]), ("waited", Tensor)]  # type: ignore[valid-type]
     return make_dataclass("WithSent", columns, frozen=True)
@@ -55,7 +55,7 @@ def server_state(inner: type, up: type, down: type) -> type:
 
 @dataclass(frozen=True)
 class EventTriggered(Wrapper):
-    """`inner` whose clients send by the rule `up`, and its server by the rule `down`; None: always."""
+    """`inner` with a rule `up` for uploads and a rule `down` for broadcasts; None: they are always sent."""
 
     up: Rule | None
     down: Rule | None
@@ -64,7 +64,7 @@ class EventTriggered(Wrapper):
         """Check that the rules fit the algorithm.
 
         Raises:
-            UsageError: If they do not; it says why.
+            UsageError: If they do not; the message says why.
         """
         which = "+event" if self.up else "+quiet"
         if len(self.inner.exchanges) > 1 or self.inner.default_rounds == 1:
@@ -126,7 +126,7 @@ class EventTriggered(Wrapper):
         return self.up is not None and self.inner.unsent() == "zero"
 
     def check_sums(self, at: At) -> None:
-        """Check that a damped dual step can count several times: uploads of different weights are added up.
+        """Check that a damped dual step can count several times, which needs sums of weighted uploads.
 
         Raises:
             UsageError: If the algorithm defines no sums.
@@ -149,9 +149,9 @@ class EventTriggered(Wrapper):
     def decide(
         self, client: Any, down: Any, up: Any, task: Task, *, size: int, fresh: bool
     ) -> tuple[Any, bool]:
-        """A client's next state from its draft, and whether `up` is sent.
+        """Return the next state of `client`, a draft, and whether `up` is sent.
 
-        down, up: as decoded. size: bytes of the encoded upload. fresh: the broadcast is this round's.
+        down, up: decoded messages. size: bytes of the encoded upload. fresh: the broadcast is this round's.
         """
         if self.down is not None and fresh and task.round:
             client = replace(client, got=down, got_in=task.round)
@@ -168,7 +168,7 @@ class EventTriggered(Wrapper):
         return (replace(client, sent=up) if sends and self._keeps_uploads and task.round else client), sends
 
     def _weight(self, waited: int, at: At) -> float:
-        """The weight of a dual step after so many rounds without an upload."""
+        """The weight of a dual step after `waited` rounds without an upload."""
         return max(min(waited + 1.0, 1 / self.inner.dual_damping(at)), 1.0)
 
     def _compared(self, client: Any, down: Any, up: Any, task: Task) -> tuple[Any, Any]:
@@ -195,8 +195,8 @@ class EventTriggered(Wrapper):
         return self.inner.broadcast_to(server.inner, k, ctx)
 
     def answered(self, server: Any, down: Any, clients: Iterable[int]) -> dict[int, Any]:
-        """The broadcasts, as decoded, that clients compute from, where they are not `down`: it has not moved
-        by as much, so that it is not sent to them."""
+        """The decoded earlier broadcasts, by client, from which clients compute instead of `down`, which is
+        not sent to them because it differs too little."""
         if self.down is None:
             return {}
         stays = {
@@ -207,7 +207,7 @@ class EventTriggered(Wrapper):
         return {k: stays[r] for k in clients if (r := int(server.got_in[k])) in stays}
 
     def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
-        """ups: an upload is None where the client's rule has sent none."""
+        """Fold the uploads; an upload is None if the client's rule did not send it."""
         if not ctx.round:
             return replace(server, inner=self.inner.server_update(server.inner, down, ups, ctx))
         sent, waited, there = list(server.sent), server.waited.clone(), list[int]()
@@ -233,7 +233,7 @@ class EventTriggered(Wrapper):
             everything = chain([first], stream)
             del first
             inner = self._folded(server, down, everything, ctx)
-            for _ in stream:  # an algorithm that does not look at every upload
+            for _ in stream:  # the algorithm may not have read every upload
                 pass
         server = replace(server, inner=inner, sent=tuple(sent), waited=waited)
         return self._got(server, down, there, ctx)
@@ -257,7 +257,7 @@ class EventTriggered(Wrapper):
         return self.inner.from_sums(server.inner, down, sums, ctx)
 
     def _counts(self, up: Any, last: Any, down: Any, start: Tensor) -> Any:
-        """What counts for an upload, which is None if the client has sent none."""
+        """The upload to fold: `up`, or a substitute if it is None (not sent); None: nothing is folded."""
         if up is not None:
             return up
         match self.inner.unsent():
@@ -269,7 +269,7 @@ class EventTriggered(Wrapper):
                 return last
 
     def _got(self, server: Any, down: Any, there: list[int], ctx: Context) -> Any:
-        """The state after a round in which these clients have answered, which proves what they have got."""
+        """The state after a round in which these clients answered, which proves which broadcast they have."""
         if self.down is None:
             return server
         kept = self.answered(server, down, there)
@@ -282,14 +282,14 @@ class EventTriggered(Wrapper):
         return replace(server, got_in=got_in, got=tuple(known[r] for r in rounds))
 
     def nothing_counts(self, uploads: int) -> bool:
-        """True if no upload was sent, of so many, and nothing counts in the place of one."""
+        """True if `uploads`, the number of uploads sent, is 0 and uploads have no substitutes."""
         return not uploads and self.up is not None and self.inner.unsent() == "dual"
 
     def sums(self, server: Any, down: Any, ctx: Context) -> Any:
         return self.inner.sums(server.inner, down, ctx)
 
     def add(self, sums: Any, down: Any, k: int, up: Any, ctx: Context) -> Any:
-        """up: None if the client has sent none; its server keeps no uploads here (check_tree)."""
+        """Add an upload (None: not sent) to the sums; check_tree refuses algorithms that keep uploads."""
         counts = self._counts(up, None, down, ctx.start)
         return sums if counts is None else self.inner.add(sums, down, k, counts, ctx)
 
@@ -303,9 +303,9 @@ class EventTriggered(Wrapper):
         )
 
     def check_tree(self, sizes: tuple[int, ...], merges: bool) -> None:
-        """Check that edge servers can serve such clients.
+        """Check that the rules can be used with edge servers.
 
-        sizes: N_k of all clients. merges: edge servers send sums, and not the uploads.
+        sizes: N_k of all clients. merges: True if edge servers send sums instead of uploads.
         """
         if self.down is not None:
             raise UsageError("--tree: an edge server has one broadcast for all its clients; leave +quiet out")
@@ -336,7 +336,7 @@ def _by_round(server: Any) -> dict[int, Any]:
 
 
 def _is_unfit(up: Any) -> bool:
-    """True for an upload that its receiver refuses."""
+    """True if the receiver would refuse this upload."""
     try:
         check_values(up, "")
     except WireError:
@@ -345,7 +345,7 @@ def _is_unfit(up: Any) -> bool:
 
 
 def _zero(up: type, down: Any, start: Tensor) -> Any:
-    """An upload whose increments and numbers are 0, and whose running statistics are the broadcast's."""
+    """An upload with increments and numbers of 0, and with the running statistics of the broadcast."""
     sizes = {"P": len(start)}
 
     def value(f: Field) -> Any:
@@ -357,10 +357,10 @@ def _zero(up: type, down: Any, start: Tensor) -> Any:
 
 
 def measured(rule: Rule, own: Any, held: Any) -> float:
-    """The change of a rule: a norm, or nats per parameter. held: None if it is 0.
+    """The change that a rule compares: a norm, or nats per parameter.
 
-    own, held: messages or Gaussians. The norm is over all tensors of a message but precisions and curvatures,
-    and of Gaussians that of the difference of means.
+    own, held: messages or Gaussians; held is None for 0. The norm of messages is over all tensors except
+    precisions, curvatures and running statistics; that of Gaussians is over the difference of means.
     """
     if rule.kind == "kl":
         return _kl(own, held)
@@ -383,7 +383,7 @@ def _squared(own: Tensor, held: Tensor | None) -> float:
 
 
 def _kl(own: Any, held: Any) -> float:
-    """KL(own || held) / P in nats; infinite where what is held is no distribution."""
+    """The divergence KL(own || held) / P in nats; infinite if one of the two is no distribution."""
     q, p = (m if isinstance(m, Gaussian) else _gaussian(m) for m in (own, held))
     if not (q.is_proper and p.is_proper):
         return math.inf
@@ -405,9 +405,9 @@ def _gaussian(message: Any) -> Gaussian:
 
 
 def event_triggered(algorithm: AnyAlgorithm, up: Rule | None, down: Rule | None) -> AnyAlgorithm:
-    """The algorithm whose messages follow these rules; itself if there are none.
+    """The algorithm with these rules; the algorithm itself if both rules are None.
 
     Raises:
-        UsageError: If a rule makes no sense for it.
+        UsageError: If a rule does not fit the algorithm.
     """
     return algorithm if up is None and down is None else EventTriggered(algorithm, up, down)

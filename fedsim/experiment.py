@@ -1,8 +1,8 @@
-"""The experiment: the part of the configuration that may change bits.
+"""The experiment: the part of the configuration that may change the bits of the results.
 
-Resolved once, by precedence command line > file > defaults; recorded in manifest.json under
-`experiment`. How it is computed (workers, transport, cores, output) is `execution` and belongs to
-the launcher. Every field carries the description from which its command-line option is generated.
+It is resolved once, with the precedence command line > file > defaults, and recorded in manifest.json under
+`experiment`. The way in which it is computed (workers, transport, cores, output) is `execution`, a part of
+the launcher. Every field has the description from which its command-line option is generated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedsim.user_files import read_text
 T = TypeVar("T")
 
 UNSET = -1
-"""Stands for a number that the algorithm chooses."""
+"""The value of a number that is left to the algorithm."""
 
 
 def option(
@@ -39,10 +39,10 @@ def option(
     """Describe a field, from which its option of the command line is generated.
 
     metavar: the name of the value in the help. where: the option's section in `launch --help-all`, a key of
-    launch.configuration.options.SECTIONS; behind it the other help texts that have it: "usual" for `fedsim
-    launch --help`; "plan", if bytes depend on it; "resume", if it may change. default: the default as the
-    help shows it, if the field's own is not what a reader wants. name: the option's name, if it is not the
-    field's with dashes; "" for a field without an option. limits: ge, gt, le or lt, as msgspec.Meta has them.
+    launch.configuration.options.SECTIONS, then other help texts with the option: "usual" for `fedsim launch
+    --help`, "plan" if bytes depend on the option, "resume" if it may change. default: the default that the
+    help shows, if it differs from the field's own. name: the option's name, if it differs from the field's
+    name with dashes; "" for a field without an option. limits: ge, gt, le or lt of msgspec.Meta.
     """
     section, *shown = where.split() or [""]
     extra = {"metavar": metavar, "default": default, "name": name}
@@ -51,10 +51,18 @@ def option(
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that the bits of a run depend on, besides the versions of libraries.
+    """All settings that the bits of a run depend on, apart from the versions of libraries.
 
-    An empty `model` and -1 for `rounds` or `eval_samples` stand for the algorithm's default; an empty
-    `inputs` stands for the data set's. On resume `rounds` may grow, and `until` may change.
+    An empty `model` and -1 for `rounds` or `eval_samples` mean the algorithm's default; an empty `inputs`
+    means the data set's default. When a run is resumed, `rounds` may grow and `until` may change.
+
+    Examples:
+        >>> import fedsim
+        >>> experiment = fedsim.Experiment(algo="fedlap", clients=100, participation="0.3")
+        >>> experiment.dataset, experiment.seed
+        ('digits', 0)
+        >>> fedsim.plan(experiment, rounds=5)["rounds"]
+        5
     """
 
     algo: Annotated[str, option("Algorithm, or path/to/file.py:CLASS.", "NAME", "algorithm usual plan")] = (
@@ -111,8 +119,8 @@ class Experiment:
             default="refused",
         ),
     ] = ""
-    """frozen: layers use those of the start. local: every client keeps its own. average: they travel in both
-    directions, and the server has the N_k-weighted mean of those that are sent."""
+    """frozen: layers use the statistics of the start. local: every client keeps its own statistics. average:
+    messages carry statistics in both directions, and the server averages those it gets, weighted by N_k."""
     clients: Annotated[
         int, option("Clients, whatever the number of workers.", "N", "data usual plan", ge=1)
     ] = 10
@@ -174,7 +182,7 @@ class Experiment:
             name="--set",
         ),
     ] = field(default_factory=dict)
-    """Those that differ from the algorithm's defaults, by dotted name (local.lr)."""
+    """The hyperparameters that differ from the algorithm's defaults, by dotted name (local.lr)."""
     codecs: Annotated[
         Mapping[str, str],
         option(
@@ -247,22 +255,22 @@ class Experiment:
     ] = "stop"
     """`stop` ends the run, `skip` treats the upload as lost, `retry` computes it once more and then stops."""
     max_norm: Annotated[float, option("Largest norm of an upload's tensor, 0: any.", "X", "wire", ge=0)] = 0.0
-    """There is no limit by default, because what is absurd depends on the problem."""
+    """By default there is no limit, because a suitable limit depends on the problem."""
 
 
 DEFAULTS = Experiment()
-"""The main job: digits, MLP 64-100-10, ten clients split by two Dirichlet draws, 20 rounds."""
+"""The default experiment: digits, MLP 64-100-10, ten clients split by two Dirichlet draws, 20 rounds."""
 
 
 Named = Callable[[str, Any], str]
-"""From a dotted key and its value to the beginning of an error: where it was given, and how."""
+"""Maps a dotted key and its value to the beginning of an error message: where and how the value was set."""
 
 
 def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named | None = None) -> T:
-    """Build a configuration dataclass from `values`, by field; a UsageError names the key that is wrong.
+    """Build a configuration dataclass from `values`, by field; a UsageError names the wrong key.
 
-    where: what has these keys, for errors. named: how an error begins that is about a value; by default with
-    `where` and the key. Numbers must be finite.
+    where: the source of the keys, for error messages. named: makes the beginning of an error message about a
+    value; by default it is `where` and the key. Numbers must be finite.
     """
     named = named or (lambda key, value: f"{where}: {key.removeprefix('hyperparameters.')} = {value!r}")
     known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
@@ -283,8 +291,8 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named |
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be written to a run's file: a path from the system may have bytes of another
-    encoding, which Python represents as lone surrogates."""
+    """Return whether a text can be encoded in UTF-8, as in a run's files. A path from the system may have
+    bytes of another encoding, which Python represents as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -293,7 +301,7 @@ def is_utf8(text: str) -> bool:
 
 
 def plain_number(value: Any) -> Any:
-    """A number of numpy or torch as Python's own; anything else, such as a missing number, as it is."""
+    """Convert a NumPy or torch number to a Python number; return other values, such as masked ones, as is."""
     scalar = getattr(value, "ndim", None) == 0 and hasattr(value, "item") and not hasattr(value, "mask")
     return value.item() if scalar else value
 
@@ -303,7 +311,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> tuple[str, Any, str]:
-    """The key, its value and the reason of msgspec's "Reason - at `$.a.b`"; a class's own reasons stay."""
+    """The key, value and reason in msgspec's "Reason - at `$.a.b`"; reasons of our classes are unchanged."""
     reason, _, path = output.partition(" - at ")
     key = path.rpartition("$")[2].strip("`.").removesuffix("[...]")
     own = not reason.startswith(("Expected ", "Invalid enum value"))
@@ -320,7 +328,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def _expected(hint: Any) -> str:
-    """Describes the values of a type in words: "a number above 0 and at most 1"."""
+    """Describe the values of a type in words: "a number above 0 and at most 1"."""
     if get_origin(hint) is Annotated:
         base, *metas = get_args(hint)
         if titled := [m.title for m in metas if isinstance(m, Meta) and m.title]:
@@ -350,7 +358,7 @@ def _expected(hint: Any) -> str:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """key=value of --set; the value is a TOML scalar, anything else is a string (1/K)."""
+    """Parse key=value of --set; the value is a TOML scalar, or else a string (1/K)."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -396,9 +404,9 @@ def hyperparameter_names(algorithm: type) -> dict[str, str]:
 
 
 def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T:
-    """The algorithm with its defaults overridden by (short or dotted) names.
+    """Build the algorithm with these hyperparameters, by short or dotted name, instead of its defaults.
 
-    In TOML a dotted name is a table, so tables are taken as such.
+    In TOML a dotted name is a table, so tables are read as dotted names.
     """
     where = f"hyperparameters of {getattr(algorithm, 'name', algorithm.__name__)}"
     names = hyperparameter_names(algorithm)
@@ -420,7 +428,7 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """{'local': {'lr': 1}} as ('local.lr', 1)."""
+    """Flatten tables to dotted keys: {'local': {'lr': 1}} gives ('local.lr', 1)."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from dotted(value, f"{prefix}{key}.")
@@ -429,7 +437,7 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def codec_options(own: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
-    """The user's codecs, and an algorithm's own for fields for which the user names none.
+    """The codecs that the user names, and an algorithm's own codecs for all other fields.
 
     Keys are those of `--codec`: field or direction.field.
     """
@@ -454,8 +462,8 @@ class LeftToAlgorithm(Protocol):
 
 
 def resolved(experiment: Experiment, algorithm: LeftToAlgorithm) -> Experiment:
-    """The experiment with what it leaves to the algorithm and the data set filled in."""
-    from fedsim.data.catalogue import DATASETS  # its package imports numpy
+    """The experiment with the values that it leaves to the algorithm and the data set filled in."""
+    from fedsim.data.catalogue import DATASETS  # here, because fedsim.data imports numpy
 
     info = DATASETS.get(experiment.dataset)
     return replace(

@@ -10,10 +10,9 @@ from fedsim.errors import UsageError
 
 
 def needed(package: str, owner: str, extra: str = "models") -> Any:
-    """Import an optional package, which the extra of fedsim-wire installs; a UsageError says so if it is
-    missing.
+    """Import an optional package; if it is missing, a UsageError names the extra that installs it.
 
-    Hugging Face's packages may not use the network, whatever the environment: a run downloads nothing.
+    Hugging Face's packages are switched offline, whatever the environment says: a run downloads nothing.
     """
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ[variable] = "1"
@@ -24,7 +23,7 @@ def needed(package: str, owner: str, extra: str = "models") -> Any:
 
 
 def not_installed(package: str, owner: str, extra: str) -> UsageError:
-    """The error for an optional package that is not there; the arguments are those of needed."""
+    """The error for an optional package that is not installed; the arguments are those of `needed`."""
     return UsageError(
         f"{owner} needs the package {package}: pip install 'fedsim-wire[{extra}]' (or {package} alone)"
     )

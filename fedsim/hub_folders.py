@@ -1,6 +1,6 @@
-"""Checks folders in Hugging Face's layout: they may hold data, but neither code nor references elsewhere.
+"""Check folders in Hugging Face's layout: they may contain data, but no code and no references elsewhere.
 
-A folder is checked before a library opens it, because its author may be a stranger.
+A folder is checked before a library opens it, because its author may not be trusted.
 
 Source: https://huggingface.co/docs/transformers/custom_models (auto_map),
 https://huggingface.co/docs/hub/datasets-manual-configuration (data_files).
@@ -21,7 +21,7 @@ from fedsim.extras import needed
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 """File name endings of weights that are not safetensors; most are pickles."""
 BUILDERS = ("csv", "json", "parquet", "arrow", "text", "imagefolder")
-"""The readers of the datasets package whose files have only data."""
+"""The readers of the datasets package whose files contain only data."""
 _SOURCES = re.compile(
     r"(^|_)(pretrained|checkpoints?|ckpts?|files?|filenames?|dirs?|folders?|urls?|uris?|hub|hf|cfg|overlay|custom|"
     r"trust|remote|revision|repo|filter|state_dict)(_|$)|^(source|token|weights)$"
@@ -30,7 +30,7 @@ _SOURCES = re.compile(
 
 
 def check_model(folder: Path, owner: str) -> None:
-    """Refuse a model that is pickled, runs code, or reads anything elsewhere. Errors begin with `owner`."""
+    """Refuse a model that is pickled, runs code or reads outside its folder. Errors begin with `owner`."""
     check_configurations(folder, owner)
     if (folder / "adapter_config.json").is_file():
         raise UsageError(
@@ -51,7 +51,7 @@ def check_model(folder: Path, owner: str) -> None:
 
 
 def check_configurations(folder: Path, owner: str) -> None:
-    """Refuse a tokenizer or a model that runs code or reads anything elsewhere. Errors begin with `owner`."""
+    """Refuse a tokenizer or model that runs code or reads outside its folder. Errors begin with `owner`."""
     program = next(iter(sorted(folder.glob("*.py"))), None)
     if program is not None:
         raise UsageError(
@@ -82,7 +82,7 @@ def names_source(key: str) -> bool:
 
 
 def _beyond(config: Any, folder: Path) -> Iterator[str]:
-    """The reason to refuse a configuration: its references to code, or to files outside the folder."""
+    """The reasons to refuse a configuration: references to code, or to files outside the folder."""
     items = config.items() if isinstance(config, dict) else enumerate(config)
     for key, value in items:
         name = str(key)
@@ -106,7 +106,7 @@ def _beyond(config: Any, folder: Path) -> Iterator[str]:
 
 
 def _outside(text: str, folder: Path) -> bool:
-    """Return whether a name, relative to here or to the folder, is a file outside the folder."""
+    """Return whether a name, relative to the working directory or the folder, is a file outside it."""
     try:
         there = [path for path in (Path(text), folder / text) if path.is_file()]
     except (OSError, ValueError):
@@ -115,12 +115,12 @@ def _outside(text: str, folder: Path) -> bool:
 
 
 def is_inside(path: str | Path, folder: Path) -> bool:
-    """Return whether a path lies in a folder, once all links are followed."""
+    """Return whether a path is inside a folder, after all links are resolved."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings of a value of JSON or YAML, without the keys."""
+    """All strings in a JSON or YAML value, without the keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):
@@ -136,7 +136,7 @@ def files_inside(folder: Path) -> tuple[Path, ...]:
 
     A program, or a link that leads out of the folder, is an error.
     """
-    paths = sorted(folder.rglob("*"))  # it does not follow links to folders
+    paths = sorted(folder.rglob("*"))  # rglob does not follow links to folders
     for path in paths:
         if path.is_symlink() and not is_inside(path, folder):
             raise DataError(
@@ -150,8 +150,8 @@ def files_inside(folder: Path) -> tuple[Path, ...]:
 def load(folder: Path, scratch: str) -> Any:
     """The splits of a data set, as datasets.load_from_disk and load_dataset return them.
 
-    The library writes to `scratch`. A folder that refers to anything outside it, or that needs a reader that
-    is not in BUILDERS, is refused.
+    The library writes to `scratch`. A folder is refused if it refers to anything outside, or if its reader is
+    not in BUILDERS.
     """
     files_inside(folder)
     datasets = needed("datasets", f"data set hf:{folder.name}")

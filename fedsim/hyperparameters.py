@@ -1,7 +1,7 @@
-"""Types of hyperparameters that several algorithms or solvers have, each with its limits and its meaning.
+"""Types of hyperparameters that several algorithms or solvers share, each with limits and a description.
 
-A hyperparameter is a field of an algorithm, or of a dataclass that is a field of it. `fedsim describe` and
-the algorithms' pages show the description in its annotation, also that of a user's own:
+A hyperparameter is a field of an algorithm, or of a dataclass in such a field. `fedsim describe` and the
+algorithms' pages show the description in the annotation. Users may annotate their own hyperparameters, too:
 
     shrinkage: Annotated[float, Meta(ge=0, description="weight of the samples' covariance")] = 0.1
 """

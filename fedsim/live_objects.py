@@ -1,9 +1,9 @@
 """Objects that a user's program passes to fedsim.run: an algorithm, model, data set, split or schedule.
 
-An Experiment holds text, so an object gets a name that reads like a file's,
-/<python>/OPTION/MODULE.py:NAME, and is found under it as long as this process lives. Other processes do not
-know the object: a run with one has no worker processes, and another process that resumes the run passes
-the object again.
+An Experiment contains only text. An object therefore gets a name in the form of a file's,
+/<python>/OPTION/MODULE.py:NAME, under which this process can look it up. Other processes do not have the
+object: a run with an object has no worker processes, and another process that resumes the run must pass the
+object again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _objects: dict[str, object] = {}
 
 
 def register(thing: object, option: str) -> str:
-    """Keep an object under its name, instead of an earlier one with this name, and return the name."""
+    """Store an object under its name, in place of an earlier object with this name, and return the name."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     name = re.sub(r"[^\w.]", "", str(getattr(named, "__qualname__", type(thing).__name__)))
     module = re.sub(r"[^\w.]", "", str(getattr(named, "__module__", "") or "unnamed"))
@@ -37,12 +37,12 @@ def register(thing: object, option: str) -> str:
 
 
 def is_live(spec: str) -> bool:
-    """Return whether a choice is an object of this process, or of the process that started the run."""
+    """Return whether a spec names an object of this process, or of the process that started the run."""
     return spec.startswith(ROOT)
 
 
 def load(spec: str, option: str) -> object:
-    """The object of this name."""
+    """The object with this name."""
     if spec not in _objects:
         name, keyword = spec.rpartition(":")[2], spec.removeprefix(ROOT).partition("/")[0]
         raise UsageError(
@@ -68,9 +68,9 @@ def refuse_workers(spec: str, option: str) -> UsageError:
 
 
 def digest(spec: str) -> str:
-    """The sha256 of an object: of a class or function by its bytecode, of a dataclass also by its values.
+    """The sha256 of an object: of the bytecode of a class or function, and of the values of a dataclass.
 
-    It changes with the code, but not with comments. It does not cover imported code.
+    The digest changes with the code, but not with comments. It does not cover imported code.
     """
     result = hashlib.sha256()
     for piece in _pieces(_objects[spec], set()):
@@ -79,7 +79,7 @@ def digest(spec: str) -> str:
 
 
 def known(spec: str) -> bool:
-    """Return whether this process has the object of this name."""
+    """Return whether this process has the object with this name."""
     return spec in _objects
 
 

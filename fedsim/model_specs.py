@@ -6,7 +6,7 @@
     +weights:FILE   start from this safetensors file where names and shapes fit
     +lora:...       freeze the model, and train low-rank adapters of its layers
 
-It imports nothing heavy, because options are resolved before the fork server is made.
+This module imports nothing heavy, because options are resolved before the fork server is started.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Lora:
 
     Attributes:
         rank: r.
-        target: Ends of names of the modules that have an adapter.
-        alpha: The numerator of the scale; r, that is a scale of 1, unless it is given.
-        dropout: Probability of dropout in front of A.
-        also: Ends of names of modules that are trained whole beside the adapters, such as a new head.
+        target: Ends of the names of modules that get an adapter.
+        alpha: The numerator of the scale; by default r, which is a scale of 1.
+        dropout: Probability of dropout before A.
+        also: Ends of the names of modules that are trained fully, with the adapters, such as a new head.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model in its parts: where it comes from, a file of weights ('': none), adapters (None: none)."""
+    """The parts of a model: its origin, a file of weights ('' for none) and adapters (None for none)."""
 
     base: str
     weights: str = ""
@@ -101,9 +101,9 @@ class ModelSpec:
         return dict(key_values(self.base.partition(",")[2])) if self.library == "timm" else {}
 
     def architecture(self) -> dict[str, Any]:
-        """The keywords with their values: numbers, truth values, None, words, or a list of one of these.
+        """The keywords with parsed values: numbers, Booleans, None, words, or a list of these.
 
-        timm reads or fetches what some of its keywords name, and unpickles it: they are refused.
+        Keywords that name files or downloads, which timm would read and unpickle, are refused.
         """
         if self.library == "timm" and not _TIMM_NAME.fullmatch(self.name):
             raise UsageError(
@@ -178,7 +178,7 @@ def is_model_spec(text: str) -> bool:
 
 
 def absolute(text: str) -> str:
-    """The same model from any working directory."""
+    """The same spec with absolute paths, valid in every working directory."""
     base, *modifiers = MODEL_MODIFIER.split(text)
     if base.startswith("hf:"):
         base = f"hf:{Path(base[3:]).expanduser().resolve()}"
@@ -192,7 +192,7 @@ def absolute(text: str) -> str:
 
 
 def sources(text: str) -> dict[str, str]:
-    """{name of a file of the model: sha256}: the same for a copy elsewhere; {} for a model without files."""
+    """The digests {file name: sha256} of a model's files, the same for a copy elsewhere; {} for no files."""
     if not is_model_spec(text):
         return {}
     return {
@@ -201,14 +201,14 @@ def sources(text: str) -> dict[str, str]:
 
 
 def packages(text: str) -> tuple[str, ...]:
-    """The optional packages that the model is made with."""
+    """The optional packages that the model needs."""
     spec = ModelSpec.parse(text)
     own = {"hf": ("transformers.models.auto.modeling_auto",), "timm": ("timm",)}.get(spec.library, ())
     return (*own, *(("peft",) if spec.lora else ()))
 
 
 def fingerprint(text: str) -> str:
-    """A model's identity by the bytes of its files: the same for a copy elsewhere."""
+    """A model's identity, by the bytes of its files; the same for a copy elsewhere."""
     base = MODEL_MODIFIER.split(text)[0]
     own = plugins.fingerprint(base) if plugins.is_spec(base) else short(base)
     files = ",".join(f"{name}@{digest}" for name, digest in sources(text).items())

@@ -5,10 +5,10 @@ A schedule is a base, which draws the participants, and modifiers, which affect 
     BASE[+gone:P][+lost:P][+event:RULE][+quiet:RULE]
     such as 0.3, coin:0.3, markov:0.1,0.5+lost:0.05, trace:who.csv, full+event:kl:0.001
 
-gone (dropout): a client gets the broadcast and sends nothing back. lost (upload loss): its upload arrives and
-is not folded. Each modifier affects a participant with probability P, independently. It is drawn apart from
-the base, so that a base gives the same participants with and without modifiers. event and quiet decide, from
-what is computed, whether a message is sent (fedsim.event_trigger).
+gone (dropout): a client gets the broadcast and sends nothing back. lost (upload loss): the client's upload
+arrives and is not folded. gone and lost affect each participant with probability P, independently. Their
+draws are separate from those of the base, so that a base gives the same participants with and without
+modifiers. event and quiet decide from computed values whether a message is sent (fedsim.event_trigger).
 """
 
 from __future__ import annotations
@@ -39,8 +39,13 @@ class Participation:
 
     Attributes:
         participants: The clients that get the broadcast.
-        lost_uploads: Those whose upload is lost before the fold.
-        dropouts: Those that send no upload.
+        lost_uploads: The participants whose upload is lost before the fold.
+        dropouts: The participants that send no upload.
+
+    Examples:
+        >>> import fedsim
+        >>> fedsim.Participation((0, 2, 5), dropouts=frozenset({2})).participants
+        (0, 2, 5)
     """
 
     participants: tuple[int, ...]
@@ -49,15 +54,23 @@ class Participation:
 
 
 Schedule = Callable[[int], Participation]
-"""From the round (counted from 1) to its participation."""
+"""Maps a round, counted from 1, to its participation."""
 
 Participants = Callable[[int], Sequence[int] | Participation]
-"""From the round to the ids that take part, ascending."""
+"""Maps a round to the ids of its participants, ascending."""
 
 
 @dataclass(frozen=True)
 class ClientPopulation:
-    """All clients of a run: how many, N_k of each (empty: not known), and the seed of the draws."""
+    """All clients of a run: their number, N_k of each client (empty: unknown), and the seed of the draws.
+
+    Examples:
+        >>> import fedsim
+        >>> population = fedsim.ClientPopulation(clients=6, seed=0)
+        >>> first, again = (population.draws(round=1).random(6) for _ in range(2))
+        >>> bool((first == again).all())
+        True
+    """
 
     clients: int
     seed: int
@@ -69,7 +82,7 @@ class ClientPopulation:
 
 @dataclass(frozen=True)
 class Base:
-    """A line of `fedsim list schedules`. make(arguments, population) gives the participants of a round."""
+    """A line of `fedsim list schedules`. make(arguments, population) returns a function Participants."""
 
     form: Form
     description: str
@@ -79,11 +92,10 @@ class Base:
 def schedule(
     spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = (), decided: Participants | None = None
 ) -> Schedule:
-    """The schedule that `--participation` names, `BASE[+gone:P][+lost:P]`, in which +event and +quiet change
-    nothing.
+    """The schedule of `--participation`, `BASE[+gone:P][+lost:P]`; +event and +quiet have no effect on it.
 
-    sizes: N_k of every client, if known. decided: who takes part where something else decides that
-    (fedsim.asynchrony): the base is full then.
+    sizes: N_k of every client, if known. decided: the participants, if fedsim.asynchrony determines them; the
+    base must then be full.
     """
     population = ClientPopulation(clients, seed, sizes)
     spec, *_ = event_rules.split(spec)
@@ -110,7 +122,7 @@ def schedule(
 def _affected(
     participants: tuple[int, ...], chance: float, population: ClientPopulation, round: int, what: str
 ) -> frozenset[int]:
-    """The participants that a modifier affects: one draw per client, so that the others do not matter."""
+    """The participants that a modifier affects: one draw per client, independent of who takes part."""
     if not chance:
         return frozenset()
     drawn = population.draws(round, what).random(population.clients)
@@ -126,7 +138,7 @@ def _full(arguments: tuple[str, ...], population: ClientPopulation) -> Participa
 
 
 def _uniform(count: int, population: ClientPopulation) -> Participants:
-    """`count` clients without replacement, fresh every round."""
+    """Draw `count` clients without replacement, anew in every round."""
     if count == population.clients:
         return _full((), population)
     return lambda round: _ascending(population.draws(round).choice(population.clients, count, replace=False))
@@ -145,7 +157,7 @@ def _robin(arguments: tuple[str, ...], population: ClientPopulation) -> Particip
 
 
 def _by_size(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
-    """Without replacement, chances in proportion to N_k at every draw."""
+    """Draw clients without replacement, with probabilities proportional to N_k at every draw."""
     count = _number_of_clients("size", arguments[0], population)
     if not population.sizes:
         raise UsageError("--participation size:N needs to know how much data every client has")
@@ -157,15 +169,15 @@ def _by_size(arguments: tuple[str, ...], population: ClientPopulation) -> Partic
 
 
 def _markov(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
-    """Each client is on or off; `leave` and `come` are the chances of a change from round to round. Round 1
-    is drawn from the long run, come / (come + leave)."""
+    """Each client is on or off; `leave` and `come` are the probabilities of a change from round to round.
+    Round 1 is drawn from the stationary distribution, on with probability come / (come + leave)."""
     leave, come = (probability(text, "--participation markov") for text in arguments)
     if not leave + come:
         raise UsageError("--participation markov:0,0 would never change, and has no long run to start from")
     known: dict[int, npt.NDArray[np.bool_]] = {}
 
     def on(round: int) -> npt.NDArray[np.bool_]:
-        """From the last round that is known, or from the first."""
+        """Compute the clients that are on, from the last known round or from round 1."""
         at = max((r for r in known if r <= round), default=0)
         state = known.get(at, np.zeros(population.clients, dtype=bool))
         for r in range(at + 1, round + 1):
@@ -179,7 +191,7 @@ def _markov(arguments: tuple[str, ...], population: ClientPopulation) -> Partici
 
 
 def _trace(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
-    """A CSV file with the columns round and client; rounds that it does not name are empty."""
+    """Read a CSV file with the columns round and client; rounds that the file does not name are empty."""
     path = Path(arguments[0])
     rounds: dict[int, set[int]] = {}
     try:
@@ -231,7 +243,7 @@ BASES: Mapping[str, Base] = MappingProxyType(
 
 _FORMS = {name: base.form for name, base in BASES.items()}
 _WORDS = frozenset(name for name in BASES if name.isalpha())
-"""The bases that have a name; the others are a number of clients."""
+"""The bases with a name; the other bases are a share or a number of clients."""
 
 SPECS = {
     **{base.form.usage: base.description for base in BASES.values()},
@@ -266,7 +278,7 @@ def _parse(spec: str) -> tuple[Base, tuple[str, ...], Mapping[str, float]]:
 
 
 def _counted(text: str) -> Base:
-    """A share (a number with a point) or a count of clients; a share is at least one client."""
+    """The base for a share (a number with a point) or a count of clients; a share is at least one client."""
 
     def make(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
         try:
@@ -287,7 +299,7 @@ def _counted(text: str) -> Base:
 
 
 def _number_of_clients(name: str, text: str, population: ClientPopulation) -> int:
-    """A number of clients from 1 to all."""
+    """Parse a number of clients, from 1 to all."""
     count = whole(text)
     if not 0 < count <= population.clients:
         raise UsageError(
@@ -299,13 +311,11 @@ def _number_of_clients(name: str, text: str, population: ClientPopulation) -> in
 # ---- a user's own schedule, FILE.py:NAME
 
 TRIED = 3
-"""Rounds that are drawn in two orders before the run, to see that a round does not depend on the last."""
+"""The number of rounds drawn in two orders before a run, to check that no round depends on earlier ones."""
 
 
 def users_schedule(spec: str, population: ClientPopulation) -> Callable[[int], Participation]:
-    """The schedule of a user's file; a UsageError if it is no function, fails, or depends on more than the
-    round.
-    """
+    """Load a user's schedule; UsageError if it is no function, fails or depends on more than the round."""
     make = plugins.load(spec, OPTION)
     if not callable(make):
         raise UsageError(f"{_owner(spec)} is a {type(make).__name__}; name a function (population)")
@@ -356,7 +366,7 @@ def _drawn(spec: str, draw: Callable[[int], Any], round: int, clients: int) -> P
 
 
 def _id(spec: str, round: int, value: object, clients: int) -> int:
-    """A client's id as a Python number; numpy's whole numbers are taken, too."""
+    """Convert a client's id to a Python number; NumPy integers are accepted, too."""
     try:
         k = value.__index__() if not isinstance(value, bool) else None  # type: ignore[attr-defined]
     except AttributeError:

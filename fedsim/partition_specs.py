@@ -1,7 +1,7 @@
-"""Partitions by name only: `SPLIT[+least:N][+noise:P]`, where SPLIT may be rows:FILE or FILE.py:NAME.
+"""The syntax of partitions, `SPLIT[+least:N][+noise:P]`, where SPLIT may be rows:FILE or FILE.py:NAME.
 
-This is apart from fedsim.data.partitions because options are resolved, and the manifest is written, before
-the fork server imports numpy.
+This module is separate from fedsim.data.partitions, because options are resolved and the manifest is written
+before the fork server imports NumPy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PartitionSpec:
         """Parse a text; the split itself is not checked.
 
         Raises:
-            UsageError: If a modifier is unknown, stands there twice, or has a wrong number.
+            UsageError: If a modifier is unknown, occurs twice, or has an invalid number.
         """
         head, modifiers = divided(text)
         names = [name for name, _ in modifiers]
@@ -53,9 +53,9 @@ class PartitionSpec:
 
 
 def divided(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """A partition's split, and the name and the number of each modifier behind it.
+    """Divide a partition's text into the split, and the name and number of each modifier after the split.
 
-    The path of a file may contain a +, so only text of the form of a modifier is one.
+    The path of a file may contain a +, so only a part in the form of a modifier counts as one.
     """
     modifiers: tuple[tuple[str, str], ...] = ()
     head = text
@@ -83,23 +83,23 @@ def file_of(text: str) -> Path:
 
 
 def moved(text: str, file: Path) -> str:
-    """The same partition, with the rows in another file, by its absolute path."""
+    """The same partition with another file of rows, whose path is made absolute."""
     return f"{PREFIX}{file.expanduser().resolve()}{text.removeprefix(split_of(text))}"
 
 
 def absolute(text: str) -> str:
-    """The same partition, with a path of its file that is valid in every working directory."""
+    """The same partition with the absolute path of its file, valid in every working directory."""
     return moved(text, file_of(text)) if is_file(text) else text
 
 
 def fingerprint(text: str) -> str:
-    """The identity of rows:FILE by the bytes of its file: the same for a copy elsewhere."""
+    """The identity of rows:FILE, by the bytes of the file; the same for a copy elsewhere."""
     modifiers = text.removeprefix(split_of(text))
     return f"{PREFIX}{_sha256(file_of(text))}{modifiers}"
 
 
 def digest(text: str) -> dict[str, str]:
-    """{path: sha256} of the file that a partition is read from; empty for other partitions."""
+    """The digest {path: sha256} of the file that a partition is read from; {} for other partitions."""
     return {str(file_of(text)): _sha256(file_of(text))} if is_file(text) else {}
 
 

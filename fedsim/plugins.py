@@ -1,9 +1,9 @@
 """Objects in a user's own file, as `path/to/file.py:Name`.
 
-An algorithm, a model, a data set, a partition, a schedule or a codec.
+An object is an algorithm, a model, a data set, a partition, a schedule or a codec.
 
-A file is executed at most once per process, from the bytes whose digest the manifest records: bits
-depend on them. A file may import only modules that are installed or on PYTHONPATH. This module
+A file is executed at most once per process. The manifest records the digest of the executed bytes, because
+results depend on them. A file may import only modules that are installed or on PYTHONPATH. This module
 imports nothing heavy, because options are resolved before the fork server starts.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _File:
-    """A file that was executed: its module, the digest of its bytes, the names it defines itself."""
+    """An executed file: its module, the digest of its bytes, and the names that it defines itself."""
 
     module: ModuleType
     sha256: str
@@ -46,7 +46,7 @@ def is_spec(text: str) -> bool:
 
 
 def absolute(spec: str) -> str:
-    """The same spec, meaning the same in every working directory."""
+    """The same spec with an absolute path, valid in every working directory."""
     path, name = path_and_name(spec)
     return f"{path}:{name}" if name else str(path)
 
@@ -58,7 +58,7 @@ _FOLDERS = re.compile(r"((?:^hf|^leaf|\+weights):)[^+,]*/|(^rows:).*/")
 
 
 def short(choice: str) -> str:
-    """A spec for display, mine:Mine; other names unchanged, but without the folders of a model's files."""
+    """A spec for display, mine:Mine; other names are unchanged, but without the folders of their files."""
     if user_files.is_table(choice) and not partition_specs.is_file(choice):
         return user_files.short_table(choice)
     choice = _FOLDERS.sub(r"\1\2", choice)
@@ -69,7 +69,7 @@ def short(choice: str) -> str:
 
 
 def fingerprint(spec: str) -> str:
-    """A spec's identity by the bytes of its file: the same for a copy elsewhere."""
+    """A spec's identity, by the bytes of its file; the same for a copy elsewhere."""
     path, name = path_and_name(spec)
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -93,9 +93,9 @@ def load(spec: str, option: str) -> object:
 
 
 def sources(choices: Iterable[str]) -> dict[str, str]:
-    """{path: sha256 of the bytes that were executed} of the user files among the choices.
+    """The digests {path: sha256 of the executed bytes} of the user files among the choices.
 
-    An object of this process stands under its name (fedsim.live_objects).
+    For an object of this process, the key is its name (fedsim.live_objects).
     """
     selected = [choice for choice in choices if is_spec(choice)]
     paths = [path_and_name(choice)[0] for choice in selected if not live_objects.is_live(choice)]
@@ -104,7 +104,7 @@ def sources(choices: Iterable[str]) -> dict[str, str]:
 
 
 def computing_options(experiment: Experiment) -> tuple[tuple[str, str], ...]:
-    """The options, with their values, that every process resolves, and that may name a user's file."""
+    """The options that every process resolves and that may name a user's file, with their values."""
     e = experiment
     return (
         *(("--algo", e.algo), ("--model", MODEL_MODIFIER.split(e.model)[0])),
@@ -114,20 +114,20 @@ def computing_options(experiment: Experiment) -> tuple[tuple[str, str], ...]:
 
 
 def computing_choices(experiment: Experiment) -> tuple[str, ...]:
-    """The values of these options."""
+    """The values of `computing_options`."""
     return tuple(choice for _, choice in computing_options(experiment))
 
 
 def all_choices(experiment: Experiment) -> tuple[str, ...]:
-    """The values of these options and of the schedule, which only the coordinator resolves."""
+    """The values of `computing_options`, and the schedule, which only the coordinator resolves."""
     return (*computing_choices(experiment), traces.split(experiment.participation)[0])
 
 
 @contextmanager
 def user_code_errors(spec: str, option: str, doing: str) -> Iterator[None]:
-    """Turn what a user's code raises in this block into a UsageError that says where and what.
+    """Turn an exception of a user's code in this block into a UsageError with its line and message.
 
-    Our own errors pass as they are.
+    A FedsimError is raised unchanged.
     """
     try:
         yield
@@ -144,14 +144,14 @@ def user_code_errors(spec: str, option: str, doing: str) -> Iterator[None]:
 
 
 def path_and_name(spec: str) -> tuple[Path, str]:
-    """The path, absolute, and the name, which may be missing."""
+    """The absolute path and the name in a spec; the name is '' if it is missing."""
     head, _, name = spec.rpartition(".py:") if ".py:" in spec else (spec.removesuffix(".py"), "", "")
     return Path(f"{head}.py").expanduser().resolve(), name
 
 
 @contextmanager
 def executed_anew() -> Iterator[None]:
-    """Execute users' files once more where this block loads them; afterwards the earlier modules are back."""
+    """Execute users' files again if this block loads them; after the block, restore the earlier modules."""
     files = dict(_files)
     _files.clear()
     try:
@@ -172,14 +172,14 @@ def _executed(path: Path, spec: str, option: str) -> _File:
     digest = hashlib.sha256(source).hexdigest()
     if path in _files and _files[path].sha256 == digest:
         return _files[path]
-    # two files of the same stem are two modules; annotations are resolved through sys.modules
+    # two files with the same stem are two modules; annotations are resolved through sys.modules
     module = ModuleType(f"user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     try:
         with user_code_errors(spec, option, "importing it"):
             tree = ast.parse(source, str(path))
-            exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)
+            exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - SECURITY.md
     except BaseException:
         del sys.modules[module.__name__]
         raise

@@ -1,7 +1,7 @@
 """The problem of an experiment: its data, split, network, start and algorithm.
 
-Every process builds its own from the same Experiment. It is a pure function of the experiment and the data
-files, so nothing of it needs to be sent.
+Every process builds its own problem from the same Experiment. A problem is a pure function of the experiment
+and the data files, so no part of it needs to be sent.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from fedsim.learning.likelihoods import Likelihood, likelihood
 from fedsim.learning.models.registry import network_of
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
+from fedsim.own_references import OwnReferences
 from fedsim.participation import Schedule, schedule
 from fedsim.partition_specs import PartitionSpec, split_of
 from fedsim.process_settings import settings_kept
@@ -54,9 +55,10 @@ from fedsim.wire.wire_size import RUN_NAME, envelope_size
 
 @dataclass(frozen=True)
 class Problem:
-    """The experiment as one process builds it; `clients` are training-row indices per client. A centralised
-    algorithm has one client with the rows of all `experiment.clients`. statistics: running statistics (R,) of
-    the new network."""
+    """The experiment as one process builds it.
+
+    clients: the training-row indices of each client; a centralised algorithm has one client with the rows of
+    all `experiment.clients`. statistics: the running statistics of the new network, shape (R,)."""
 
     experiment: Experiment
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -67,12 +69,12 @@ class Problem:
     scale: float
     statistics: Tensor
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Training rows whose inputs the server and all clients have, without labels."""
+    """The training rows whose inputs, without labels, the server and all clients have."""
     split: tuple[np.ndarray, ...] = ()
-    """The rows of all `experiment.clients`, for scores per client. It differs from `clients` only for a
-    centralised algorithm. An outline has none."""
+    """The rows of each of the `experiment.clients` clients, for scores per client. They differ from `clients`
+    only for a centralised algorithm. An outline has none."""
     noisy_targets: np.ndarray | None = None
-    """The targets of all training rows with label noise, which clients see; None: there is no noise."""
+    """The targets of all training rows, with the label noise that clients see; None: there is no noise."""
 
     @staticmethod
     def build(
@@ -88,7 +90,7 @@ class Problem:
             DataError: If data do not exist or do not fit; the message names them.
         """
         experiment = resolved(experiment, algorithm)
-        with settings_kept():  # a file is executed when it is first named
+        with settings_kept():  # loading a user's file executes it
             for option, choice in plugins.computing_options(experiment):
                 if plugins.is_spec(choice):
                     plugins.load(choice, option)
@@ -135,11 +137,12 @@ class Problem:
     def outline(
         experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any], data_dir: Path | None
     ) -> Problem:
-        """A problem without a split, for plans with any number of clients: every client has the one example
-        0. Message sizes are those of the problem.
+        """Build a problem without a split, for plans with any number of clients: each has only example 0.
+
+        Message sizes are those of the full problem.
 
         Raises:
-            FedsimError: As build, except for errors of the partition.
+            FedsimError: As `build`, except for errors of the partition.
         """
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
@@ -154,7 +157,7 @@ class Problem:
         return problem
 
     def with_rules(self) -> Problem:
-        """The same problem whose messages follow +event and +quiet of --participation, if they stand there.
+        """The same problem with the rules +event and +quiet of --participation, or the references of +own.
 
         Raises:
             UsageError: If they do not fit the algorithm or the codecs.
@@ -162,10 +165,25 @@ class Problem:
         _, up, down = event_rules.split(self.experiment.participation)
         if down is not None and self.refers_to_last:
             raise UsageError("+quiet: clients have different broadcasts, so none refers to the last (+last)")
+        if self.refers_to_own:
+            if self.refers_to_last:
+                raise UsageError(
+                    "--codec: a run has one reference for its broadcasts: +last or +own, not both"
+                )
+            if up is not None or down is not None:
+                raise UsageError(
+                    "--codec: +own is not for +event and +quiet, which keep broadcasts themselves"
+                )
+            return replace(self, algorithm=OwnReferences(self.algorithm))
         problem = replace(self, algorithm=event_triggered(self.algorithm, up, down))
         if problem.trigger is not None:
             problem.trigger.check_sums(At(self.sizes))
         return problem
+
+    @property
+    def references(self) -> OwnReferences | None:
+        """The algorithm, if it keeps every client's last broadcast (+own)."""
+        return self.algorithm if isinstance(self.algorithm, OwnReferences) else None
 
     @property
     def trigger(self) -> EventTriggered | None:
@@ -173,20 +191,20 @@ class Problem:
         return self.algorithm if isinstance(self.algorithm, EventTriggered) else None
 
     def unchanged(self, upload: Header) -> bool:
-        """True if this header of an upload says that its client has nothing to send (+event)."""
+        """True if this header of an upload says that its client sends nothing (+event)."""
         rules = self.trigger is not None and self.trigger.up is not None
         return rules and upload.round > 0 and not upload.fields
 
     def unmoved(self, task: Header) -> bool:
-        """True if this header of a task says that the broadcast is the one that the client has (+quiet)."""
+        """True if this header of a task says that the client uses the broadcast that it has (+quiet)."""
         rules = self.trigger is not None and self.trigger.down is not None
         return rules and task.round > 0 and not task.fields
 
     def beside(self) -> Problem:
-        """The same problem with a network of its own, for a task that is computed beside another one.
+        """The same problem with a network of its own, for a task that runs in parallel with another one.
 
-        They share the tensors that are not trained, what stays on the device, and all that was derived but
-        does not compute on the network.
+        Both problems share frozen tensors, the copies on the device, and all derived values that do not
+        compute on the network.
         """
         net = network_of(self.experiment, self.dataset, self.net.device)
         put_frozen(net.module, frozen_tensors(self.net.module))
@@ -220,7 +238,7 @@ class Problem:
 
     @cached_property
     def frozen_digest(self) -> str:
-        """The digest of what is not trained (fedsim.learning.frozen); '' if everything is."""
+        """The digest of the frozen tensors (fedsim.learning.frozen); '' if all tensors are trained."""
         return frozen_digest(self.net.module, self.net.kept)
 
     @cached_property
@@ -254,7 +272,7 @@ class Problem:
 
     @cached_property
     def asynchrony(self) -> Asynchrony:
-        """The broadcast that an upload answers, and the upload's weight.
+        """The broadcast that each upload answers, and the weight of each upload.
 
         Raises:
             UsageError: If --async does not fit the algorithm or the other options.
@@ -262,12 +280,14 @@ class Problem:
         return self.asynchrony_of(self.sizes)
 
     def asynchrony_of(self, sizes: tuple[int, ...]) -> Asynchrony:
-        """The same for other N_k, for an outline, which does not know them."""
+        """The asynchrony with these N_k, for an outline, which does not know them."""
         e = self.experiment
         if not e.asynchronous:
             return Asynchrony(None)
-        if self.refers_to_last:
-            raise UsageError("--async: clients have different broadcasts, so none refers to the last (+last)")
+        if self.refers_to_last or self.refers_to_own:
+            raise UsageError(
+                "--async: clients have different broadcasts, so none has a reference (+last, +own)"
+            )
         down, up = (
             envelope_size(
                 getattr(self.algorithm.exchanges[0], side),
@@ -289,11 +309,12 @@ class Problem:
         if created is not None:
             if self.trigger is not None:
                 self.trigger.check_tree(self.sizes, created.merges)
-            check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=self.refers_to_last)
+            last = self.refers_to_last or self.refers_to_own
+            check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=last)
         return created
 
     def exchange_clock(self, sums: Callable[[int, int, int], int] | None = None) -> ExchangeClock:
-        """The time of one exchange after another; sums: as ExchangeClock takes it."""
+        """The virtual time of successive exchanges. sums: the argument of ExchangeClock."""
         steps = self.asynchrony.schedule
         decided = None if steps is None else (lambda round: steps.step(round).seconds)
         return ExchangeClock(self.clock, self.sizes, decided, sums)
@@ -303,7 +324,7 @@ class Problem:
         """The virtual clock, if there is one; a centralised algorithm has no network to simulate.
 
         Raises:
-            FedsimError: If the options are wrong, also of a centralised algorithm.
+            FedsimError: If the options are wrong, also for a centralised algorithm.
         """
         e = self.experiment
         described = clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed, tree=self.tree)
@@ -311,31 +332,35 @@ class Problem:
 
     @cached_property
     def largest_field(self) -> int:
-        """Bytes of the largest field that an envelope of this run may carry, of the widest dtype."""
+        """Bytes of the largest field that an envelope of this run may carry, in its widest dtype."""
         kinds = [t for e in self.exchanges for t in (e.down, e.up, e.sums if self.tree else None) if t]
         sizes = [f.dense_bytes(self.dims) for t in kinds for f in all_fields(t)]
         return max(sizes, default=0)
 
     @cached_property
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
-        """Codecs by direction and field, from the algorithm's own and `--codec field=codec` or
-        `up.field=codec`."""
+        """Codecs by direction and field: the algorithm's own and `--codec field=codec`, `up.field=codec`."""
         options = codec_options(self.algorithm.default_codecs, self.experiment.codecs)
         return select_codecs(options, self.exchanges, self._stored_as_bytes)
 
     @property
     def broadcast_type(self) -> type:
-        """The class of the broadcast to which the next one may refer: that of the only exchange."""
+        """The class of the broadcast to which the next broadcast may refer; rounds have one exchange then."""
         kind: type = self.algorithm.exchanges[-1].down
         return kind
 
     @cached_property
     def refers_to_last(self) -> bool:
-        """True if broadcasts refer to the ones before them."""
-        return any(codec(name).last for name in self.codecs["down"].values())
+        """True if a broadcast is encoded with reference to the one before it (+last)."""
+        return any(c.last and not c.own for c in map(codec, self.codecs["down"].values()))
+
+    @property
+    def refers_to_own(self) -> bool:
+        """True if a broadcast is encoded with reference to the last one that its client got (+own)."""
+        return any(codec(name).own for name in self.codecs["down"].values())
 
     def unfit(self, candidate: Codec, side: str, field: str, kind: FieldKind) -> str:
-        """Why a codec cannot encode this field; '' if it can."""
+        """The reason why a codec cannot encode this field; '' if it can."""
         return unfit(candidate, side, field, kind, self.exchanges, self._stored_as_bytes)
 
     @property
@@ -358,7 +383,7 @@ class Problem:
         return version(round, exchange, len(self.algorithm.exchanges), len(self.algorithm.setup))
 
     def exchange(self, round: int, number: int) -> Exchange:
-        """Round 0 is the set-up."""
+        """An exchange of a round, by its number from 1; round 0 is the set-up."""
         return self.algorithm.exchanges_in(round)[number - 1]
 
     def context(self, round: int, exchange: int, folds: int = 0, asked: int = 0) -> Context:
@@ -367,12 +392,12 @@ class Problem:
         return Context(*known, lambda: self.server_net, self.read, folds, asked, self.public_inputs)
 
     def read(self, stored: Tensor) -> Tensor:
-        """Stored inputs (n, ...) as the network takes them: (n, *shape) float32 on its device."""
+        """Convert stored inputs (n, ...) to the network's inputs, (n, *shape) float32 on its device."""
         return as_floats(stored.to(self.net.device), tuple(self.dataset.train_inputs.shape[1:]), self.scale)
 
     @cached_property
     def server_net(self) -> Net:
-        """A second network: the server computes beside evaluation and clients, not in their buffers."""
+        """A second network, because the server computes in parallel with evaluation and clients."""
         return network_of(self.experiment, self.dataset, self.net.device)
 
     def task(self, round: int, exchange: int, client: int, folds: int = 0, asked: int = 0) -> Task:
@@ -420,8 +445,7 @@ class Problem:
     def test_clients(self) -> np.ndarray | None:
         """The client of every test row, (n,), -1 for none; None if clients have no test rows of their own.
 
-        They have if the data set says whose test rows are whose, the partition is by its clients, and targets
-        are classes.
+        Clients have them if the data set assigns test rows, the partition is natural and targets are classes.
         """
         centres, tested = self.dataset.centres, self.dataset.test_centres
         natural = split_of(self.experiment.partition) == "natural"
@@ -432,7 +456,7 @@ class Problem:
             or likelihood(self.dataset.likelihood).per_class is None
         ):
             return None
-        client_of = np.full(int(centres.max()) + 2, -1)  # the last is that of -1
+        client_of = np.full(int(centres.max()) + 2, -1)  # the last entry is for index -1
         for client, rows in enumerate(self.split):
             client_of[centres[rows[0]]] = client
         result: np.ndarray = client_of[tested]
@@ -440,14 +464,14 @@ class Problem:
 
     @cached_property
     def client_scoring(self) -> LabelShares | OwnTestRows | None:
-        """How clients are scored; None without classes."""
+        """The way in which clients are scored; None without classes."""
         return self.label_shares if self.test_clients is None else OwnTestRows(len(self.split))
 
     @cached_property
     def label_shares(self) -> LabelShares | None:
         """The classes of every client's rows, for scores per client; None without classes.
 
-        A centralised algorithm has them for all K clients of its rows. They are those without label noise.
+        For a centralised algorithm, these are the classes of all K clients. Label noise is left out.
         """
         if self.measure.per_class is None:
             return None
@@ -471,7 +495,7 @@ def _held_by(
 
 
 def _check_until(experiment: Experiment, dataset: Dataset) -> None:
-    """Check that there is a test accuracy, if the run is to end at one.
+    """Check that there is a test accuracy if the run ends at a target accuracy.
 
     Raises:
         UsageError: If there is none.

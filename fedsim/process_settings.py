@@ -1,12 +1,12 @@
 """Settings of torch and NumPy that results depend on, and that a user's program or file may have changed.
 
-`fix_settings` gives them the values of a fresh interpreter. Every process that computes calls it, through
-workers.assembly. `settings_kept` is for a user's code, which may change them. `own_settings` is for the
+`fix_settings` sets them to the values of a fresh interpreter. Every process that computes calls it, through
+workers.assembly. `settings_kept` is for a user's code, which may change settings. `own_settings` is for the
 process of a user's program: it restores the caller's settings and the states of the global random generators,
 which a run does not use.
 
-Settings of a thread (autograd mode, autocast, the default device) are those of the calling thread; threads of
-a run start with torch's defaults.
+Settings that belong to a thread (autograd mode, autocast, the default device) are set in the calling thread;
+other threads of a run start with torch's defaults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedsim.errors import UsageError
 
 @dataclass(frozen=True)
 class Setting:
-    """Reads and writes a setting, and has its value in a fresh interpreter."""
+    """A setting: the functions that read and write it, and its value in a fresh interpreter."""
 
     name: str
     get: Callable[[], Any]
@@ -49,7 +49,7 @@ def _attribute(owner: str, name: str, value: Any) -> Iterator[Setting]:
 
 
 def _matmul_precision() -> str | None:
-    """None if the newer fp32_precision was set to something else, which torch reports as an error."""
+    """The precision; None if the newer fp32_precision was set differently and torch raises an error."""
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision()
     return None
@@ -71,8 +71,8 @@ def _deterministic() -> tuple[bool, bool, bool]:
 def set_deterministic(value: tuple[bool, bool, bool]) -> None:
     """Set torch's deterministic algorithms: on or off, only warn, and fill memory that was not written.
 
-    As torch.use_deterministic_algorithms, which imports torch's compiler to tell it: that takes a worker from
-    one second to seven, and matters only where the compiler has been imported.
+    It does the same as torch.use_deterministic_algorithms, which imports torch's compiler to inform it. The
+    import slows a worker's start from one second to seven, and is needed only if the compiler was imported.
     """
     enabled, warn_only, fill = value
     if "torch._inductor.config" in sys.modules:
@@ -88,7 +88,7 @@ def _anomaly() -> tuple[bool, bool]:
 
 def _settings() -> Iterator[Setting]:
     yield Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32)
-    # before the newer fp32_precision, which it changes
+    # set before the newer fp32_precision, because it changes that
     yield Setting("float32 matmul precision", _matmul_precision, _set_matmul_precision, "highest")
     for owner in ("", "cuda.matmul", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"):
         yield from _attribute(owner, "fp32_precision", "none")
@@ -122,7 +122,7 @@ SETTINGS = tuple(_settings())
 
 
 def fix_settings() -> None:
-    """Give all settings the values of a fresh interpreter; refuse what only the caller can end."""
+    """Set all settings to the values of a fresh interpreter; refuse modes that only the caller can end."""
     for setting in SETTINGS:
         if setting.get() != setting.value:
             setting.set(setting.value)
@@ -132,16 +132,16 @@ def fix_settings() -> None:
 
 
 def flushes_denormals() -> bool:
-    """Return whether this thread takes denormal numbers for zero."""
+    """Return whether this thread treats denormal numbers as zero."""
     smallest_normal = sys.float_info.min
     return smallest_normal / 2.0 == 0.0
 
 
 @contextmanager
 def own_settings() -> Iterator[None]:
-    """A block with the settings of a fresh interpreter, which restores the caller's, including those of
-    fix_numerics: the number of threads and the flushing of denormals.
-    """
+    """Run a block with the settings of a fresh interpreter, and restore the caller's settings after it.
+
+    It also restores what fix_numerics sets: the number of threads and the flushing of denormals."""
     _refuse("fedsim cannot run in this block")
     with ExitStack() as closing:
         # tensors are created on the CPU, in spite of torch.set_default_device or `with torch.device(...)`
@@ -158,8 +158,7 @@ def own_settings() -> Iterator[None]:
 
 @contextmanager
 def settings_kept() -> Iterator[None]:
-    """A block that restores the settings, the number of threads and the flushing of denormals, without a
-    default device."""
+    """Restore settings, thread number and denormal flushing after a block, and reset the default device."""
     before = [(setting, setting.get()) for setting in SETTINGS]
     threads, flushes = torch.get_num_threads(), flushes_denormals()
     try:
@@ -175,7 +174,7 @@ def settings_kept() -> Iterator[None]:
 
 
 def _refuse(begin: str | None) -> None:
-    """Refuse what intercepts torch's functions in this thread; `begin`: except the default device."""
+    """Refuse modes that intercept torch's functions in this thread; with `begin`, allow a default device."""
     devices = DeviceContext if begin else ()
     modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     names = [
@@ -184,7 +183,8 @@ def _refuse(begin: str | None) -> None:
     ]
     if torch._C._functorch.peek_interpreter_stack() is not None:
         names.append("torch.func (vmap, grad, ...)")
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # torch 2.6 has none
+    if top is not None and top(True) is not None:
         names.append("torch.autograd.graph.saved_tensors_hooks")
     if names:
         raise UsageError(

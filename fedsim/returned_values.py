@@ -1,6 +1,6 @@
-"""Checks the values that the methods of a user's algorithm return, as soon as they return.
+"""Check the values that the methods of a user's algorithm return, as soon as they return.
 
-A wrong value would otherwise fail later, in a file that is not the user's.
+A wrong value would otherwise cause an error later, in a file that is not the user's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedsim.learning.gaussian import Gaussian, Model, Point, Samples
 
 
 class _Checked(Algorithm[Any, Any, Any, Any]):
-    """The methods of the next class, each with a check of its result."""
+    """The methods of the next base class, which is the user's, each with a check of the result."""
 
     _owner = ""
 
@@ -83,7 +83,7 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
 
 @cache
 def checked(algorithm: type[Algorithm[Any, Any, Any, Any]], spec: str) -> type[Algorithm[Any, Any, Any, Any]]:
-    """The same class; its methods raise a UsageError if they return a wrong value."""
+    """A subclass of the algorithm whose methods raise a UsageError if they return a wrong value."""
     attributes = {"_owner": f"--algo {plugins.short(spec)}", "__doc__": algorithm.__doc__}
     names = {key: getattr(algorithm, key) for key in ("__module__", "__qualname__")}
     created: type[Algorithm[Any, Any, Any, Any]] = type(

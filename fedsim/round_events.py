@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TaskId:
-    """The name of a task, on which its result depends: the round, exchange and client, and the version of
-    its state that the task starts from."""
+    """The name of a task: its round, exchange and client, and the version (base) of the client's state from
+    which the task starts. The result of the task depends on this name alone."""
 
     round: int
     exchange: int
@@ -79,7 +79,7 @@ class Scored:
     """A worker has evaluated one chunk of the test set.
 
     Attributes:
-        reached: With this chunk the round is evaluated, and its model has reached the target accuracy.
+        reached: True if the chunk completes the round's evaluation and the model reaches the target accuracy.
     """
 
     worker: int

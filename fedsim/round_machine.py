@@ -1,8 +1,8 @@
 """The round machine: it takes events and returns commands, without I/O.
 
-It decides which clients take part, in what order uploads are folded, and when a round is committed. It
-knows nothing of sockets, threads, tensors or algorithms. Every decision that can change results depends on
-ids and versions only. Which worker computes a task depends on the order of events and changes nothing
+It decides which clients take part, in what order uploads are folded, and when a round is committed. It does
+not use sockets, threads, tensors or algorithms. Every decision that can change results depends on ids and
+versions only. The worker that computes a task depends on the order of events and does not change results
 (fedsim.task_assignment).
 
 Commit on fold: a round's commit names a client's new version only if the client's upload was folded.
@@ -53,18 +53,18 @@ class RoundMachine:
     Give it events with `handle`, and execute the commands that it returns, in order, before the next event.
 
     Attributes:
-        cost: Orders the tasks of a round, the largest first, which balances workers; ties go by id.
+        cost: Orders the tasks of a round, the largest first, to balance workers; ties are ordered by id.
         order: Sorts clients into the order of the fold (fedsim.tree); by default ascending ids.
         chunks: The number of chunks of the test set; 0 disables evaluation.
         setup: The number of exchanges in round 0.
         lanes: The number of tasks that a worker computes at once.
         ahead: True if a worker gets its next task before it answers the last one.
-        edges: Edge servers are processes; an exchange is then closed even if it folds no upload.
-        round: The present round.
+        edges: True if edge servers are processes; an exchange is then closed even if it folds no upload.
+        round: The current round.
         folded_rounds: The number of committed rounds, without the set-up, that folded an upload.
         has_target: True if the run ends with the first round that reaches a target accuracy. No round is then
             opened while a score of an earlier round is missing.
-        target_reached: A committed round has reached the target accuracy, so no further one is opened.
+        target_reached: True if a committed round reached the target accuracy, so that no other is opened.
     """
 
     rounds: int
@@ -122,7 +122,7 @@ class RoundMachine:
     def handle(self, *events: Event) -> list[Command]:
         """Take an event, or several of the same moment, and return the commands that follow.
 
-        An event that does not fit the state is a ProtocolError and changes nothing.
+        An event that does not fit the state raises a ProtocolError and changes nothing.
         """
         commands = [command for event in events for command in self._take(event)]
         return commands + self._assignment.assign(self.round, self._participation.dropouts)
@@ -178,7 +178,7 @@ class RoundMachine:
 
     @property
     def working(self) -> list[int]:
-        """The workers that hold work; while there are any, silence of all workers means trouble."""
+        """The workers that hold work; while there are any, a long silence of all workers is a failure."""
         return self._assignment.working
 
     def doing(self, worker: int) -> list[WorkItem]:

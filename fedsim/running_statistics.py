@@ -1,13 +1,13 @@
 """Running statistics of batch normalisation around any algorithm (--statistics average, local).
 
-A layer's running mean and variance are no parameters: no gradient changes them, and the algorithm's
-mathematics has no place for them. They stay outside the vector (P,), as s (R,) float32.
+A layer's running mean and variance are not parameters: they have no gradient, and the algorithm's equations
+do not contain them. They are kept outside the parameter vector (P,), as s, shape (R,), float32.
 
-    average:  server:  s           <- sum_k N_k s_k / sum_k N_k      over the clients that have sent
+    average:  server:  s           <- sum_k N_k s_k / sum_k N_k      over the clients that sent an upload
               client:  s_k         <- s of the broadcast, then changed by every forward pass of training
-    local:    client:  s_k         stays with the client, from round to round; nothing of it is sent
+    local:    client:  s_k         is kept by the client from round to round, and is not sent
 
-An exchange that trains nothing sends back what it got. Source of local: local-statistic batch normalisation
+An exchange without training returns the statistics. Source of local: local-statistic batch normalisation
 (SiloBN), Andreux et al. 2020, https://arxiv.org/abs/2008.07424. FedBN (Li et al. 2021,
 https://arxiv.org/abs/2102.07623) also keeps the affine parameters, which here are part of the vector.
 Differs: in asynchronous runs an upload's N_k is multiplied by its weight.
@@ -37,7 +37,7 @@ FIELD = "running_statistics"
 
 @cache
 def with_field(message: Any) -> Any:
-    """A message class with the statistics behind its fields; its objects are also of the class itself."""
+    """A subclass of a message class, with the statistics as its last field."""
     added = (FIELD, RunningStatistics, field(kw_only=True))
     created = make_dataclass(message.__name__, [added], bases=(message,), frozen=True)
     created.__module__ = message.__module__
@@ -45,7 +45,7 @@ def with_field(message: Any) -> Any:
 
 
 def extended(message: Any, statistics: Tensor) -> Any:
-    """A message with the statistics."""
+    """A copy of a message, with the statistics added."""
     values = {f.name: getattr(message, f.name) for f in fields(message)}
     kind: Any = type(message)
     return with_field(kind)(**values, **{FIELD: statistics})
@@ -60,13 +60,13 @@ def with_sums(sums: type) -> type:
 
 @cache
 def with_state(inner: type) -> type:
-    """A state, and statistics (R,) float32: the server's, or a client's own."""
+    """The class of a server's or client's state, with statistics (R,) float32."""
     return make_dataclass("WithStatistics", [("inner", inner), ("statistics", Tensor)], frozen=True)
 
 
 @dataclass
 class Weighted:
-    """sum_k N_k s_k in float64, in the order of the uploads, and sum_k N_k."""
+    """The sums sum_k N_k s_k, in float64 and in the order of the uploads, and sum_k N_k."""
 
     total: Tensor
     weight: float = 0.0
@@ -82,7 +82,7 @@ class Weighted:
 
 @dataclass(frozen=True)
 class _Sums:
-    """The sums of the inner algorithm, and those of statistics."""
+    """The sums of the inner algorithm, and the sums of statistics."""
 
     inner: Any
     statistics: Tensor
@@ -101,7 +101,7 @@ def _net_of(shard: AnyShard) -> Net:
 
 @dataclass(frozen=True)
 class AveragedStatistics(Wrapper):
-    """`inner` whose broadcasts and uploads have the statistics, too. start: those of the new network (R,)."""
+    """`inner` with statistics in broadcasts and uploads. start: the statistics of the new network, (R,)."""
 
     start: Tensor = field(compare=False, repr=False)
 
@@ -159,7 +159,7 @@ class AveragedStatistics(Wrapper):
 
         stream = seen()
         inner = self.inner.server_update(server.inner, down, stream, self._seen(server, ctx))
-        for _ in stream:  # an algorithm that does not look at every upload
+        for _ in stream:  # the algorithm may not have read every upload
             pass
         return self.server_type(inner, weighted.mean(server.statistics))
 
@@ -187,6 +187,9 @@ class AveragedStatistics(Wrapper):
         weighted = Weighted(sums.statistics, sums.weight)
         weighted.add(getattr(up, FIELD), ctx.sizes[k] * ctx.weight)
         return _Sums(self.inner.add(sums.inner, down, k, up, ctx), weighted.total, weighted.weight)
+
+    def sums_for(self, sums: Any, down: Any) -> Any:
+        return replace(sums, inner=self.inner.sums_for(sums.inner, down))
 
     def sum_of(self, sums: Any, name: str) -> Any:
         own = {FIELD: sums.statistics, "statistics_weight": sums.weight}
@@ -218,7 +221,7 @@ class AveragedStatistics(Wrapper):
 
 @dataclass(frozen=True)
 class LocalStatistics(Wrapper):
-    """`inner` whose clients keep their own statistics. start: those of the new network (R,)."""
+    """`inner` with clients that keep their own statistics. start: the statistics of the new network, (R,)."""
 
     start: Tensor = field(compare=False, repr=False)
 
@@ -273,7 +276,7 @@ class LocalStatistics(Wrapper):
 def with_statistics(algorithm: AnyAlgorithm, rule: str, start: Tensor) -> AnyAlgorithm:
     """The algorithm on a network whose running statistics follow a rule (Experiment.statistics).
 
-    start: those of the new network (R,) float32.
+    start: the statistics of the new network, shape (R,), float32.
     """
     if rule == "average":
         return AveragedStatistics(algorithm, start)

@@ -1,7 +1,7 @@
 """Named random streams: every draw of a run is a pure function of (seed, purpose, round, client).
 
-No global generator is ever used. A task that is run again anywhere, at any time, draws the same
-numbers, because its stream is named by what the task is, not by who runs it or when.
+No global generator is ever used. A task that is run again anywhere, at any time, draws the same numbers,
+because the name of its stream depends on the task alone, and not on the worker or the time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RandomStream:
-    """One named stream; `round` 0 and `client` -1 stand for 'none'."""
+    """One named stream; `round` 0 and `client` -1 stand for 'none'.
+
+    Examples:
+        >>> import fedsim
+        >>> stream = fedsim.RandomStream(seed=0, purpose="task", round=1, client=3)
+        >>> first, again = (stream.numpy("noise").random() for _ in range(2))
+        >>> first == again, first == stream.numpy("batches").random()
+        (True, False)
+    """
 
     seed: int
     purpose: str
@@ -29,21 +37,21 @@ class RandomStream:
     client: int = -1
 
     def key(self, part: str = "") -> int:
-        """A 63-bit key of this stream and the named part of it."""
+        """A 63-bit key of the named part of this stream."""
         name = f"{self.seed}|{self.purpose}|{self.round}|{self.client}|{part}"
         return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
     def shared(self, purpose: str) -> RandomStream:
-        """The stream of this purpose that all clients, and the server, have in common in this round."""
+        """The stream of this purpose that all clients and the server share in this round."""
         return replace(self, purpose=purpose, client=-1)
 
     def part(self, number: int) -> RandomStream:
-        """A stream for each of several parts of one task; part 0 is this stream."""
+        """The stream of a numbered part of a task; part 0 is this stream."""
         return replace(self, purpose=f"{self.purpose}#{number}") if number else self
 
     def torch(self, part: str) -> torch.Generator:
         """A CPU generator; draws are made on the CPU so that they do not depend on the device."""
-        import torch  # not above: schedules are drawn without it
+        import torch  # here, because schedules are drawn without torch
 
         return torch.Generator().manual_seed(self.key(part))
 
@@ -55,10 +63,10 @@ class RandomStream:
 def standard_normals(
     seed: int, purpose: str, round: int, clients: Iterable[int], part: str, count: int = 1
 ) -> npt.NDArray[np.float64]:
-    """The first `count` normal draws of the stream of each client, (clients, count).
+    """The first `count` normal draws of each client's stream, shape (clients, count).
 
-    To the bit RandomStream(seed, purpose, round, client).numpy(part).standard_normal(count), in a sixth of
-    the time: one generator is set to the beginning of one stream after another.
+    They are bit for bit RandomStream(seed, purpose, round, client).numpy(part).standard_normal(count), in a
+    sixth of the time, because one generator is set to the beginning of each stream in turn.
     """
     known = list(clients)
     draws = np.empty((len(known), count))

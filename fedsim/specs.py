@@ -1,7 +1,6 @@
-"""One grammar for specs of the command line and of configuration files:
-`NAME[:ARG,...][+MODIFIER:P...]`.
+"""The grammar of specs on the command line and in configuration files, `NAME[:ARG,...][+MODIFIER:P...]`.
 
-It imports nothing heavy, because options are resolved before the fork server imports numpy.
+This module imports nothing heavy, because options are resolved before the fork server imports NumPy.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Form:
 
 
 def parse(text: str, what: str, forms: Mapping[str, Form]) -> tuple[str, tuple[str, ...]]:
-    """The name of a spec NAME[:ARG,...], and its arguments; the errors name the nearest name or the usage."""
+    """Parse NAME[:ARG,...] to the name and the arguments; errors name the nearest known name or the usage."""
     name, colon, rest = text.partition(":")
     if name not in forms:
         raise unknown(what, name, forms, lambda known: forms[known].usage)
@@ -61,10 +60,10 @@ def split_modifiers(
     read: Callable[[str, str], float] | None = None,
     others: str = "",
 ) -> tuple[str, Mapping[str, float]]:
-    """A spec without its modifiers, and the number P of every modifier +NAME:P.
+    """Split a spec into the part before its modifiers, and the number P of every modifier +NAME:P.
 
-    what: the option, for messages. names: the modifiers. read: turns (text, owner) into P; by default P is a
-    probability. others: what else may stand behind a +, for messages.
+    what: the option, for error messages. names: the modifiers. read: converts (text, owner) to P; by default
+    P is a probability. others: other text that may follow a +, for error messages.
     """
     head, *modifiers = text.split("+")
     numbers: dict[str, float] = {}
@@ -82,12 +81,12 @@ def plain_share(text: str) -> str:
     head, plus, modifiers = text.partition("+")
     if not head.endswith("%") or not 0 < number(head[:-1]) <= 100:
         return text
-    share = f"{Decimal(head[:-1]) / 100:f}"  # decimal: 7% is 0.07
+    share = f"{Decimal(head[:-1]) / 100:f}"  # as Decimal, so that 7% is 0.07
     return f"{share if '.' in share else f'{share}.0'}{plus}{modifiers}"
 
 
 def probability(text: str, owner: str) -> float:
-    """A number from 0 to 1, or a percentage."""
+    """Parse a number from 0 to 1, or a percentage."""
     value = number(plain_share(text))
     if not 0 <= value <= 1:
         raise UsageError(f"{owner}: {text!r} is no probability from 0 to 1")
@@ -95,7 +94,7 @@ def probability(text: str, owner: str) -> float:
 
 
 def exponent(text: str, owner: str) -> float:
-    """A finite number from 0 on."""
+    """Parse a finite number of at least 0."""
     value = number(text)
     if not 0 <= value < math.inf:
         raise UsageError(f"{owner}: {text!r} is no exponent; write a number from 0 on, such as 0.5")
@@ -103,7 +102,7 @@ def exponent(text: str, owner: str) -> float:
 
 
 def number(text: str) -> float:
-    """A number; not a number if the text is none."""
+    """Parse a number; NaN if the text is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -111,14 +110,14 @@ def number(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """A whole number in decimal digits; -1 if the text is none."""
+    """Parse a whole number in decimal digits; -1 if the text is not such a number."""
     return int(text) if text.isascii() and text.isdecimal() else -1
 
 
 def key_values(text: str, owner: str = "", repeatable: Collection[str] = ()) -> tuple[tuple[str, str], ...]:
-    """KEY=VALUE,... as pairs; the value is empty where there is no equals sign. A key may not occur twice.
+    """Parse KEY=VALUE,... to pairs; a value is empty without an equals sign. A key may not occur twice.
 
-    owner: the beginning of an error. repeatable: keys that may occur several times, with different values.
+    owner: the beginning of error messages. repeatable: keys that may occur again, with different values.
     """
     parts = [part.partition("=") for part in text.split(",") if part]
     keys = [f"{key}={value}" if key in repeatable else key for key, _, value in parts]

@@ -28,17 +28,23 @@ OverK = (
     Annotated[float, Meta(gt=0)]
     | Annotated[str, Meta(pattern=rf"^{NUMBER}/K\Z", title="1/K, or a multiple such as 20/K")]
 )
-"""The same for values that are equal for all clients and rounds: a number, or A/K."""
+"""A damping or step size that is equal for all clients and rounds: a number, or A/K."""
 
 
 @dataclass(frozen=True)
 class At:
-    """The place at which a formula is evaluated: client k of K in a round, on the client or on the server.
+    """The values with which a rule is evaluated for client k in a round, on the client or on the server.
 
-    sizes: N_k of all K clients; asked: |S|, the number of clients that get the round's broadcast, including
-    those whose upload is lost later. Both sides know it before any upload. 0: all K, as in the set-up.
-    weight: the weight of a dual step: in (0, 1] by the staleness of its upload; above 1 if the client sent
-    nothing in rounds before (+event).
+    sizes: N_k of all K clients. asked: |S|, the number of clients that get the round's broadcast, including
+    those whose upload is lost later; 0 means all K, as in the set-up. Both sides know |S| before any upload.
+    weight: the weight of a dual step. It is in (0, 1] by the staleness of its upload, and above 1 if the
+    client sent nothing in the rounds before (+event).
+
+    Examples:
+        >>> import fedsim
+        >>> at = fedsim.At(sizes=(10, 20, 30), k=2, round=1, asked=2)
+        >>> at.K, at.value("1/|S|"), at.value("N_k/N")
+        (3, 0.5, 0.5)
     """
 
     sizes: tuple[int, ...]
@@ -52,12 +58,19 @@ class At:
         return len(self.sizes)
 
     def value(self, rule: Step) -> float:
-        """The value of a step, penalty or damping here."""
+        """The value of a step size, penalty or damping for this client and round."""
         return step_size(rule, self)
 
 
 def step_size(rule: Step, at: At) -> float:
-    """The value of a Step for one client in one round."""
+    """The value of a Step for one client in one round.
+
+    Examples:
+        >>> import fedsim
+        >>> at = fedsim.At(sizes=(10, 30), round=11)
+        >>> fedsim.step_size(0.1, at), fedsim.step_size("20/K", at), fedsim.step_size("N_k/N:10:1/K", at)
+        (0.1, 10.0, 0.5)
+    """
     if not isinstance(rule, str):
         return float(rule)
     first, _, later = rule.partition(":")

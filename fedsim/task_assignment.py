@@ -1,7 +1,7 @@
-"""Assigns tasks and test chunks to workers.
+"""Assign tasks and test chunks to workers.
 
-The round machine (fedsim.round_machine) fills the queues and asks for assignments. Which worker computes a
-task depends on the order of events and changes no result, because a result depends on its TaskId alone.
+The round machine (fedsim.round_machine) fills the queues and asks for assignments. The worker that computes a
+task depends on the order of events. It does not change the result, which depends on the TaskId alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fedsim.round_events import ChunkId, Command, Give, ScoreChunk, TaskId, WorkItem
 
 MAX_EVALUATIONS_BEHIND = 2
-"""Rounds that evaluation may lag behind training before it goes first."""
+"""Rounds that evaluation may lag behind training before it has priority."""
 ANYWHERE = -1
 """The queue of clients whose state no worker has cached."""
 
@@ -29,9 +29,9 @@ class ProtocolError(Exception):
 class TaskAssignment:
     """The queues of waiting work and the loads of the workers.
 
-    client_group, worker_group: numbers of groups. A worker gets only tasks of its group's clients, such as
-    those of its edge server (fedsim.tree); by default there is one group. lanes: the number of tasks that a
-    worker computes at once. ahead: True if a worker also holds tasks in advance.
+    client_group, worker_group: the group number of a client, or of a worker. A worker gets only tasks of
+    clients in its group, such as those of an edge server (fedsim.tree); by default there is one group. lanes:
+    the number of tasks that a worker computes at once. ahead: True if a worker also holds tasks in advance.
     """
 
     client_group: Callable[[int], int] = lambda client: 0
@@ -40,7 +40,7 @@ class TaskAssignment:
     ahead: bool = True
     _load: dict[int, list[WorkItem]] = field(default_factory=dict)
     _waiting: dict[tuple[int, int], deque[TaskId]] = field(default_factory=dict)
-    """By group and by the worker that has the clients' states cached."""
+    """The waiting tasks, by group and by the worker that has the clients' states cached."""
     _home: dict[int, int] = field(default_factory=dict)
     """The worker that has a client's state cached, by client."""
     _in_flight: dict[TaskId, int] = field(default_factory=dict)
@@ -135,9 +135,9 @@ class TaskAssignment:
     def assign(self, round: int, dropouts: AbstractSet[int]) -> list[Command]:
         """Assign waiting work to workers.
 
-        Training comes before evaluation, unless that is late: then a worker gets a chunk if it has none.
-        Workers get tasks in turn until each has one for every lane. While many tasks wait, each also gets as
-        many in advance, so that it does not wait for messages.
+        Training has priority over evaluation, unless evaluation is late: then a worker without a chunk gets
+        one. Workers get tasks in turn until each has one for every lane. While many tasks wait, each worker
+        gets as many again in advance, so that it does not wait for messages.
         """
         commands: list[Command] = []
         for ahead in range(2 * self.lanes):
@@ -158,12 +158,12 @@ class TaskAssignment:
         return bool(self._to_score) and self._to_score[0].round < round - MAX_EVALUATIONS_BEHIND
 
     def _count(self, worker: int | None = None) -> int:
-        """The number of waiting tasks; with a worker, of those that it could get."""
+        """The number of waiting tasks; if a worker is given, of tasks that this worker could get."""
         group = None if worker is None else self.worker_group(worker)
         return sum(len(tasks) for (g, _), tasks in self._waiting.items() if group in (None, g))
 
     def _colleagues(self, worker: int) -> int:
-        """The number of workers in its group."""
+        """The number of workers in the group of this worker, itself included."""
         return sum(self.worker_group(w) == self.worker_group(worker) for w in self._load)
 
     def _by_load(self) -> Sequence[int]:
@@ -175,7 +175,7 @@ class TaskAssignment:
         return sorted(self._load, key=lambda w: (len(self._load[w]), not waiting.get((group(w), w)), w))
 
     def _give_task(self, worker: int, dropouts: AbstractSet[int]) -> Give:
-        """A client's tasks go where its state is cached; an idle worker takes over from the longest queue."""
+        """Give a worker a task of a client that it has cached, else of one cached nowhere, else of any."""
         group = self.worker_group(worker)
         queues = {home: tasks for (g, home), tasks in self._waiting.items() if g == group}
         queue = queues.get(worker) or queues.get(ANYWHERE) or max(queues.values(), key=len)

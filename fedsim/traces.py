@@ -1,7 +1,7 @@
-"""Trace files of schedules, trace:FILE[+...], by name only.
+"""The syntax of trace files of schedules, trace:FILE[+...].
 
-They are apart from fedsim.participation because options are resolved, and the manifest is written, before
-the fork server imports numpy.
+This module is separate from fedsim.participation, because options are resolved and the manifest is written
+before the fork server imports NumPy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODIFIERS = (*CHANCES, *event_rules.MODIFIERS)
 def split(spec: str) -> tuple[str, str]:
     """The file of trace:FILE[+...], and the modifiers after it, each with its +.
 
-    A path may contain a +, so only text of the form of a modifier is one.
+    A path may contain a +, so only a part in the form of a modifier counts as one.
     """
     path, modifiers = spec.removeprefix(PREFIX), ""
     while True:
@@ -30,7 +30,7 @@ def split(spec: str) -> tuple[str, str]:
 
 
 def absolute(spec: str) -> str:
-    """The same schedule, with a path of its trace file that is valid in every working directory."""
+    """The same schedule with the absolute path of its trace file, valid in every working directory."""
     if not spec.startswith(PREFIX):
         return spec
     path, modifiers = split(spec)
@@ -38,7 +38,7 @@ def absolute(spec: str) -> str:
 
 
 def digest(spec: str) -> dict[str, str]:
-    """{path: sha256} of the trace file that a schedule is read from; empty for other schedules."""
+    """The digest {path: sha256} of the trace file that a schedule is read from; {} for other schedules."""
     if not spec.startswith(PREFIX):
         return {}
     path, _ = split(spec)

@@ -3,9 +3,9 @@
     edge e:  p_e = sum over its clients of what the server needs of their uploads        (Algorithm.add)
     root:    server <- step(server, ((sums of the server + p_1) + p_2) + ...)      (merged, from_sums)
 
-The tree is part of the experiment: whether edge servers are processes or not, sums have its shape and cross a
-wire in float64, so that bits depend on neither. With one edge server there is nothing to merge: it passes the
-uploads on, and the bits are those of a run without a tree. So it is in a set-up, which happens once.
+The tree is part of the experiment. Sums follow the tree and are sent in float64, whether or not edge servers
+are processes, so that results do not depend on it. A single edge server merges nothing: it passes uploads on,
+and results are bit for bit those without a tree. In the set-up, which happens once, uploads are passed on.
 
 Source: hierarchical aggregation, Bonawitz et al. 2019, Sec. 4, https://arxiv.org/abs/1902.01046.
 """
@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """names: the edge servers, in the order in which their sums are added. owners: (K,), the number of each
-    client's edge server."""
+    """The edge servers of a run. names: their names, in the order in which their sums are added. owners: the
+    number of each client's edge server, shape (K,)."""
 
     names: tuple[str, ...]
     owners: npt.NDArray[np.int32]
@@ -56,7 +56,7 @@ class Tree:
         return sorted(clients, key=lambda k: (self.owners[k], k))
 
     def by_edge(self, items: Iterable[T], client: Any = lambda item: item[0]) -> Iterator[tuple[int, Any]]:
-        """Items in the order of `ordered`, as (edge server, its items); client: of an item."""
+        """Group items, in the order of `ordered`, by edge server. client: returns the client of an item."""
         return groupby(items, key=lambda item: self.edge_of(client(item)))
 
     def active(self, clients: Iterable[int]) -> list[int]:
@@ -66,7 +66,7 @@ class Tree:
 
 
 def fold_order(tree: Tree | None) -> Callable[[Iterable[int]], list[int]]:
-    """The function that puts clients in the order of the fold: without a tree, that of their ids."""
+    """The function that sorts clients into the order of the fold; without a tree, by ascending ids."""
     return sorted if tree is None else tree.ordered
 
 
@@ -95,9 +95,9 @@ def tree(text: str, clients: int) -> Tree | None:
 def check_tree(
     tree: Tree, algorithm: Algorithm[Any, Any, Any, Any], *, asynchronous: bool, last: bool
 ) -> None:
-    """Check that edge servers can stand between an algorithm's clients and its server.
+    """Check that edge servers can be used between an algorithm's clients and its server.
 
-    asynchronous: uploads answer older broadcasts (--async). last: broadcasts refer to the ones before them.
+    asynchronous: True with --async. last: True if a broadcast refers to an earlier one (+last, +own).
     """
     name = algorithm.name
     if algorithm.centralised:
@@ -107,7 +107,7 @@ def check_tree(
     if last:
         raise UsageError(
             "--tree: an edge server passes one broadcast on to all its clients, so none refers to the last "
-            "(+last), which some of them may not have"
+            "(+last, +own), which some of them may not have"
         )
     exchanges = (*algorithm.setup, *algorithm.exchanges)
     if any(optional_group(message) for e in exchanges for message in (e.down, e.up)):
@@ -119,7 +119,7 @@ def check_tree(
 
 
 def _of_file(path: Path, clients: int) -> Tree:
-    """A TOML file with a table edges: name = "0-24,30", or a list of ids."""
+    """Read a TOML file with a table edges: name = "0-24,30", or a list of ids."""
     try:
         edges = tomllib.loads(read_text(path)).get("edges")
     except OSError as e:
@@ -148,7 +148,7 @@ def _of_file(path: Path, clients: int) -> Tree:
 
 
 def _ids(value: object, where: str) -> Iterator[int]:
-    """0-24,30 or [0, 1, 30] as client ids."""
+    """Parse client ids: "0-24,30" or [0, 1, 30]."""
     if isinstance(value, list) and all(type(k) is int for k in value):
         yield from value
         return

@@ -1,6 +1,6 @@
-"""Files that a user brings: their text, what is wrong with a path, and how a table is named.
+"""Files of a user: reading of text, checks of paths, and the syntax of tables.
 
-Imports nothing heavy, because options are resolved before the fork server imports numpy.
+This module imports nothing heavy, because options are resolved before the fork server imports NumPy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 @contextmanager
 def opened_text(path: Path) -> Iterator[TextIO]:
-    """A text file in UTF-8, with or without a byte order mark, and with its line ends; .gz is unpacked.
+    """Open a UTF-8 text file, with or without a byte order mark; line ends are kept, .gz is decompressed.
 
-    Another encoding is a DataError, also while the block reads on; a file that does not open is an OSError.
+    Another encoding raises a DataError, also later in the block; a file that does not open, an OSError.
     """
     refuse_utf_16(path)
     with _opened(path) as file:
@@ -39,7 +39,7 @@ def opened_text(path: Path) -> Iterator[TextIO]:
 
 
 def read_text(path: Path) -> str:
-    """The whole text of a file, with line ends as \\n; the errors are those of opened_text."""
+    """Read the whole text of a file, with line ends as \\n; the errors are those of `opened_text`."""
     with opened_text(path) as file:
         return file.read().replace("\r\n", "\n")
 
@@ -49,7 +49,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def refuse_utf_16(path: Path) -> None:
-    """Refuse a text that begins as UTF-16 does; the error says how to save the file."""
+    """Refuse a file that begins like UTF-16; the error says how to save the file."""
     with _opened(path) as file:
         beginning = file.read(2)
     if beginning in _UTF_16 or b"\0" in beginning:
@@ -59,7 +59,7 @@ def refuse_utf_16(path: Path) -> None:
 
 
 def other_separator(first_line: str) -> str:
-    """The message for a CSV file whose first line has another separator than a comma; '' if there is none."""
+    """The error message for a CSV file that separates columns by semicolons or tabs; '' if it does not."""
     for separator, name in ((";", "semicolons"), ("\t", "tabs")):
         if separator in first_line and "," not in first_line:
             return f"its columns are separated by {name}; save it with commas between them"
@@ -70,12 +70,12 @@ def other_separator(first_line: str) -> str:
 
 
 def no_folder(path: Path) -> str:
-    """Why a path is no folder that can be read: 'does not exist', ...; '' if it is one."""
+    """The reason why a path is no readable folder, such as 'does not exist'; '' if it is one."""
     return _wrong(path, folder=True)
 
 
 def no_file(path: Path) -> str:
-    """Why a path is no file that can be read; '' if it is one."""
+    """The reason why a path is no readable file; '' if it is one."""
     return _wrong(path, folder=False)
 
 
@@ -101,7 +101,7 @@ def _wrong(path: Path, folder: bool) -> str:
 
 
 def _absent(path: Path) -> str:
-    """'does not exist', and what stands in the way."""
+    """The text 'does not exist', with the file that is in place of a parent folder, if there is one."""
     parent = next((p for p in path.parents if p.exists()), path)
     return "does not exist" if parent.is_dir() else f"does not exist: {parent} is a file"
 
@@ -115,16 +115,16 @@ def is_table(spec: str) -> bool:
 
 
 def absolute_table(spec: str) -> str:
-    """The same spec, meaning the same in every working directory, if its file is here.
+    """The same spec with an absolute path, valid in every working directory, if its file exists.
 
-    One that is not here lies in the data folder, of each machine its own.
+    Otherwise the file is in the data folder, which may differ between machines.
     """
     path = Path(spec.partition(",")[0]).expanduser()
     return moved_table(spec, path) if path.exists() else spec
 
 
 def moved_table(spec: str, file: Path) -> str:
-    """The same spec of another file."""
+    """The same spec with the absolute path of another file."""
     _, comma, rest = spec.partition(",")
     return f"{file.expanduser().resolve()}{comma}{rest}"
 

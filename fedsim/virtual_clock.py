@@ -3,21 +3,23 @@
     seconds = rtt + jitter |y| + 8 bytes_down / down + N_k compute exp(noise z) + 8 bytes_up / up
     joules  = joules_down bytes_down + joules_example N_k + joules_up bytes_up
 
+With `overhead`, `loss` or `initcwnd` in --link, TCP's seconds replace 8 bytes / rate (fedsim.tcp_links).
+
 y and z ~ N(0, 1). z is drawn from (seed, round, client), y from (seed, round, exchange, client). Bytes are
-those of the ledger, so a codec that saves them saves time and energy. A client that sends nothing back has
-only the download. The server's own link is a fluid that all clients of an exchange share: the exchange lasts
-at least as long as the bytes of all of them take on it, in each direction; no client's own time changes.
-With a tree, whose edge servers have a link to the root and one that their clients share:
+those of the ledger, so a codec that saves bytes saves time and energy. For a client that sends nothing back,
+only the download counts. All clients of an exchange share the server's own link: in each direction, the
+exchange lasts at least as long as all their bytes take on this link. A client's own time does not change.
+With a tree, every edge server has a link to the root and a link that its clients share:
 
     T_e = the time of the slowest upload of edge server e's clients, and at least the time of all their
           bytes on clients_down and clients_up
     E_e = rtt + 8 hop_down / down + T_e + 8 hop_up / up
 
-hop_down is the broadcast that the edge server gets once, hop_up the sums that it sends. An exchange lasts as
-long as the slowest E_e, and at least the time of all hops' bytes on the root's own link.
+hop_down are the bytes of the broadcast, which the edge server gets once; hop_up are the bytes of its sums. An
+exchange lasts as long as the slowest E_e, and at least the time of all hops' bytes on the root's own link.
 
-No code sleeps, and measured time decides nothing: whether a client meets a deadline is a pure function of
-the configuration.
+No code sleeps, and measured time is not used: whether a client meets a deadline is a pure function of the
+configuration.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from fedsim import tcp_links
 from fedsim.client_devices import Devices, Floats, Link, network, parse_time
 from fedsim.errors import UsageError
 from fedsim.round_events import TaskId
@@ -38,7 +41,7 @@ from fedsim.tree import Tree
 Ints = npt.NDArray[np.int64]
 
 BLOCK = 64
-"""Clients whose jitter comes from one stream: a million streams take seconds to set up."""
+"""The number of clients whose jitter is from one stream, because a million streams take seconds to set up."""
 MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
 """The mean of |y|, y ~ N(0, 1)."""
 
@@ -48,8 +51,8 @@ MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
 
 @dataclass(frozen=True, eq=False)
 class EdgeLinks:
-    """Columns (E,): bits per second of the hop in both directions, the seconds of its round trip, and bits
-    per second of the link that the clients share."""
+    """The links of all edge servers, in columns (E,). up, down, rtt: bits per second, and seconds of a round
+    trip, on the hop to the root. clients_up, clients_down: bits per second of the link that clients share."""
 
     up: Floats
     down: Floats
@@ -59,7 +62,7 @@ class EdgeLinks:
 
     @staticmethod
     def of(values: Mapping[str, Mapping[str, float]], names: tuple[str, ...]) -> EdgeLinks:
-        """values: the columns that differ from the default, by edge server, with '' for all others."""
+        """Make the columns. values: by edge server and column; '' has those that edge servers leave out."""
         every = values.get("", {})
         columns = {
             f.name: np.array([{**every, **values.get(e, {})}.get(f.name, _DEFAULT[f.name]) for e in names])
@@ -78,8 +81,8 @@ _DEFAULT = {"rtt": 0.0, **dict.fromkeys(("up", "down", "clients_up", "clients_do
 
 @dataclass(frozen=True, eq=False)
 class Hops:
-    """Stream bytes between each edge server and the root in one exchange, (E,) each; 0 for those without a
-    client in it."""
+    """Stream bytes between each edge server and the root in one exchange, shape (E,) each; 0 for edge servers
+    without a client in the exchange."""
 
     down: Ints
     up: Ints
@@ -96,7 +99,7 @@ def _tree_seconds(
 ) -> float:
     """The seconds until the last sums have arrived at the root; the arguments are those of Clock.duration.
 
-    deadline: of an edge server's clients, in seconds; inf without one.
+    deadline: the deadline of an edge server's clients, in seconds; inf for none.
     """
     owners, count = tree.owners[clients], len(tree.names)
     seconds, answered = answers
@@ -116,8 +119,8 @@ def _tree_seconds(
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """The devices of all clients, the deadline of an exchange in seconds (inf: none), the server's link; with
-    a tree also the links of its edge servers."""
+    """The virtual clock. devices: those of all clients. deadline: seconds for an exchange; inf for none.
+    server: the server's link. edges: the links of edge servers, if there is a tree."""
 
     devices: Devices
     deadline: float
@@ -129,7 +132,7 @@ class Clock:
     def seconds(
         self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int, exchange: int = 1
     ) -> float:
-        """From the broadcast to the upload's last bit, for one exchange."""
+        """The seconds of one client from the broadcast to the upload's last bit, for one exchange."""
         clients, sizes = np.array([client]), np.array([examples])
         return float(self.seconds_of(round, clients, sizes, bytes_down, bytes_up, exchange)[0])
 
@@ -142,7 +145,7 @@ class Clock:
         bytes_up: int | Ints,
         exchange: int = 1,
     ) -> Floats:
-        """The same for several clients (n,), with equal bits; examples: N_k of each client, (n,)."""
+        """The seconds of several clients (n,), bit for bit as by `seconds`. examples: N_k of each, (n,)."""
         d = self.devices
         computing, noise, jitter = examples * d.seconds[clients], d.noise[clients], d.jitter[clients]
         noisy = np.flatnonzero(noise)
@@ -166,13 +169,13 @@ class Clock:
         return self._on_the_link(clients, bytes_down, bytes_up) + computing + jitter
 
     def download_of(self, clients: Ints, bytes_down: int | Ints) -> Floats:
-        """Seconds of clients (n,) that get the broadcast and send nothing."""
-        return 8 * bytes_down / self.devices.down[clients]
+        """The seconds of clients (n,) that get the broadcast and send nothing."""
+        return self._carried(clients, bytes_down, self.devices.down)
 
     def joules_of(
         self, clients: Ints, examples: Ints, bytes_down: int | Ints, bytes_up: int | Ints
     ) -> Floats:
-        """The energy of clients (n,) in joules; examples: the computed ones, (n,)."""
+        """The energy of clients (n,) in joules. examples: the number of examples each computes, (n,)."""
         d = self.devices
         links = d.joules_down[clients] * bytes_down + d.joules_up[clients] * bytes_up
         return links + d.joules[clients] * examples
@@ -186,9 +189,10 @@ class Clock:
     ) -> float:
         """The seconds of an exchange until its last upload, or sums, arrive.
 
-        If a client missed the deadline or sent nothing, they are the deadline. clients: those that got the
-        broadcast, (n,). answers: their own seconds (n,), and whether they sent an upload (n,). sent: their
-        bytes down and up, (n,) each. hops: bytes between edge servers and the root, if there is a tree.
+        If a client missed the deadline or sent nothing, the server (or the client's edge server) waits until
+        the deadline. clients: those that got the broadcast, (n,). answers: each client's seconds (n,), and
+        whether it sent an upload (n,). sent: the bytes down and up of each client, (n,) each. hops: bytes
+        between edge servers and the root, if there is a tree.
         """
         if self.tree is None or self.edges is None or hops is None:
             seconds, answered = answers
@@ -201,8 +205,8 @@ class Clock:
     def exchange_seconds(self, slowest: float, silent: bool, bytes_down: int, bytes_up: int) -> float:
         """The seconds of an exchange without a tree: until `slowest`, the last upload, has arrived.
 
-        They are at least the time of all clients' bytes on the server's link. If a client missed the
-        deadline, or got the broadcast and sent nothing (silent), they are the deadline.
+        The exchange lasts at least as long as all bytes take on the server's link. If a client missed
+        the deadline, or got the broadcast and sent nothing (silent), it lasts until the deadline.
         """
         if silent and self.deadline < math.inf:
             return self.deadline
@@ -215,10 +219,17 @@ class Clock:
 
     def _on_the_link(self, clients: Ints, bytes_down: int | Ints, bytes_up: int | Ints) -> Floats:
         d = self.devices
-        return d.rtt[clients] + 8 * bytes_down / d.down[clients] + 8 * bytes_up / d.up[clients]
+        down, up = self._carried(clients, bytes_down, d.down), self._carried(clients, bytes_up, d.up)
+        return d.rtt[clients] + down + up
+
+    def _carried(self, clients: Ints, stream_bytes: int | Ints, rates: Floats) -> Floats:
+        """The seconds of messages in one direction. rates: of all clients in this direction, (K,)."""
+        d = self.devices
+        tcp = d.overhead[clients], d.loss[clients], d.initcwnd[clients]
+        return tcp_links.seconds(stream_bytes, rates[clients], d.rtt[clients], *tcp)
 
     def _normals(self, round: int, exchange: int, clients: Ints) -> Floats:
-        """y of every client, by its position in the stream of its block."""
+        """The y of every client, at the client's position in the stream of its block."""
         blocks, at = np.unique(clients // BLOCK, return_inverse=True)
         purpose = f"jitter.{exchange}"
         draws = standard_normals(self.seed, purpose, round, blocks.tolist(), "rtt", BLOCK)
@@ -227,14 +238,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """The duration of an exchange in seconds, and the joules of all clients; None if no device has any."""
+    """The duration of an exchange in seconds, and the joules of all clients; None without energy costs."""
 
     seconds: float
     joules: float | None = None
 
 
 class ExchangeClock:
-    """The time of one exchange after another.
+    """The virtual time of successive exchanges.
 
     Without a clock, no upload is late and an exchange has no duration.
     """
@@ -246,8 +257,8 @@ class ExchangeClock:
         decided: Callable[[int], float] | None = None,
         sums: Callable[[int, int, int], int] | None = None,
     ) -> None:
-        """decided: a round's seconds from a schedule (fedsim.asynchrony); no upload is late then. sums: with
-        a tree, the bytes of an edge server's sums, by round, exchange and number of uploads."""
+        """Start a clock. decided: a round's seconds if fedsim.asynchrony sets them; no upload is late then.
+        sums: with a tree, the bytes of an edge server's sums, by round, exchange and number of uploads."""
         self._clock, self._sizes, self._decided, self._sums = clock, sizes, decided, sums
         self._relayed, self._exchange = 0, 1
         self._counted: set[int] = set()
@@ -261,7 +272,7 @@ class ExchangeClock:
 
     @property
     def has_hops(self) -> bool:
-        """True if it counts the bytes of edge servers."""
+        """True if the clock counts the bytes of edge servers."""
         return self._clock is not None and self._clock.tree is not None
 
     def opened(self, exchange: int, relayed: int) -> None:
@@ -289,8 +300,7 @@ class ExchangeClock:
         return seconds > self._clock.deadline
 
     def close(self, round: int) -> ExchangeCost | None:
-        """End the exchange, of this round, and return its duration and energy; None without a clock
-        (Clock.duration)."""
+        """End the exchange, and return its duration (Clock.duration) and energy; None without a clock."""
         down, up, answers, counted = self._down, self._up, self._answers, self._counted
         self._down, self._up, self._answers, self._counted = {}, {}, {}, set()
         if self._clock is None:
@@ -357,5 +367,5 @@ def _edge_links(described: Mapping[str, Mapping[str, float]], tree: Tree | None)
 
 
 def indices(clients: Sequence[int]) -> Ints:
-    """Client ids as seconds_of takes them."""
+    """Convert client ids, or other whole numbers, to the array that `seconds_of` takes."""
     return np.array(clients, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The base of what stands around any algorithm: all that it does not define is the inner algorithm's."""
+"""The base class of wrappers around any algorithm, which delegate what they do not define to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
 def _of_inner(name: str) -> Any:
-    """A property, which may be a method, that is the inner algorithm's."""
+    """A property that returns the inner algorithm's attribute or method of this name."""
     return property(attrgetter(f"inner.{name}"))
 
 
@@ -51,6 +51,7 @@ class Wrapper(AnyAlgorithm):
     add = _of_inner("add")
     from_sums = _of_inner("from_sums")
     sum_of = _of_inner("sum_of")
+    sums_for = _of_inner("sums_for")
     merged = _of_inner("merged")
     local_mean = _of_inner("local_mean")
     unsent = _of_inner("unsent")

@@ -1,11 +1,11 @@
 """The command line, run folders, their reports, sweeps, and the processes of a run.
 
-A function of this package may raise the errors of fedsim.errors: UsageError for what a user asks for,
-DataError for a file that is missing or damaged, DiskError for the disk. Its docstring names an error where
-that says more.
+Functions of this package may raise the errors of fedsim.errors: UsageError for a wrong request of the user,
+DataError for a missing or damaged file, DiskError for a failure of the disk. Docstrings name errors only
+where that adds information.
 """
 
 import time
 
 PROGRAM_START = time.time()
-"""The start of the command line, before its imports, in seconds since the epoch."""
+"""The time at which the program started, before its imports, in seconds since the epoch."""

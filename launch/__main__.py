@@ -4,7 +4,7 @@ import sys
 
 
 def run() -> None:
-    """Run the command line; Ctrl-C at any moment, also during the imports, is one line."""
+    """Run the command line; Ctrl-C, even during the imports, prints one line and no traceback."""
     try:
         from launch.cli import main
 

@@ -1,10 +1,10 @@
 """The Python interface: `fedsim.run` and its companions, which fedsim/__init__.py imports by name.
 
-A program that calls fedsim.run differs from the fedsim command in four ways:
+fedsim.run differs from the fedsim command in four ways:
 
 - The fork server is always a new interpreter, because the program has state that workers must not inherit.
-- Ctrl-C ends the run and not the program: it is a KeyboardInterrupt, and the run can be resumed.
-- Outside the main thread, where Python has no signal handlers, none is installed.
+- Ctrl-C ends the run but not the program: it raises KeyboardInterrupt, and the run can be resumed.
+- Outside the main thread, where Python allows no signal handlers, none is installed.
 - What a run changes in this process (environment variables, torch's number of threads, the flushing of
   denormals) is restored when it ends.
 """
@@ -55,7 +55,22 @@ if TYPE_CHECKING:
 
 
 class Run(RunFolder):
-    """A run folder; every part is read when it is asked for."""
+    """A run folder, whose files are read when they are first needed.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> run = fedsim.run(algo="fedavg", model="logistic", clients=4, rounds=2, quiet=True)
+        >>> run.status, run.experiment["rounds"]
+        ('done', 2)
+        >>> list(run.metrics["round"]), int(run.ledger["bytes"].sum()) > 0
+        ([0, 1, 2], True)
+        >>> run.bytes_to(accuracy=0.0, direction="down"), run.bytes_to(accuracy=1.0)
+        (10892, None)
+        >>> run.model()(torch.zeros(1, 64)).shape
+        torch.Size([1, 10])
+        >>> run.report().name, run.trace().name
+        ('report.html', 'trace.json')
+    """
 
     def bytes_to(self, *, accuracy: float, direction: Literal["down", "up"] | None = None) -> int | None:
         """Return the algorithm's bytes until the first evaluated round with at least this test accuracy.
@@ -87,20 +102,20 @@ class Run(RunFolder):
     def model(self) -> nn.Module:
         """Return the final model: a torch module with the weights of model.safetensors, in eval mode.
 
-        Needs the data set's files only for its shape of inputs, as the run did.
+        The data set's files must be available, as they were for the run: they give the shape of the inputs.
 
         Raises:
-            UsageError: if the run has not ended, or cannot be assembled here.
+            UsageError: if the run has not ended, or its task cannot be set up here.
         """
         from launch.runs.restored import trained_model
 
         return trained_model(self)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the run's page, one HTML file that loads nothing; returns its path.
+        """Write the run's page, one HTML file without external resources; return its path.
 
         Args:
-            path: Where to write it; None is RUN/report.html.
+            path: The file to write; by default RUN/report.html.
 
         Raises:
             DataError: if data is missing or damaged.
@@ -111,10 +126,10 @@ class Run(RunFolder):
         return report(self.path, None if path is None else Path(path))
 
     def trace(self, path: str | Path | None = None) -> Path:
-        """Write the run's timeline for ui.perfetto.dev; returns its path.
+        """Write the run's timeline for ui.perfetto.dev; return its path.
 
         Args:
-            path: Where to write it; None is RUN/trace.json.
+            path: The file to write; by default RUN/trace.json.
 
         Raises:
             UsageError: if no round is committed.
@@ -133,50 +148,59 @@ class Run(RunFolder):
 
 
 def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **options: Unpack[Options]) -> Run:
-    """Run an experiment and leave a run folder, as `fedsim launch` does, with the same bits.
+    """Run an experiment and write a run folder, as `fedsim launch` does, with bit-identical results.
 
     The arguments are the options of the command line: first the fields of fedsim.Experiment, then those of
-    its execution, which change no bit. In the place of a name there may be FILE.py:NAME, for any number of
-    workers, or with workers=0 an object.
+    the execution, which do not change the results. Instead of a name, FILE.py:NAME may be
+    given with any number of workers, and an object with workers=0.
 
     Args:
-        experiment: What to run, such as fedsim.preset(...); the other arguments override its fields.
+        experiment: The experiment, such as fedsim.preset(...); the other arguments override its fields.
         quiet: Print nothing.
 
     Keyword Args:
-        algo (str | type | Algorithm): A name, or a subclass of fedsim.Algorithm, or an instance of one: its
-            fields are hyperparameters, and those of `hyperparameters` override them.
+        algo (str | type | Algorithm): A name, a subclass of fedsim.Algorithm, or an instance of one. The
+            fields of an instance are hyperparameters, which `hyperparameters` overrides.
         dataset (str | Dataset | Callable): A name, a fedsim.Dataset, or a function without arguments that
             returns one.
         partition (str | Callable | Mapping): A name, a function (targets, clients, seed) that returns the
-            rows of every client, or these rows by client.
+            rows of every client, or a mapping from clients to their rows.
         model (str | Callable): A name, or a class or function (shape, classes) that makes a new torch module.
-        train (str): Patterns of the parameters to train, "head.*,*.bias"; "" is all.
-        freeze (str): Patterns of parameters not to train, which never cross the wire.
-        statistics (str): What happens to running statistics of batch normalisation: "average", "local" or
-            "frozen"; "", the default, refuses them.
-        personalise (int): At the end, so many local epochs per client, whose models are scored by client.
-        until (float | str): End with the first evaluated round of this test accuracy (0.78, "78%"); 0 is
-            none.
-        participation (str | float | int | Callable): As on the command line; a float is a share of the
-            clients, an int their number; or a function (population) that returns a function (round) to a
-            fedsim.Participation or the ids.
-        hyperparameters (Mapping): By short or dotted names, {"lr": 0.1} or {"local.lr": 0.1}, or nested.
-        codecs (Mapping): By field, {"up.precision": "log8"}.
-        workers (int | str): Worker processes; 0, the default, computes in this process; "auto": as cores and
-            memory allow.
-        asynchronous (str): "fedbuff:3" folds as soon as three uploads are there by the virtual clock.
-        tree (str): "4x25": four edge servers between the server and 25 clients each (fedsim.tree), or a TOML
-            file.
-        data_dir (str | Path): The folder of data files; None is $FEDSIM_DATA.
-        out (str | Path): The run folder; None is runs/<time>-<algo>-<seed>.
+        train (str): Patterns of the parameters to train, such as "head.*,*.bias"; "" means all.
+        freeze (str): Patterns of the parameters that are not trained; they never cross the wire.
+        statistics (str): The treatment of running statistics of batch normalisation: "average", "local" or
+            "frozen"; "" (the default) refuses models that have them.
+        personalise (int): Local epochs by which each client trains and scores a model of its own at the end.
+        until (float | str): The test accuracy (0.78, "78%") at which the run ends, after the first evaluated
+            round that reaches it; 0 means none.
+        participation (str | float | int | Callable): A schedule as on the command line, a share of the
+            clients (float), a number of clients (int), or a function (population) that returns a function
+            (round), which returns a fedsim.Participation or client ids.
+        hyperparameters (Mapping): By short or dotted name, {"lr": 0.1} or {"local.lr": 0.1}, or nested.
+        codecs (Mapping): Codecs by message field, {"up.precision": "log8"}.
+        workers (int | str): Number of worker processes. 0 (the default) computes in this process; "auto" is
+            as many as cores and memory allow.
+        asynchronous (str): "fedbuff:3" folds as soon as three uploads have arrived on the virtual clock.
+        tree (str): "4x25" for four edge servers, each between the server and 25 clients (fedsim.tree), or a
+            TOML file.
+        data_dir (str | Path): The folder of data files; by default $FEDSIM_DATA.
+        out (str | Path): The run folder; by default runs/<time>-<algo>-<seed>.
 
     Returns:
         The finished run.
 
     Raises:
-        FedsimError: as fedsim.errors says; UsageError for what does not exist or does not fit together.
+        FedsimError: see fedsim.errors; UsageError for unknown names and for incompatible options.
         KeyboardInterrupt: after Ctrl-C; fedsim.resume continues the run.
+
+    Examples:
+        >>> import fedsim
+        >>> run = fedsim.run(
+        ...     algo="fedlap", model="logistic", clients=6, rounds=2, participation=0.5,
+        ...     hyperparameters={"lr": 0.01}, codecs={"up.mean": "bf16"}, quiet=True,
+        ... )
+        >>> run.status
+        'done'
     """
     with IN_PYTHON.own_words():
         checked, execution = resolved(experiment, options)
@@ -186,23 +210,29 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
 
 
 def resume(run: RunFolder | str | Path, *, quiet: bool = False, **options: Unpack[Options]) -> Run:
-    """Continue a run after its last committed round, with the bits of an uninterrupted run.
+    """Continue a run after its last committed round, with results bit-identical to an uninterrupted run.
 
     Args:
         run: The run, or its folder.
         quiet: Print nothing.
 
     Keyword Args:
-        rounds (int): More rounds than before.
-        until (float | str): Another accuracy to end at than before, 0 for none.
-        workers (int | str): As of fedsim.run, like the other options of execution; what is left out is as
-            before.
-        algo (str | type | Algorithm): Only for a run with an object of an earlier process: the object again.
-            The same holds for dataset, partition, model and participation.
+        rounds (int): A new number of rounds in all, not below the old one.
+        until (float | str): A new accuracy at which to end; 0 for none.
+        workers (int | str): As in fedsim.run, like the other execution options; options that are left out
+            keep their earlier values.
+        algo (str | type | Algorithm): The object again, if the run was started with an algorithm object of an
+            earlier process. The same applies to dataset, partition, model and participation.
 
     Raises:
-        FedsimError: as run; MismatchError for what must not change.
-        KeyboardInterrupt: as run.
+        FedsimError: as in run; MismatchError for a change that is not allowed.
+        KeyboardInterrupt: as in run.
+
+    Examples:
+        >>> import fedsim
+        >>> run = fedsim.run(algo="fedavg", model="logistic", clients=4, rounds=1, quiet=True)
+        >>> list(fedsim.resume(run, rounds=2, quiet=True).metrics["round"])
+        [0, 1, 2]
     """
     folder = _folder(run)
     check_keywords(options)
@@ -226,17 +256,25 @@ def open(
     """Open an existing run.
 
     Args:
-        run: Its folder.
-        algo: Only for `model()` of a run with an object of an earlier process: the object again. The same
-            holds for dataset, partition, model and participation.
+        run: The run folder.
+        algo: The object again, if `model()` is called and the run was started with an algorithm object of an
+            earlier process. The same applies to dataset, partition, model and participation.
         dataset: See algo.
         partition: See algo.
         model: See algo.
         participation: See algo.
 
     Raises:
-        UsageError: if it is no run folder.
-        DataError: if its manifest is damaged.
+        UsageError: if there is no run folder.
+        DataError: if the run's manifest is damaged.
+
+    Examples:
+        >>> import fedsim
+        >>> run = fedsim.run(
+        ...     algo="fedavg", model="logistic", clients=4, rounds=1, out="runs/first", quiet=True
+        ... )
+        >>> fedsim.open("runs/first").status
+        'done'
     """
     passed = (algo, dataset, partition, model, participation)
     for key, value in zip(OBJECTS, passed, strict=True):
@@ -249,12 +287,18 @@ def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
     """Return the experiment of a preset: fedsim.run(fedsim.preset("fashion_mnist", "ivon_admm", seed=1)).
 
     Args:
-        name: As in `fedsim list presets`.
-        algo: An algorithm's name; one that the preset does not know has its own defaults.
-        **changes: Fields of Experiment, which override the preset's; `hyperparameters` by key.
+        name: The preset's name, as in `fedsim list presets`.
+        algo: An algorithm's name. An algorithm that the preset lacks has its own defaults.
+        **changes: Fields of Experiment that override the preset's fields, in `hyperparameters` key by key.
 
     Raises:
         UsageError: for an unknown preset or field.
+
+    Examples:
+        >>> import fedsim
+        >>> experiment = fedsim.preset("fashion_mnist", "ivon_admm", seed=1)
+        >>> experiment.dataset, experiment.algo, experiment.seed
+        ('fashion_mnist', 'ivon_admm', 1)
     """
     check_keywords(changes)
     with IN_PYTHON.own_words():
@@ -262,13 +306,19 @@ def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
 
 
 def plan(experiment: Experiment | None = None, /, **options: Unpack[Options]) -> dict[str, Any]:
-    """Return what a run would send, without running it: the document of `fedsim plan --json`.
+    """Compute what a run would send, without running it; return the document of `fedsim plan --json`.
 
     Args:
-        experiment: As of run; so are the options.
+        experiment: As in run, like the options.
 
     Raises:
-        FedsimError: as run.
+        FedsimError: as in run.
+
+    Examples:
+        >>> import fedsim
+        >>> bill = fedsim.plan(algo="fedlap", clients=1000, rounds=20)
+        >>> bill["params"], bill["bytes_down"]
+        (7510, 604060000)
     """
     from launch.results.plan import planned, to_json
     from launch.terminal import plain
@@ -291,26 +341,34 @@ def sweep(
     quiet: bool = False,
     **options: Unpack[ExperimentOptions],
 ) -> list[Run]:
-    """Run a grid of experiments side by side, as `fedsim sweep` does; returns its runs, in the grid's order.
+    """Run a grid of experiments side by side, as `fedsim sweep` does; return the runs in the grid's order.
 
-    A configuration that is in `runs` already is not run again.
+    A configuration that already has a run in the folder `runs` is not run again.
 
     Args:
-        recipe: A recipe file, which defines all of its runs; None: `over`, `seeds` and options do.
-        over: The values to combine, by option, hyperparameter, or codec.FIELD:
+        recipe: A recipe file that defines all runs; None if `over`, `seeds` and the options define them.
+        over: The values to combine, by name of an option, of a hyperparameter, or codec.FIELD:
             {"algo": ["fedavg", "ivon_admm"], "participation": [1.0, 0.3]}.
         seeds: The seeds of every configuration.
         runs: The folder of the runs.
-        out: Where to write the page with its tables and plots; None: nowhere.
-        jobs: Runs side by side; None is one per core.
-        data_dir: The folder of data files; None is $FEDSIM_DATA.
+        out: The folder for the page with its tables and plots; None writes no page.
+        jobs: Number of runs side by side; by default one per core.
+        data_dir: The folder of data files; by default $FEDSIM_DATA.
         quiet: Print nothing.
-        **options: For all runs, as in run; objects must be in files, FILE.py:NAME.
+        **options: Options of all runs, as in run; objects must be given as FILE.py:NAME.
 
     Raises:
         UsageError: for a grid that cannot be run.
         TaskError: if a run failed, after the others have ended.
         KeyboardInterrupt: after Ctrl-C; the same call continues.
+
+    Examples:
+        >>> import fedsim
+        >>> runs = fedsim.sweep(
+        ...     over={"algo": ["fedavg", "fedprox"]}, model="logistic", clients=4, rounds=1, quiet=True
+        ... )
+        >>> [run.experiment["algo"] for run in runs]
+        ['fedavg', 'fedprox']
     """
     from launch.sweep.command import sweep as run_sweep
     from launch.sweep.from_options import recipe_of
@@ -353,37 +411,53 @@ def compare(
     *runs: RunFolder | str | Path,
     to: Iterable[float | str] = (),
     where: Iterable[str] = (),
+    against: str | None = None,
     out: str | Path | None = None,
     markdown: str | Path | None = None,
     csv: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Return what runs cost for which accuracy: the document of `fedsim compare --json`.
+    """Compare runs by their cost for each accuracy; return the document of `fedsim compare --json`.
 
     Args:
         *runs: Runs, run folders, or folders of them.
-        to: Accuracies, as 0.75 or "75%"; by default the runs' own targets, or some that tell them apart.
-        where: KEY=VALUE of the experiment; others are left out.
-        out: Where to write the page; None: nowhere.
-        markdown: Where to write the tables as Markdown.
-        csv: Where to write them as CSV.
+        to: Accuracies, as 0.75 or "75%"; by default the runs' own targets, or some that separate the runs.
+        where: Conditions KEY=VALUE on the experiment; other runs are left out.
+        against: The label, or a part of it, of the group to which differences are taken; by default the best.
+        out: The file for the page; None writes no page.
+        markdown: The file for the tables as Markdown.
+        csv: The file for the tables as CSV.
 
     Raises:
         UsageError: if an argument is wrong.
         DataError: if data is missing or damaged.
         DiskError: if a file cannot be written.
+
+    Examples:
+        >>> import fedsim
+        >>> some = dict(model="logistic", clients=4, rounds=2, quiet=True)
+        >>> runs = [fedsim.run(algo=name, **some) for name in ("fedavg", "fedlap")]
+        >>> [group["algo"] for group in fedsim.compare(*runs, to=[0.3])["groups"]]
+        ['fedavg', 'fedlap']
     """
     from launch.results.compare import Comparison
     from launch.terminal import plain
 
     with IN_PYTHON.own_words():
-        comparison = Comparison.of([_folder(run) for run in runs], [str(level) for level in to], tuple(where))
+        folders, levels = [_folder(run) for run in runs], [str(level) for level in to]
+        comparison = Comparison.of(folders, levels, tuple(where), against)
         files = [None if path is None else Path(path) for path in (out, markdown, csv)]
         result: dict[str, Any] = plain(comparison.to_json(comparison.write(*files)))
     return result
 
 
 def algorithms() -> dict[str, dict[str, Any]]:
-    """Return every algorithm by name, with its cost per client and round, and its paper: `fedsim list`."""
+    """Return every algorithm by name, with its cost per client and round, and its paper: `fedsim list`.
+
+    Examples:
+        >>> import fedsim
+        >>> fedsim.algorithms()["fedavg"]["paper"]
+        'McMahan et al. 2017, Algorithm 1'
+    """
     from launch.commands.lists import to_json
 
     return {row["name"]: row for row in to_json("algorithms")}
@@ -395,7 +469,7 @@ def _folder(run: RunFolder | str | Path) -> Path:
 
 @contextmanager
 def _process_restored() -> Iterator[None]:
-    """Put back what a run changes in the process that it runs in."""
+    """Restore what a run changes in this process, when the block ends."""
     environment = dict(os.environ)
     threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
     flushes = sys.float_info.min / 2.0 == 0.0  # this thread flushes denormal numbers to zero
@@ -414,7 +488,7 @@ def _process_restored() -> Iterator[None]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep new processes from importing the program that calls: it needs no `if __name__ == "__main__"`."""
+    """Keep new processes from importing the calling program: it needs no `if __name__ == "__main__"`."""
     program = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -424,7 +498,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _finished(job: Callable[[], Path]) -> Run:
-    """The run that a job leaves."""
+    """Run a job, and return the run that it has written."""
     try:
         with _process_restored():
             path = job()

@@ -1,4 +1,4 @@
-"""The fedsim command. `fedsim VERB` is launch/commands/VERB.py, which is imported when the verb is used."""
+"""The fedsim command. `fedsim VERB` is defined in launch/commands/VERB.py, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launch.commands.errors import Commands
 from launch.configuration import completion  # noqa: F401 (it registers itself)
 
 IN_FILES = {**dict.fromkeys(("worker", "node", "edge", "revoke"), "workers"), "list": "lists"}
-"""The files of the verbs that are not called so."""
+"""The module of each verb whose module has another name."""
 VERBS = {
     "launch": "Run an experiment with real worker processes.",
     "resume": "Continue a run that was ended, however it was ended.",
@@ -30,8 +30,10 @@ VERBS = {
     "devices": "Make a file of devices for --link, or a trace of who is there.",
     "watch": "Follow a run, or the runs of a sweep, from another terminal.",
     "report": "Write a run's page, RUN/report.html.",
+    "card": "Write what a paper states about runs: RUN/card.md and .html.",
     "trace": "Write a run's timeline for ui.perfetto.dev, RUN/trace.json.",
     "compare": "Compare runs: accuracy against bytes, tables, one page.",
+    "relay": "Count the bytes of another tool, by round and connection.",
 }
 """The text of `fedsim --help` for each verb."""
 

@@ -1,4 +1,4 @@
-"""The progress of a run on a terminal, or as plain lines. Imports no torch: `fedsim watch` relies on it."""
+"""The progress of a run, on a terminal or as plain lines. Must not import torch, for `fedsim watch`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from launch import terminal
 from launch.terminal import duration, megabytes, percentage
 
 KEPT_LINES = 10
-"""Rounds that stay on a terminal, approximately; metrics.jsonl has all."""
+"""Approximate number of rounds whose lines stay on a terminal; metrics.jsonl has all rounds."""
 
 
 class ProgressDisplay:
-    """Progress on a terminal, one plain line per evaluated round elsewhere."""
+    """A progress line on a terminal; elsewhere, one plain line per evaluated round."""
 
     def __init__(self, rounds: int, quiet: bool = False) -> None:
         self.console = terminal.console(quiet=quiet)
         self.status = terminal.Status(quiet)
-        """The line of the preparation, before the header."""
+        """The status line that is shown before the header."""
         self._line = ProgressLine(rounds)
         live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
         self._live = (
@@ -42,13 +42,13 @@ class ProgressDisplay:
             self._live.start(refresh=True)
 
     def committed(self, round: int, now: float | None = None) -> None:
-        """Show how many rounds are committed; now: when the last was, in seconds of any one clock."""
+        """Show the number of committed rounds. now: the last commit, in seconds of any one clock."""
         self._line.committed(round, time.monotonic() if now is None else now)
         if self._live:
             self._live.refresh()
 
     def evaluated(self, metrics: Mapping[str, Any], bytes_so_far: int | None) -> None:
-        """Show a round's scores, and bytes if known; on a terminal, about ten of these lines stay."""
+        """Show a round's scores, and its bytes if known. About ten of these lines stay on a terminal."""
         parts, r = progress_parts(metrics, bytes_so_far), metrics["round"]
         label = f"round {r:>{len(str(self._line.rounds))}}/{self._line.rounds}"
         if self._live:
@@ -57,7 +57,7 @@ class ProgressDisplay:
                 self._live.console.print(fitted(label, parts, self.console.width), markup=False)
             self._live.refresh()
         elif not self.console.quiet:
-            print("  ".join([label, *(part.text for part in parts)]), flush=True)  # rich takes some 0.1 ms
+            print("  ".join([label, *(part.text for part in parts)]), flush=True)  # rich takes 0.1 ms a line
 
     def note(self, text: str) -> None:
         self.status("")
@@ -74,14 +74,14 @@ GAP = 2
 LEAST_BAR = 8
 """The narrowest useful bar: below it, none is shown."""
 NEEDED = 2
-"""Parts up to this rank matter more than the bar."""
+"""Parts up to this rank take precedence over the bar."""
 RECENT = 10
-"""Rounds whose mean duration estimates the time that is left."""
+"""Number of last rounds from whose mean duration the time left is estimated."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the line; of a narrow line, those of high rank are left out."""
+    """One part of the line. A narrow line leaves out the parts of high rank."""
 
     text: str
     rank: int
@@ -89,7 +89,7 @@ class Part:
 
 @dataclass
 class ProgressLine:
-    """The renderable for rich: round, the parts of the last evaluated round, time left, bar."""
+    """A renderable for rich: the round, the parts of the last evaluated round, the time left, and a bar."""
 
     rounds: int
     parts: Sequence[Part] = ()
@@ -97,13 +97,13 @@ class ProgressLine:
     _ends: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT + 1))
 
     def committed(self, round: int, now: float) -> None:
-        """Count a committed round; now: in seconds, of any clock."""
+        """Record a committed round. now: the time of the commit, in seconds of any one clock."""
         self._done = round
         self._ends.append(now)
 
     @property
     def time_left(self) -> float | None:
-        """The estimate in seconds; None before two rounds are committed, and at the end."""
+        """The estimated time left in seconds; None before two rounds are committed, and at the end."""
         left = self.rounds - self._done
         if len(self._ends) < 2 or not left:
             return None
@@ -113,7 +113,7 @@ class ProgressLine:
         label = f"round {self._done:>{len(str(self.rounds))}}/{self.rounds}"
         seconds = self.time_left
         parts = [*self.parts, *([Part(f"{duration(seconds)} left", 2)] if seconds is not None else [])]
-        room = options.max_width - 1 - len(label) - GAP  # a terminal may wrap a line that is full
+        room = options.max_width - 1 - len(label) - GAP  # a terminal may wrap a full line
         needed = [part for part in parts if part.rank <= NEEDED]
         with_bar = len(_joined("", needed)) <= room - LEAST_BAR - GAP
         text = fitted("", parts, room - (LEAST_BAR + GAP if with_bar else 0))
@@ -127,8 +127,8 @@ class ProgressLine:
 
 
 def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int | None) -> list[Part]:
-    """An evaluated round: scores, bytes of this round and of all so far (both directions), seconds.
-    bytes_so_far: None if they are not known, and left out."""
+    """Return the parts of an evaluated round: scores, bytes of the round and of all rounds so far, seconds.
+    bytes_so_far: the bytes of both directions; None if unknown, and then left out."""
     accuracy, nll = metrics["test_accuracy"], metrics["test_nll"]
     parts = [Part(f"accuracy {percentage(accuracy)}", 0)] if accuracy is not None else []
     down, up = metrics["bytes_down"], metrics["bytes_up"]
@@ -143,7 +143,7 @@ def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int | None) -> list
 
 
 def fitted(label: str, parts: Sequence[Part], width: int) -> str:
-    """The label and those parts that fit, in their order, of the lowest ranks."""
+    """Join the label and the parts that fit, in their order. Parts of the highest rank are left out first."""
     kept = list(parts)
     while kept and len(_joined(label, kept)) > width:
         kept.remove(max(kept, key=lambda part: part.rank))

@@ -1,6 +1,6 @@
-"""Output: a standard output that may close, a line that the next one replaces, numbers.
+"""Terminal output: a standard output that may close, a status line, tables, JSON, and formatted numbers.
 
-It imports nothing heavy, because a run says that it is starting before it imports torch.
+This module imports nothing heavy, because a run prints "starting" before it imports torch.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 CLEAR = "\r\x1b[2K"
-"""Go to the beginning of the line, and empty it."""
+"""Move the cursor to the beginning of the line, and clear the line."""
 UNFOLDED = 10_000
-"""Columns of a console that is no terminal and has no COLUMNS: its reader folds lines, if anyone does."""
+"""Width of a console that is not a terminal, unless COLUMNS is set; so wide that no line is wrapped."""
 PROSE = 28
-"""The least width of a column of text, if its cells are as wide."""
+"""The minimum width of a column of text, unless all its cells are narrower."""
 GAP, INDENT = 2, 4
 
 
 REPLACED = "fedsim.replaced"
-"""The name of the error handler of an encoding that lacks characters."""
+"""Name of the codec error handler that replaces the characters which an encoding lacks."""
 _SIMILAR = {ord("█"): "#", ord("·"): ".", ord("→"): ">", ord("━"): "-", ord("…"): "~", ord("×"): "x"}
 
 
 def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
-    """One character for each that is lacking, so that columns stay where they are; marks stay distinct."""
+    """Replace each missing character by one ASCII character, so that columns align and marks still differ."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end].translate(_SIMILAR)
@@ -54,14 +54,14 @@ codecs.register_error(REPLACED, _replaced)
 
 
 class OutputThatMayClose:
-    """Standard output that ignores errors of writing: closed, a broken pipe, a full disk. A run is worth more
-    than its progress lines: `fedsim launch | head -1` runs to its end."""
+    """Standard output that ignores write errors: a closed stream, a broken pipe, a full disk.
+    Progress lines thus never end a run: `fedsim launch | head -1` runs to its end."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or do nothing; returns the number of characters. Replaces those that the encoding lacks."""
+        """Write if the stream is open; return the text's length. Characters it cannot encode are replaced."""
         try:
             if self._stream is not None:
                 self._stream.write(text)
@@ -79,7 +79,7 @@ class OutputThatMayClose:
             self._stream = None
 
     def isatty(self) -> bool:
-        """True if it is a terminal; a program may have replaced it by an object with only write and flush."""
+        """Return True for a terminal. An object without isatty counts as none."""
         with suppress(ValueError, AttributeError):
             return self._stream is not None and self._stream.isatty()
         return False
@@ -90,7 +90,7 @@ class OutputThatMayClose:
 
 @contextmanager
 def output_that_may_close() -> Iterator[None]:
-    """Let sys.stdout ignore errors of writing inside the block."""
+    """Make sys.stdout ignore write errors inside the block."""
     before = sys.stdout
     sys.stdout = OutputThatMayClose(before)
     try:
@@ -100,8 +100,8 @@ def output_that_may_close() -> Iterator[None]:
 
 
 def finish_output() -> OSError | None:
-    """Flush standard output before the program ends, and return the error if that is not possible. Unwritten
-    text is dropped: Python would try again at exit, and print its own error."""
+    """Flush standard output before the program ends, and return the error if flushing fails.
+    Unwritten text is dropped, because Python would try again at exit and print its own error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -115,8 +115,8 @@ def finish_output() -> OSError | None:
 
 
 def open_standard_files() -> None:
-    """Open /dev/null for closed standard files; else the next opened file would take their number. Characters
-    that its encoding lacks are replaced, because rich would raise an error."""
+    """Open /dev/null for closed standard streams; otherwise the next opened file would get their number.
+    Let standard output replace characters that its encoding lacks, because rich would raise an error."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -127,20 +127,20 @@ def open_standard_files() -> None:
 
 
 def say(text: object, err: bool = False) -> None:
-    """Print a line on standard output or standard error, without control characters. Lines behind the first
-    are indented, so that none of them can pass for another message."""
+    """Print a text on standard output or standard error, with control characters escaped.
+    Lines after the first are indented, so that none of them can be mistaken for another message."""
     first, *rest = printable(str(text)).split("\n")
     click.echo("\n".join([first, *(f"  {line}" if line else "" for line in rest)]), err=err)
 
 
 class Status:
-    """A line on a terminal that the next one replaces; nothing elsewhere."""
+    """A status line on a terminal, in which each text replaces the last; elsewhere, nothing is printed."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._shown = not quiet and _is_terminal()
 
     def __call__(self, text: str) -> None:
-        """Show the text; '' shows nothing."""
+        """Show the text in place of the last one; '' clears the line."""
         if self._shown:
             sys.stdout.write(CLEAR + one_line(text))
             sys.stdout.flush()
@@ -151,8 +151,8 @@ def _is_terminal() -> bool:
 
 
 def console(**options: Any) -> Console:
-    """A console of rich; where NO_COLOR is set, it has no styles at all. Text that it prints has no control
-    characters but those of rich's own styles."""
+    """Create a console of rich, without any styles if NO_COLOR is set.
+    Control characters in printed text are escaped, except those of rich's own styles."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -169,10 +169,10 @@ def console(**options: Any) -> Console:
 
 
 def print_table(out: Console, table: Table) -> None:
-    """Print a table, of which no word is cut: cells fold between words, and the rest goes below its row.
+    """Print a table without cutting words: cells fold between words, and columns may move below the rows.
 
-    A column is at least as wide as its longest word, and one of text is at least PROSE wide. If that is too
-    wide, the widest column of text, then the last column, and so on, go below each row, indented.
+    A column is at least as wide as its longest word, and a column of text at least PROSE wide. If not all
+    columns fit, some go below each row, indented: those of text, widest first, then others, the last first.
     """
     from rich.table import Table
 
@@ -214,7 +214,7 @@ def print_table(out: Console, table: Table) -> None:
 
 
 def _print_below(out: Console, cells: Sequence[tuple[Text, Text, bool]]) -> None:
-    """Format cells below their row: text on its own lines, the others with their heads in one line."""
+    """Print cells below their row: texts on their own lines, the other cells with their heads on one line."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -229,7 +229,7 @@ def _print_below(out: Console, cells: Sequence[tuple[Text, Text, bool]]) -> None
 
 
 def _widths(texts: Sequence[Text]) -> tuple[int, int]:
-    """The widest line and the widest word."""
+    """Return the width of the widest line and of the widest word."""
     from rich.cells import cell_len
 
     lines = [line for text in texts for line in text.plain.splitlines()]
@@ -238,7 +238,7 @@ def _widths(texts: Sequence[Text]) -> tuple[int, int]:
 
 
 def _kept(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """The columns that stand beside each other, in order; the first always does."""
+    """Return the columns that are printed side by side, in order; the first is always among them."""
     kept = list(range(len(least)))
     while len(kept) > 1 and sum(least[n] for n in kept) + GAP * (len(kept) - 1) > room:
         widest = max(kept[1:], key=lambda n: (natural[n] > PROSE, natural[n] if natural[n] > PROSE else n))
@@ -247,7 +247,7 @@ def _kept(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
 
 
 def _shared(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """The widths of columns: each as much as its cells need, while there is room for all."""
+    """Return the column widths. Spare room goes to the columns that are narrowest relative to their cells."""
     widths = list(least)
     left = min(room - GAP * (len(least) - 1), sum(natural)) - sum(widths)
     for _ in range(left):
@@ -262,7 +262,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def percentage(share: float) -> str:
-    """An accuracy, or another share, for people: 0.91834 as 91.8 %. Files for programs have the fraction."""
+    """The text of a share, such as an accuracy: 91.8 % for 0.91834. Files that programs read have 0.91834."""
     return f"{100 * share:.1f} %"
 
 
@@ -282,13 +282,13 @@ def duration(seconds: float) -> str:
 
 
 def print_json(document: Any) -> None:
-    """Print a document: dataclasses as objects, numbers of numpy as numbers, NaN and infinity as null."""
+    """Print JSON: dataclasses as objects, numbers of NumPy as numbers, NaN and infinity as null."""
     text = json.dumps(plain(document), indent=1, ensure_ascii=False, allow_nan=False)
     print("".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def plain(value: Any) -> Any:
-    """Return the value in JSON's types."""
+    """Convert a value to JSON's types, as print_json prints it."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -304,8 +304,8 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file under another name, and rename it when the block has ended without an error. A pipe, a
-    device or a link is kept, and written through."""
+    """Open a temporary file, and rename it to `path` when the block has ended without an error.
+    A link is kept, and its target is written. A pipe or a device is written directly."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file")
     with disk_errors(f"cannot write {path}"):

@@ -1,4 +1,4 @@
-"""One file per algorithm: its messages and its update rules, read beside the paper's box.
+"""The algorithms, one file each: messages and update rules in the notation of the paper's pseudo-code.
 
 REGISTRY is written out by hand; a test checks that it is complete.
 """
@@ -70,11 +70,11 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
 
 
 NEEDED = ("name", "default_model", "server_type", "client_type")
-"""Class attributes that every algorithm has."""
+"""Class attributes that every algorithm must define."""
 
 
 def find(name: str) -> type[AnyAlgorithm]:
-    """The algorithm class of a registered name, or of path/to/file.py:ClassName."""
+    """Find the algorithm class by its registered name, or by path/to/file.py:ClassName."""
     if plugins.is_spec(name):
         return _users(name)
     for algorithm in REGISTRY:

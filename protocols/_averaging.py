@@ -1,5 +1,5 @@
-"""Algorithms that average over their clients share this file: weighted means, the messages of FedAvg and
-FedProx, and a template for clients that upload a delta which the server takes as a gradient.
+"""Shared code of algorithms that average over clients: weighted means, the messages of FedAvg and FedProx,
+and a template for algorithms whose clients upload a delta that the server uses as a gradient.
 
     client:  Delta_k <- CLIENTUPDATE(w_g)
     server:  Delta   <- sum_k N_k Delta_k / sum_k N_k        over the participants
@@ -48,14 +48,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Server:
-    """mean: w_g (P,) float64."""
+    """State of the server. mean: w_g, (P,) float64."""
 
     mean: Tensor
 
 
 @dataclass(frozen=True)
 class OptimiserServer:
-    """mean: w_g (P,) float64; moments: the state of SERVERUPDATE."""
+    """State of the server. mean: w_g, (P,) float64. moments: the state of SERVERUPDATE."""
 
     mean: Tensor
     moments: ServerMoments
@@ -63,7 +63,7 @@ class OptimiserServer:
 
 @dataclass(frozen=True)
 class Client:
-    """The moments that the local optimiser carries over, if it has any."""
+    """State of a client: the moments that the local optimiser carries over, or None."""
 
     moments: Moments | None = None
 
@@ -75,7 +75,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """w_k of FedAvg and FedProx."""
+    """Upload of w_k in FedAvg and FedProx."""
 
     mean: Mean
     train_loss: Scalar
@@ -83,7 +83,7 @@ class Up:
 
 @dataclass(frozen=True)
 class DeltaUp:
-    """Delta_k, which points uphill: start minus result."""
+    """Upload of Delta_k, the initial minus the trained weights, which has the sign of a gradient."""
 
     delta: Delta
     train_loss: Scalar
@@ -91,42 +91,42 @@ class DeltaUp:
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """sum N_k x_k, (P,) float64, and sum N_k."""
+    """The sums of N_k x_k, (P,) float64, and of N_k."""
 
     total: Sum
     weight: Count
 
     def plus(self, x: Tensor, weight: int) -> WeightedSum:
-        """With one more x (P,), added in place."""
+        """Add one more x (P,) in place."""
         add_by_blocks(self.total, x, weight)
         return WeightedSum(self.total, self.weight + weight)
 
     def into_mean(self) -> Tensor:
-        """The mean (P,) float64, written over the sum, which is the caller's own."""
+        """Overwrite the sum with its mean, (P,) float64; only the caller may use the sum."""
         return self.total.div_(self.weight)
 
 
 @dataclass(frozen=True)
 class WeightedPair:
-    """sum N_k x_k and sum N_k y_k, (P,) float64, and sum N_k."""
+    """The sums of N_k x_k and of N_k y_k, (P,) float64 each, and of N_k."""
 
     first: Sum
     second: Sum
     weight: Count
 
     def plus(self, x: Tensor, y: Tensor, weight: int) -> WeightedPair:
-        """With one more x and y (P,), added in place."""
+        """Add one more x and y (P,) in place."""
         add_by_blocks(self.first, x, weight)
         add_by_blocks(self.second, y, weight)
         return WeightedPair(self.first, self.second, self.weight + weight)
 
     def into_means(self) -> tuple[Tensor, Tensor]:
-        """The means (P,) float64, written over the sums, which are the caller's own."""
+        """Overwrite the sums with their means, (P,) float64; only the caller may use the sums."""
         return self.first.div_(self.weight), self.second.div_(self.weight)
 
 
 def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> Tensor:
-    """sum N_k x_k / sum N_k over those who take part, summed in float64 in the order given: (P,)."""
+    """The mean sum N_k x_k / sum N_k over the participants, (P,), summed in float64 in the given order."""
     total: WeightedSum | None = None
     for k, x in ups:
         total = (total or WeightedSum(torch.zeros_like(x, dtype=torch.float64), 0)).plus(x, sizes[k])
@@ -136,18 +136,18 @@ def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> 
 
 
 def stale_mean(server_mean: Tensor, arrivals: Iterable[Arrival], ctx: Context) -> Tensor:
-    """w_g + sum N_k s_k (w_k - w_a) / sum N_k, s_k the weight of client k's staleness and w_a the broadcast
-    that it answers: (P,) float64.
+    """Compute w_g + sum N_k s_k (w_k - w_a) / sum N_k, (P,) float64.
 
+    s_k is the weight of client k's staleness, and w_a is the broadcast that the upload answers.
     Source: FedBuff, Nguyen et al. 2022, Algorithm 1, https://arxiv.org/abs/2106.06639, with a step size of 1.
-    Differs: clients count by their examples, as in FedAvg.
+    Differs: clients are weighted by their number of examples, as in FedAvg.
     """
     steps = ((a.client, a.weight * (a.up.mean.double() - a.down.mean.double())) for a in arrivals)
     return server_mean + weighted_mean(steps, ctx.sizes)
 
 
 class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
-    """A template: the methods of Algorithm in terms of a client's delta and a server optimiser."""
+    """Template that implements the methods of Algorithm from a client's delta and a server optimiser."""
 
     fed_back: ClassVar[tuple[str, ...]] = ("delta",)
 
@@ -160,7 +160,7 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
 
     @abstractmethod
     def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Moments]:
-        """CLIENTUPDATE at the broadcast `mean` (P,); the solution is Delta_k."""
+        """Run CLIENTUPDATE from the broadcast `mean` (P,); the solution of the result is Delta_k."""
 
     def server_init(self, ctx: Context) -> OptimiserServer:
         return OptimiserServer(ctx.start.double(), moments(self.optimiser, ctx.start))

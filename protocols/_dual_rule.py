@@ -1,20 +1,20 @@
-"""The ADMM family in natural parameters: one rule that applies the formulas which every member states.
+"""The ADMM family in natural parameters: one rule that applies the formulas of every member.
 
     client:  q_k  <- argmin_q  E_q[l_k] - E_q[log cavity] - rho H(q),     cavity = q_g^rho / t_k
              t_k  <- t_k (q_k / q_g)^gamma                             the dual step
              z_k   = q_k^rho_server t_k                                what the server needs of client k
     server:  q_g   ~  prior * prod_k z_k                               over ALL K clients
 
-Natural parameters add where factors multiply, so with q = N(w, I), t_k = exp(v_k . w) and
-gamma = rho_server = rho this is ADMM (v_k += rho (w_k - w_g), w_g = (sum v_k + rho sum w_k) /
-(delta + rho K)); with a learned precision it is Bayesian-ADMM; rho_server = 0 leaves the averaging out
-and gives AMA and, with rho = 1, PVI (docs/family.md has the table). Sources: Moellenhoff et al. v2,
-Eq. 5-7, 15-20, 39-41, 53-54 (arXiv:2506.13150); docs/references/equations.md#one-family.
+Multiplying factors adds their natural parameters. So with q = N(w, I), t_k = exp(v_k . w) and gamma =
+rho_server = rho this is ADMM (v_k += rho (w_k - w_g), w_g = (sum v_k + rho sum w_k) / (delta + rho K)). With
+a learned precision it is Bayesian-ADMM. rho_server = 0 removes the averaging and gives AMA and, with rho = 1,
+PVI (docs/family.md has the table). Sources: Moellenhoff et al. v2, Eq. 5-7, 15-20, 39-41, 53-54
+(arXiv:2506.13150); docs/references/equations.md#one-family.
 
-Every product is over all K clients, although only some take part in a round. The option `silent` says
-what the others' q_k count as: `participants`, the average of this round's participants (as in FedDyn);
-`last`, their last value, or q_g at the start for a client that has not been heard. Under `last` an upload
-is the increment z_k' / z_k, because the server keeps only the product.
+Every product is over all K clients, although only some take part in a round. The option `silent` selects the
+q_k of the other clients. `participants`: the average of this round's participants (as in FedDyn). `last`:
+each client's last q_k, or the initial q_g before its first upload. Under `last` an upload is the increment
+z_k' / z_k, because the server keeps only the product.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ CapDual = Annotated[
 ]
 
 LEAST = 0.1
-"""The share of S_g that an upload's precision has at least: precisions that cross the wire are positive. It
-acts where the client's literal problem has no minimum, and where its precision is smaller than that."""
+"""Lower bound of an uploaded precision, as a share of S_g: precisions in messages must be positive. It takes
+effect where the client's unclipped problem has no minimum, or a solution with a smaller precision."""
 
 
 @dataclass(frozen=True)
 class Dual:
-    """A client's part. site: t_k; z: z_k as the server knows it (silent = last), else None; float64."""
+    """Dual state of a client, float64. site: t_k. z: z_k as the server knows it if silent = last, or None."""
 
     site: Gaussian
     z: Gaussian | None = None
@@ -70,10 +70,10 @@ class Dual:
 
 @dataclass(frozen=True)
 class Consensus:
-    """The server's part.
+    """State of the server.
 
     q: the global posterior q_g. total: prod t_k over all K clients (silent = participants), or prod z_k
-    (last); float64. dual_residual: of the last fold, for metrics. started: something has been folded.
+    (last); float64. dual_residual: metric of the last server update. started: there was a server update.
     """
 
     q: Gaussian
@@ -84,10 +84,10 @@ class Consensus:
 
 @dataclass(frozen=True)
 class MeanFactor:
-    """(prod q_k)^(1/n) over n participants, as a server's formula uses it.
+    """The factor (prod q_k)^(1/n) over n participants, as a server's formula uses it.
 
-    Its power multiplies by one exponent, power / n, and not by two. Under silent = last the q_k are part
-    of the z_k, so that there is no product here and every power is the factor 1.
+    The operator ** applies the single exponent power / n, not 1/n and then power. Under silent = last the z_k
+    contain the q_k, so `product` is None and every power is the factor 1.
     """
 
     product: Gaussian | None
@@ -101,12 +101,12 @@ class MeanFactor:
 
 @dataclass(frozen=True)
 class DualRule:
-    """A member's formulas for K clients, and what is done with them in every round.
+    """A member's formulas for K clients, and the steps of a round that apply these formulas.
 
-    step: the change of t_k from (k, q_k, q_g). server_step: from the prior, prod t_k and the mean q_k.
-    rho: the member's penalty, for metrics. exponents (silent = last): rho_server and gamma, of which z_k
-    and the dual step are powers. fixed: the family's precision is fixed, so that sites are linear,
-    log t_k = v_k . w.
+    step: computes the change of t_k from (k, q_k, q_g). server_step: computes q_g from the prior, prod t_k
+    and the mean q_k. rho: the member's penalty, for metrics. exponents (silent = last): rho_server and gamma,
+    the exponents in z_k and in the dual step. fixed: True if the family's precision is fixed; sites are then
+    linear, log t_k = v_k . w.
     """
 
     K: int
@@ -118,7 +118,7 @@ class DualRule:
     fixed: bool = False
 
     def server_init(self, q: Gaussian) -> Consensus:
-        """There is no site yet, and every client's q_k is q."""
+        """The initial state, in which every site is 1 and every client's q_k is q."""
         dual = self.client_init(q)
         return Consensus(q, (dual.z or dual.site) ** self.K)
 
@@ -127,27 +127,27 @@ class DualRule:
         return Dual(one, q ** self.exponents[0] * one if self.silent == "last" else None)
 
     def dual_step(self, k: int, local: Gaussian, q: Gaussian) -> Gaussian:
-        """The change of t_k."""
+        """The factor by which t_k changes."""
         return self._linear(self.step(k, local, q))
 
     def _linear(self, change: Gaussian) -> Gaussian:
         return Gaussian(change.shift, 0.0) if self.fixed else change
 
     def times_change(self, k: int, total: Gaussian, sent: Gaussian, q: Gaussian) -> Gaussian:
-        """prod t_k, or prod z_k, with what an upload changes."""
+        """Multiply prod t_k, or prod z_k, by the change that an upload makes."""
         return total * (sent if self.silent == "last" else self.dual_step(k, sent, q))
 
     def upload(self, k: int, dual: Dual, local: Gaussian, q: Gaussian) -> Gaussian:
-        """q_k itself, or the increment of the client's z_k."""
+        """The factor to upload: q_k or, under silent = last, the increment of the client's z_k."""
         if dual.z is None:
             return local
         return local ** self.exponents[0] * dual.site * self.dual_step(k, local, q) / dual.z
 
     def commit(self, k: int, dual: Dual, sent: Gaussian, q: Gaussian) -> Dual:
-        """The dual step, from the upload as decoded.
+        """Take the dual step with the decoded upload.
 
-        Under `last` the q_k that the server's new z_k stands for is solved for, so that site and z_k
-        stay what the rule says under any codec.
+        Under `last`, the step uses the q_k that the server's new z_k implies. So site and z_k stay
+        consistent under any codec.
         """
         if dual.z is None:
             return Dual(dual.site * self.dual_step(k, sent, q))
@@ -164,10 +164,10 @@ class DualRule:
         prior: Gaussian,
         project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
     ) -> Consensus:
-        """The server's step, project(server_step), after which q_g must be a distribution.
+        """Take the server's step, project(server_step), and check that the new q_g is a distribution.
 
-        q: the broadcast as decoded. total: prod t_k, or prod z_k, with what the uploads have changed. mean_q:
-        the mean of their q_k. prior: the regulariser.
+        q: the decoded broadcast. total: prod t_k, or prod z_k, after the uploads. mean_q: the mean of the
+        uploaded q_k. prior: the regulariser.
         """
         new = proper(project(self._merged(prior, total, mean_q)), "the global posterior q_g")
         length = float(torch.linalg.vector_norm(self._moved(new, q)))
@@ -184,10 +184,10 @@ class DualRule:
 
 @dataclass(frozen=True)
 class ClippedCavity:
-    """The factor against which a client's loss is balanced, with its dual held in bounds.
+    """The prior factor of a client's problem, with the client's dual clipped.
 
-    correction: the factor taken out of the dual, factor = cavity * correction; slack: the least value (or
-    eigenvalue) of rho S_g - V_k; capped: how many of them are negative.
+    factor: cavity * correction. correction: the factor removed from the dual. slack: the smallest entry (or
+    eigenvalue) of rho S_g - V_k. capped: the number of negative entries (or eigenvalues).
     """
 
     factor: Gaussian
@@ -199,12 +199,12 @@ class ClippedCavity:
 def clipped_cavity(
     cavity: Gaussian, q: Gaussian, site: Gaussian, rho: float, keep: float = 0.0
 ) -> ClippedCavity:
-    """The cavity q^rho / site of a learned precision, with V_k held at (1 - keep) rho S_g where less than
-    keep / 5 of rho S_g is left.
+    """Clip the dual in the cavity q^rho / site of a learned precision.
 
-    The client's problem is bounded below only where H_k - V_k + rho S_g > 0, which nothing ensures
-    (docs/references/curvature-and-solvers.md). Where V_k is held, v_k follows it, so that the cavity's
-    gradient at m_g is what it was. The stored dual is unchanged; `restored` says what q_k then counts as.
+    Where rho S_g - V_k is less than keep / 5 of rho S_g, V_k is replaced by (1 - keep) rho S_g. The reason:
+    the client's problem is bounded below only where H_k - V_k + rho S_g > 0, which is not guaranteed
+    (docs/references/curvature-and-solvers.md). v_k is changed so that the cavity's gradient at m_g stays the
+    same. The stored dual is unchanged; `restored` undoes the clipping in q_k.
     """
     taken: Tensor
     if is_full(q.precision):
@@ -231,14 +231,14 @@ def _excess(q: Gaussian, site: Gaussian, rho: float, keep: float) -> Tensor:
 
 
 def restored(local: Gaussian, cavity: ClippedCavity, q: Gaussian, rho: float, moved: float = 1.0) -> Gaussian:
-    """q_k of the literal problem, from the solution `local` of the one with a clipped dual.
+    """Compute q_k of the unclipped problem from `local`, the solution of the problem with a clipped dual.
 
-    The solution has rho S_k = H_k + rho S_g - V_k + correction, so a dual step from it would add the
-    correction to V_k every round, without end. With the correction put back, V_k' = H_k at gamma = rho: the
-    dual is minus the natural gradient again, and fixed points stay. moved: the share of the way to that
-    solution which the solver's precision has gone (IVON's Hessian is a running mean). Where less than
-    LEAST S_g would be left it counts as N(m_k, (LEAST S_g)^-1), and the dual shrinks: wherever the literal
-    problem has no minimum, and also where it has one of such a small precision, clipped or not.
+    `local` has rho S_k = H_k + rho S_g - V_k + correction, so its dual step would add the correction to V_k
+    in every round. Without the correction, V_k' = H_k at gamma = rho: the dual is minus the natural gradient
+    again, and fixed points do not change. moved: how far the solver's precision has moved towards that of
+    the solution, as a fraction (IVON's Hessian is a running mean). Where the result would have a precision
+    below LEAST S_g, q_k is replaced by N(m_k, (LEAST S_g)^-1), and the dual shrinks. This happens, clipped or
+    not, where the unclipped problem has no minimum or a solution of such a small precision.
     """
     free = local / cavity.correction ** (moved / rho)
     floor = LEAST * torch.as_tensor(q.precision)
@@ -258,7 +258,7 @@ def residual(local: Gaussian, q: Gaussian) -> float:
 
 
 def proper(q: Gaussian, what: str) -> Gaussian:
-    """q, after a check that it is a distribution."""
+    """Return q after checking that it is a distribution."""
     precision = torch.as_tensor(q.precision)
     lost = int((~torch.isfinite(q.shift)).sum()) + int((~torch.isfinite(precision)).sum())
     if lost:

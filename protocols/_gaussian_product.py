@@ -43,7 +43,7 @@ Posterior = Annotated[
 
 @dataclass(frozen=True)
 class Server:
-    """mean: mu_S; curvature: P_S without gamma; (P,) float64; folds: rounds folded."""
+    """The server: mu_S and P_S without gamma, (P,) float64 each, and the number of server updates."""
 
     mean: Tensor
     curvature: Tensor
@@ -52,7 +52,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """Stateless."""
+    """Empty state: the client keeps nothing."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Up:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over clients. weight: of N_k. first, second: for the product, of N_k (P_k + gamma) mu_k and of
-    N_k P_k; for the mixture, of its moments N_k mu_k and N_k (1 / (P_k + gamma) + mu_k^2)."""
+    """Sums over clients; weight sums N_k. Product: first sums N_k (P_k + gamma) mu_k, second sums N_k P_k.
+    Mixture: first and second sum the moments N_k mu_k and N_k (1 / (P_k + gamma) + mu_k^2)."""
 
     first: Sum
     second: Sum
@@ -79,7 +79,7 @@ class Sums:
 
 
 class GaussianProduct(Algorithm[Server, Client, Down, Up]):
-    """The template of both algorithms; a subclass defines local training and how P_k follows from F_k."""
+    """Template of both algorithms. A subclass defines local training, and P_k as a function of F_k."""
 
     gamma: Gamma
     lam: Lam
@@ -110,7 +110,7 @@ class GaussianProduct(Algorithm[Server, Client, Down, Up]):
 
     @abstractmethod
     def precision(self, fisher: Tensor, down: Down, r: int) -> Tensor:
-        """P_k from F_k in the r-th round that is folded, (P,)."""
+        """Compute P_k from F_k in the r-th round with a server update, (P,)."""
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         a, P, mu = ctx.sizes[k], up.curvature.double(), up.mean.double()
@@ -133,5 +133,5 @@ class GaussianProduct(Algorithm[Server, Client, Down, Up]):
 
 
 def running_mean(fisher: Tensor, before: Tensor, r: int) -> Tensor:
-    """Eq. 17, (1/r) F + ((r-1)/r) P_S, (P,)."""
+    """The running mean of Eq. 17, (1/r) F + ((r-1)/r) P_S, (P,)."""
     return fisher / r + (r - 1) / r * before

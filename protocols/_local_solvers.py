@@ -1,9 +1,9 @@
-"""The local solvers of the ADMM family, each from a client's problem and its cavity to q_k.
+"""The local solvers of the ADMM family; each computes q_k from a client's problem and a cavity.
 
 to_the_mode   fixed precision: gradient steps to the mode of q_k         fedadmm, feddyn, ama, precond_admm,
                                                                        iso_bayes_admm (the loss smoothed)
 by_von        learned precision, full or diagonal: VON               bayes_admm, bregman_admm, pvi
-by_ivon       learned precision, diagonal: IVON, at the price of SGD ivon_admm, ivon_pvi, fedgvi
+by_ivon       learned precision, diagonal: IVON, at the cost of SGD  ivon_admm, ivon_pvi, fedgvi
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 KEEP = 0.5
-"""The share of rho S_g that stays with the client where its dual leaves less than a fifth of that. VON needs
-a definite matrix, and where the data say nothing (dead pixels) a small share would let the mean take steps
-of 1/KEEP."""
+"""The share of rho S_g that clipping leaves to the client where the dual leaves less than a fifth of it. VON
+needs a definite matrix. For weights without data (dead pixels), a small share would allow the mean to take
+steps of 1/KEEP."""
 
 
 def to_the_mode(
@@ -49,8 +49,8 @@ def to_the_mode(
     smoothing: Smoothing | None = None,
     tolerance: float = 0.0,
 ) -> SiteFit:
-    """Gradient steps to the mode of q_k; sum_loss: the client's loss is l_k, else lbar_k; smoothing: its
-    expectation E_q[l_k], which the delta method replaces by l_k(m); tolerance: as in minimise."""
+    """Take gradient steps to the mode of q_k. sum_loss: the client's loss is l_k, else lbar_k. smoothing: the
+    loss is E_q[l_k]; None: the delta method, l_k(m). tolerance: as in minimise."""
     client, shard, task = problem.client, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, Moments)
     fit = minimise(
@@ -71,9 +71,9 @@ def to_the_mode(
 def by_von(
     problem: LocalProblem, cavity: Gaussian, how: VonTraining, *, penalty: float, cap_dual: bool
 ) -> SiteFit:
-    """q_k with a learned precision by VON at temperature rho = `penalty`.
+    """Compute q_k with a learned precision by VON at temperature rho = `penalty`.
 
-    cap_dual: solve with the clipped dual, and put back into q_k what was clipped.
+    cap_dual: solve with the clipped dual, then undo the clipping in q_k.
     """
     q = problem.q
     clipped = clipped_cavity(cavity, q, problem.site, penalty, KEEP)
@@ -95,11 +95,11 @@ def by_ivon(
     loss: RobustLoss | None = None,
     alpha: float = 1.0,
 ) -> SiteFit:
-    """The client's problem in the units of Algorithm 2 (Moellenhoff et al. v2, App. D.4), solved by IVON:
-    the mean loss, lambda = N_k / (rho tau), and tau / N_k of the dual. loss, alpha: as in ivon.
+    """Solve the client's problem by IVON in the units of Algorithm 2 (Moellenhoff et al. v2, App. D.4).
 
-    The cavity and what follows from it are computed before and after the training, and not kept in between:
-    eight vectors of P in float64.
+    IVON gets the mean loss, lambda = N_k / (rho tau), and the dual times tau / N_k. loss, alpha: as in ivon.
+    The cavity and the values derived from it, eight float64 vectors of size P, are computed before and again
+    after training, so that they need no memory during training.
     """
     client, q, shard, task = problem.client, problem.q, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, IvonMoments)
@@ -122,7 +122,7 @@ def by_ivon(
         prior_mean=q.mean,
         prior_precision=torch.as_tensor(q.precision),
         ess=shard.size / (penalty * tau),
-        dual=dual.pop(),  # so that the solver can give it back
+        dual=dual.pop(),  # leaves the only reference to the solver, which can free it
         h0=None if problem.task.started else how.h0,
         moments=client.moments,
         loss=loss,

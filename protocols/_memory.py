@@ -1,8 +1,8 @@
-"""The memory of FedLap-Func and its variants: its messages, which memory points a client or the server has,
-and the function terms that they make.
+"""Memory points of FedLap-Func and its variants: the messages, the records of which memory points a client or
+the server has, and the function terms.
 
-A client's memory inputs cross the wire once: up with its first upload, and down to every other client with
-the next round in which that client takes part (docs/references/equations.md#fedlap-func).
+A client sends its memory inputs once, with its first upload. The server sends them once to every other
+client, in the next round in which that client takes part (docs/references/equations.md#fedlap-func).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ServerLr = Annotated[float, Meta(gt=0, description="learning rate of these steps
 
 @dataclass(frozen=True)
 class NewMemory:
-    """Memory that this client does not hold yet."""
+    """Memory points that the receiving client does not have yet."""
 
     inputs: Inputs
     weights: Weights
@@ -38,7 +38,7 @@ class NewMemory:
 
 @dataclass(frozen=True)
 class OwnMemory:
-    """A client's memory, sent once."""
+    """Memory points of the sending client, sent once."""
 
     inputs: Inputs
     weights: Weights
@@ -54,7 +54,7 @@ class Down:
 
 @dataclass(frozen=True)
 class LabelledDown:
-    """send_global_labels: the logits of w_g on all memory, in the order of owners."""
+    """Broadcast with send_global_labels: also the logits of w_g on all memory, in the order of owners."""
 
     mean: Mean
     logits: Logits
@@ -83,7 +83,7 @@ class CovDown:
 
 @dataclass(frozen=True)
 class CovUp:
-    """Its upload."""
+    """The upload of FedLap-Cov with function terms."""
 
     mean: Mean
     precision: Precision
@@ -96,8 +96,8 @@ class CovUp:
 class Registry:
     """The server's record of all memory.
 
-    points: all inputs received, in the order of their owners; logits (M, C): their last labels. arrived,
-    synced (K,): the round in which a client's inputs came (0: not yet), and in which it last took part.
+    points: all received inputs, in the order of owners. logits (M, C): the last labels of points. arrived,
+    synced (K,): the rounds in which a client's inputs arrived and in which it last took part; 0: not yet.
     """
 
     points: Held
@@ -112,7 +112,7 @@ class Registry:
 
     @property
     def started(self) -> bool:
-        """True if any client has been heard."""
+        """True if any client has uploaded."""
         return bool(self.synced.any())
 
     def news_for(self, k: int) -> NewMemory | None:
@@ -125,7 +125,7 @@ class Registry:
         return NewMemory(news.inputs, news.weights, news.owners)
 
     def heard(self, k: int, up: Up | CovUp, round: int) -> Registry:
-        """The registry after an upload, which must label the points that the client's memory has."""
+        """The registry after an upload, which must label exactly the points of the client's memory."""
         arrived, synced = self.arrived.clone(), self.synced.clone()
         synced[k] = round
         arrived[k] = arrived[k] if up.own is None else round
@@ -136,7 +136,7 @@ class Registry:
     def minimise(
         self, cavity: Gaussian, start: Tensor, tau: float, ctx: Context, steps: int, lr: float
     ) -> Tensor:
-        """argmin of the memory's term against a cavity, (P,) float64; without memory `start` itself."""
+        """Minimise the memory's term with the cavity as the prior, (P,) float64; without memory: `start`."""
         if not len(self.points.weights) or tau == 0:
             return start
         labels = self.logits.softmax(dim=1)
@@ -146,8 +146,8 @@ class Registry:
 
 @dataclass(frozen=True)
 class OthersMemory:
-    """The memory that a client keeps. held: other clients' memory; logits (M_k, C): its own last labels,
-    once the server has its inputs."""
+    """The memory that a client keeps. held: points of other clients. logits (M_k, C): the client's last
+    labels of its own memory, once the server has its inputs."""
 
     held: Held
     logits: Tensor | None = None
@@ -159,16 +159,16 @@ class OthersMemory:
 
 
 def own_memory(shard: AnyShard, task: Task, points: int) -> Memory:
-    """`points` examples of every class that the client has, the same ones in every round."""
+    """Select `points` examples of every class that the client has, the same ones in every round."""
     return shard.memory(points, RandomStream(task.rng.seed, "memory", 0, task.client).torch("points"))
 
 
 def function_term(
     known: OthersMemory, own: Memory, w_g: Tensor, sent: Tensor | None, tau: float, shard: AnyShard, k: int
 ) -> FunctionTerm | None:
-    """A client's two terms: the soft labels of w_g on all memory, less the client's own on its own.
+    """A client's two terms: the soft labels of w_g on all memory, minus the client's on its own memory.
 
-    sent (M, C): the logits of w_g, if the server has sent them; else the client computes them.
+    sent (M, C): the logits of w_g, if the server has sent them; otherwise the client computes the logits.
     """
     points = known.held
     if known.logits is not None:
@@ -185,6 +185,6 @@ def label(
     shard: AnyShard, weights: Tensor, known: OthersMemory, own: Memory
 ) -> tuple[Tensor, OwnMemory | None]:
     """The memory part of an upload: the logits of w_k on the client's own memory, and the memory itself if
-    the server lacks it."""
+    the server does not have it yet."""
     sent = OwnMemory(own.inputs, own.weights) if known.logits is None else None
     return shard.logits(weights, own.inputs), sent

@@ -1,13 +1,13 @@
-"""The methods that all members of the family of protocols._dual_rule share; a member adds its formulas, its
-family and its local solver.
+"""Template of the ADMM and PVI algorithms, the members of the family of protocols._dual_rule.
+It has the methods that all members share. A member adds its formulas, its exponential family and its solver.
 
-    cavity       what the client's loss is balanced against      q_g^rho / t_k
+    cavity       the prior factor of the client's problem        q_g^rho / t_k
     dual_step    the change of the client's site t_k             (q_k / q_g)^gamma
     server_step  the next q_g                                    prior * prod t_k * mean(q_k)^(rho K)
 
-The formulas are expressions of Gaussians: * / ** act on natural parameters. A family with a fixed precision
-takes the mean of server_step's result. This is a template: members do not inherit from each other, and
-whatever a member needs of the family is imported from here.
+The formulas are expressions of Gaussians: *, / and ** act on natural parameters. A family with a fixed
+precision uses only the mean of server_step's result. Members do not inherit from each other; they import
+everything that they share from this module.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ __all__ = [
 ]
 
 SiteFit = LocalFit[Gaussian, Moments | IvonMoments]
-"""q_k, the mean training loss, what the solver carries over, and scalars of the upload by name."""
+"""Result of a local solver: q_k, mean training loss, the solver's carried state, scalars of the upload."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """dual: t_k, float64; moments: what the local optimiser carries over; precision: S of a family whose
-    precision is fixed."""
+    """State of a client. dual: its site t_k, float64. moments: carried over by the local optimiser.
+    precision: S, if the precision of the family is fixed."""
 
     dual: Dual
     moments: Moments | IvonMoments | None = None
@@ -82,11 +82,11 @@ class Client:
 
 @dataclass(frozen=True)
 class SiteSums:
-    """The sums of a server over an exchange, as natural parameters in float64.
+    """Sums that a server accumulates over the uploads of an exchange, as natural parameters in float64.
 
-    q: the broadcast as decoded. shift, precision: those of Consensus.total; on an edge server, the change of
-    them by its clients. product_shift, product_precision: those of prod q_k over the `count` uploads; None
-    where they are not averaged.
+    q: the decoded broadcast. shift, precision: parameters of Consensus.total; on an edge server, the change
+    that its clients make to them. product_shift, product_precision: parameters of prod q_k over the `count`
+    uploads. product_shift is None if the server does not average the q_k.
     """
 
     q: Gaussian
@@ -98,14 +98,14 @@ class SiteSums:
 
     @property
     def factors(self) -> tuple[Gaussian, Gaussian | None]:
-        """The total, and the product."""
+        """The total, and the product of the q_k or None."""
         total, averaged = Gaussian(self.shift, self.precision), self.product_shift
         return total, None if averaged is None else Gaussian(averaged, self.product_precision)
 
 
 @dataclass(frozen=True)
 class LocalProblem:
-    """The problem that a client solves: its state, q_g as received, the start of training, and its data."""
+    """The problem that a client solves: its state, the received q_g, the initial weights, and its data."""
 
     client: Client
     q: Gaussian
@@ -123,11 +123,11 @@ class LocalProblem:
 
 
 Ups = Iterable[tuple[int, Any]]
-"""The uploads of an exchange: client and Up, in ascending client id."""
+"""The uploads of an exchange: pairs of client id and Up, in ascending client id."""
 
 
 class SetUp(ABC):
-    """Exchanges with all clients before round 1, as an object of their own."""
+    """The exchanges with all clients before round 1, which a separate object implements."""
 
     @property
     @abstractmethod
@@ -145,7 +145,7 @@ class SetUp(ABC):
 
 
 class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
-    """The methods of Algorithm in terms of a member's formulas."""
+    """Base class that implements the methods of Algorithm from a member's formulas."""
 
     silent: Silent = "participants"
 
@@ -153,12 +153,12 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     """True if server_step uses the mean of the q_k."""
     duals: ClassVar[dict[str, str | None]] = {"dual.site": "total", "precision": None}
 
-    # ---- what a member states
+    # ---- defined by a member
 
     @property
     @abstractmethod
     def family(self) -> ExponentialFamily:
-        """The family of q, which fixes the messages."""
+        """The exponential family of q, which determines the messages."""
 
     @abstractmethod
     def prior(self, like: Tensor) -> Gaussian:
@@ -170,11 +170,11 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     @abstractmethod
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian | tuple[Penalty, ...]:
-        """The factor or factors against which the client's loss is balanced, on the scale of the loss."""
+        """The prior factor or factors of the client's problem, on the scale of the client's loss."""
 
     @abstractmethod
     def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
-        """The change of t_k."""
+        """The factor by which t_k changes."""
 
     @abstractmethod
     def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
@@ -182,25 +182,25 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     @abstractmethod
     def solve(self, problem: LocalProblem) -> SiteFit:
-        """Solve the client's problem: the cavity against its loss."""
+        """Solve the client's problem: minimise its loss with the cavity as the prior."""
 
     def exponents(self, at: At) -> tuple[float, float]:
-        """rho_server and gamma of the formulas; only a member with the option `silent` has them."""
+        """rho_server and gamma of the formulas; only members with the option `silent` define them."""
         return 0.0, 0.0
 
     def origin(self, start: Tensor) -> Gaussian:
-        """q_g before the first fold: the prior, unless a member says otherwise."""
+        """q_g before the first server update: the prior, unless a member overrides this method."""
         return self.prior(start)
 
     @property
     def set_up(self) -> SetUp | None:
-        """The exchanges before round 1, if there are any."""
+        """The exchanges before round 1, or None."""
         return None
 
-    # ---- the contract
+    # ---- methods of Algorithm
 
     def rule(self, at: At) -> DualRule:
-        """The member's formulas in a round, for the rule that applies them; `at` any client."""
+        """The rule that applies the member's formulas in a round; `at` may be that of any client."""
         return DualRule(
             at.K,
             self.penalty(at),
@@ -212,7 +212,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         )
 
     def _damped(self, change: Gaussian, at: At) -> Gaussian:
-        """A site's change as a stale upload makes it."""
+        """The change of a site, damped by the weight of a stale upload."""
         return change if at.weight == 1.0 else change**at.weight
 
     @property
@@ -261,12 +261,12 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return "dual"
 
     def dual_damping(self, at: At) -> float:
-        """The hyperparameter `damping` of a member whose server does not average; of others 1."""
+        """The hyperparameter `damping` if the member has it and its server does not average, else 1."""
         damping = None if self.averages else getattr(self, "damping", None)
         return 1.0 if damping is None else at.value(damping)
 
     def own_and_held(self, client: Client, down: Any, up: Any, task: Task) -> tuple[Any, Any]:
-        """Under silent = last the server has z_k, which stands for a q_k as in DualRule.commit."""
+        """The two messages; under silent = last, the q_k that z_k implies with and without the upload."""
         if client.dual.z is None:
             return up, down
         rho_server, gamma = self.exponents(task.at)
@@ -275,13 +275,13 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return own, own / sent ** (1 / (rho_server + gamma))
 
     def client_unsent(self, client: Client, down: Any, up: Any, task: Task) -> Client:
-        """Under silent = last the dual step is the client's own, and only z_k waits for the next upload.
+        """Take the dual step at the client alone under silent = last; z_k changes with the next upload only.
 
         Source: Er et al. 2025, Algorithm 1, https://arxiv.org/abs/2405.10618, where z_k is d_k.
         """
         if client.dual.z is None:
             return client
-        keep(client.dual.z)  # a given-up z would be written over
+        keep(client.dual.z)  # client_commit overwrites tensors that were given up, but z is still needed
         moved = self.client_commit(client, down, up, task)
         return replace(moved, dual=replace(moved.dual, z=client.dual.z))
 
@@ -300,7 +300,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return self._sums(q, map_tensors(server.total, Tensor.clone))
 
     def no_sums(self, down: Any, ctx: Context) -> SiteSums:
-        """A fixed precision counts as 1 here: an edge server need not know it."""
+        """Zero sums, in which a fixed precision counts as 1, because an edge server need not know it."""
         return self._sums(self.family.gaussian(down), self.family.isotropic(ctx.start, 0.0))
 
     def _sums(self, q: Gaussian, total: Gaussian) -> SiteSums:
@@ -315,6 +315,9 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return SiteSums(
             sums.q, total.shift, total.precision, product.shift, product.precision, sums.count + 1
         )
+
+    def sums_for(self, sums: SiteSums, down: Any) -> SiteSums:
+        return replace(sums, q=self.family.gaussian(down, sums.q.precision))
 
     @accumulating
     def with_upload(
@@ -331,7 +334,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return rule.stepped(sums.q, total, mean_q, self.prior(ctx.start), lambda q: self.family.project(q, S))
 
     def merged(self, sums: SiteSums, sent: Any) -> SiteSums:
-        """A fixed S counted as 1 at the edge server, but in increments, which a client makes with it."""
+        """Add the sums of an edge server, which takes a fixed S as 1; increments already contain S."""
         S = sums.q.precision
         fixed = self.family.kind == "fixed" and self.silent == "participants"
         both: SiteSums = super().merged(sums, map_tensors(sent, lambda t: times(S, t)) if fixed else sent)

@@ -1,20 +1,20 @@
-"""The exponential families of the ADMM and PVI members, and their messages.
+"""The exponential families and the messages of the ADMM and PVI algorithms.
 
-    fixed      q = N(w, S^-1), S given: only means cross the wire      fedadmm, feddyn, ama, precond_admm
-               scaled: S_k is a number of the client's own             fedadmm with rho_k
+    fixed      q = N(w, S^-1), S given: only means are sent            fedadmm, feddyn, ama, precond_admm
+               scaled: every client has its own scalar S_k             fedadmm with rho_k
     diagonal   q = N(m, diag(s)^-1): mean and precision                ivon_admm, pvi, fedlap_cov, ...
     full       q = N(m, S^-1): mean and the triangle of S              bayes_admm, pvi, fedlap_cov, ...
 
-A broadcast is q_g. An upload is q_k or, under silent = last, the
-increment of z_k by its natural parameters, whose precision part may be negative.
+A broadcast contains q_g. An upload contains q_k or, under silent = last, the natural parameters of the
+increment of z_k. The precision of an increment may be negative.
 
 An edge server sends sums of natural parameters, in float64. If they were rounded, the server's sums would no
 longer equal the sums of the clients' duals.
 
-    shift, precision                    of the factor by which the uploads change the server's product
-    product_shift, product_precision    of prod q_k over the `count` uploads, for servers that average them
+    shift, precision                    the factor by which the uploads change the server's product
+    product_shift, product_precision    prod q_k over the `count` uploads, for servers that average the q_k
 
-A fixed precision is not sent; of a scaled one, its factor is.
+A fixed precision is not sent; a scaled precision is sent as one number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from protocols._dual_rule import Dual, Silent, residual
 
 @dataclass(frozen=True)
 class PointInfo:
-    """primal_residual: |w_k - w_g|."""
+    """Scalars of an upload. primal_residual: |w_k - w_g|."""
 
     train_loss: Scalar
     primal_residual: Norm
@@ -59,7 +59,7 @@ class PointInfo:
 
 @dataclass(frozen=True)
 class PosteriorInfo:
-    """dual_slack, capped: protocols._dual_rule.ClippedCavity; the others as in PointInfo."""
+    """The scalars of PointInfo, and dual_slack and capped of protocols._dual_rule.ClippedCavity."""
 
     train_loss: Scalar
     primal_residual: Norm
@@ -69,14 +69,14 @@ class PosteriorInfo:
 
 @dataclass(frozen=True)
 class PointDown:
-    """w_g."""
+    """Broadcast of w_g."""
 
     mean: Mean
 
 
 @dataclass(frozen=True)
 class PointUp:
-    """w_k."""
+    """Upload of w_k."""
 
     mean: Mean
     info: PointInfo
@@ -90,7 +90,7 @@ class PointIncrement:
 
 @dataclass(frozen=True)
 class ScaledInfo:
-    """epochs: those that the client has trained for; the others as in PointInfo."""
+    """The scalars of PointInfo, and the number of epochs that the client trained."""
 
     train_loss: Scalar
     primal_residual: Norm
@@ -99,7 +99,7 @@ class ScaledInfo:
 
 @dataclass(frozen=True)
 class ScaledUp:
-    """w_k."""
+    """Upload of w_k."""
 
     mean: Mean
     info: ScaledInfo
@@ -107,7 +107,7 @@ class ScaledUp:
 
 @dataclass(frozen=True)
 class ScaledIncrement:
-    """z_precision: the change of a precision that is a number of the client's own."""
+    """Increment of z_k. z_precision: the change of the client's scalar precision."""
 
     z_shift: Delta
     z_precision: Check
@@ -122,7 +122,7 @@ class DiagonalDown:
 
 @dataclass(frozen=True)
 class DiagonalUp:
-    """q_k."""
+    """Upload of q_k."""
 
     mean: Mean
     precision: Precision
@@ -158,7 +158,7 @@ class FullIncrement:
 
 @dataclass(frozen=True)
 class DiagonalLaplaceUp:
-    """q_k of a Laplace approximation."""
+    """Upload of q_k, a Laplace approximation."""
 
     mean: Mean
     precision: Precision
@@ -173,7 +173,7 @@ class FullLaplaceUp:
 
 
 def _sums(*precision: Any) -> tuple[type[Any], type[Any]]:
-    """The messages of an edge server, without and with prod q_k. precision: its kind; none if it is fixed."""
+    """The messages of an edge server, without and with prod q_k. precision: its field kind, if it is sent."""
     change = [("shift", Sum), *(("precision", kind) for kind in precision)]
     product = [(f"product_{name}", kind) for name, kind in change]
     return (
@@ -186,7 +186,7 @@ def _sums(*precision: Any) -> tuple[type[Any], type[Any]]:
 class ExponentialFamily:
     """Converts between natural parameters in float64 and the message classes of an algorithm.
 
-    S is the fixed precision of a `fixed` family; the other families ignore it.
+    The argument S is the precision of a `fixed` family; the other families ignore it.
     """
 
     kind: Literal["fixed", "diagonal", "full"]
@@ -194,11 +194,11 @@ class ExponentialFamily:
     up: type[Any]
     increment: type[Any]
     sums: tuple[type[Any], type[Any]]
-    """The messages of an edge server: the change of prod t_k or prod z_k; the second has prod q_k, too."""
+    """Two messages of an edge server: the change of prod t_k or prod z_k; the second also has prod q_k."""
     info: type[Any] = PosteriorInfo
     """The group of scalars in an upload."""
     scaled: bool = False
-    """True if S is a number of each client's own, whose change its increments carry."""
+    """True if every client has its own scalar S; increments then contain the change of S."""
 
     def exchange(self, silent: Silent = "participants", *, averages: bool) -> Exchange:
         """The exchange of a round; averages: True if the server uses the mean of the q_k."""
@@ -215,7 +215,7 @@ class ExponentialFamily:
         return Gaussian(zero, precision if self.kind == "fixed" else self.identity(zero, precision))
 
     def project(self, merged: Gaussian, S: Tensor | float) -> Gaussian:
-        """Replace the precision by S if the family's is fixed; otherwise return `merged` itself."""
+        """Replace the precision by S if the family has a fixed one; otherwise return `merged` itself."""
         return Gaussian.at(merged.mean, S) if self.kind == "fixed" else merged
 
     def broadcast(self, q: Gaussian) -> Any:
@@ -223,7 +223,7 @@ class ExponentialFamily:
         return self.down(q.mean, *self._sent(q))
 
     def gaussian(self, message: Any, S: Tensor | float = 1.0) -> Gaussian:
-        """The factor that a message carries: q_g, q_k, or the increment of z_k."""
+        """The factor that a message contains: q_g, q_k, or the increment of z_k."""
         fixed = self.kind == "fixed"
         if isinstance(message, self.increment):
             shift = message.z_shift.double()
@@ -233,7 +233,7 @@ class ExponentialFamily:
         return Gaussian.at(message.mean, S if fixed else self.matrix(message.precision))
 
     def upload(self, dual: Dual, sent: Gaussian, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
-        """The upload of q_k = `local`; sent: the increment of z_k if the algorithm uploads it, else q_k."""
+        """The upload for q_k = `local`. sent: the increment of z_k if that is uploaded, else q_k."""
         info = self.info(primal_residual=residual(local, q), **scalars)
         if dual.z is None:
             return self.up(local.mean, *self._sent(local), info)
@@ -241,7 +241,7 @@ class ExponentialFamily:
         return self.increment(sent.shift, *change, info)
 
     def curvature(self, shard: AnyShard, weights: Tensor, how: GgnEstimator, rng: RandomStream) -> Tensor:
-        """H_k, the generalised Gauss-Newton matrix of the summed loss, in this form."""
+        """H_k, the generalised Gauss-Newton matrix of the summed loss, full or diagonal like S."""
         return shard.full_curvature(weights) if self.kind == "full" else shard.curvature(weights, how, rng)
 
     def field(self, precision: Tensor | float) -> Tensor:
@@ -284,7 +284,7 @@ def laplace(covariance: Covariance) -> ExponentialFamily:
 
 
 MAX_FULL = 3000
-"""The largest number of parameters of a full covariance."""
+"""The largest number of parameters for which a full covariance is allowed."""
 
 
 def check_covariance(params: int, covariance: Covariance, sibling: str) -> None:

@@ -1,19 +1,19 @@
-"""BCM - the Bayesian committee machine, Tresp 2000, as in Swaroop et al. 2025, Eq. 3, with
-a Laplace approximation at every client.
+"""BCM - the Bayesian committee machine, Tresp 2000, as in Swaroop et al. 2025, Eq. 3, with a Laplace
+approximation at every client.
 
     client:  w_k <- argmin l_k(w) + (delta/2) ||w||^2 ;   S_k <- H_k(w_k) + delta I      (SUM loss)
              t_k <- p_k / p_0,   p_k = N(w_k, S_k^-1),  p_0 = N(0, I/delta)
     server:  p_g  = p_0 prod_k t_k        so  S_g = sum S_k - (K-1) delta I,  S_g w_g = sum_k S_k w_k
 
-All precisions are diagonal; H_k is the diagonal GGN, exact unless `curvature` says otherwise. The product is
-over the clients heard so far; since t_k has the prior divided out, p_0 counts once. A new t_k of a client
-replaces its old one: the client remembers the old one and sends only the change. There is one round by
-default; further rounds are for clients that have not taken part yet (a client that takes part again trains
-again, from its own w_k).
+All precisions are diagonal. H_k is the diagonal GGN, exact by default (option `curvature`). The product is
+over the clients that have uploaded so far. No t_k contains the prior, so p_0 counts once. A client's new t_k
+replaces the old one: the client stores the old t_k and sends only the change. There is one round by default.
+Further rounds are for clients that have not taken part yet; a client that takes part again continues training
+from its own w_k.
 
 Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broadcast.
 
-Local training is Adam by default. There is one round, and `carry` has no effect.
+Local training is Adam by default. Its moments are not kept, so `carry` has no effect.
 
 Differs: the local posteriors are Laplace approximations.
 
@@ -43,9 +43,9 @@ from protocols._dual_rule import proper
 @dataclass(frozen=True)
 class Server:
     sites: Gaussian
-    """prod t_k over the clients heard, (P,) float64."""
+    """prod t_k over the clients that have uploaded, (P,) float64."""
     heard: Tensor
-    """(K,) bool."""
+    """True for the clients that have uploaded, (K,) bool."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class Client:
     site: Gaussian
     """t_k as the server has it, (P,) float64."""
     weights: Tensor | None = None
-    """w_k (P,) float32, once trained."""
+    """w_k (P,) float32, or None before the first training."""
 
 
 @dataclass(frozen=True)
 class Down:
-    """Nothing: the prior and the start are known to everyone."""
+    """Empty message: every process knows the prior and the start."""
 
 
 @dataclass(frozen=True)
 class Up:
-    """The new t_k divided by the old one, as natural parameters. In a client's first upload that is t_k."""
+    """Natural parameters of the new t_k divided by the old t_k; in a client's first upload, of t_k itself."""
 
     shift: Delta
     precision: Delta
@@ -122,7 +122,7 @@ class BCM(Algorithm[Server, Client, Down, Up]):
         return Server(sites, heard)
 
     def posterior(self, sites: Gaussian) -> Gaussian:
-        """p_0 prod t_k."""
+        """The posterior p_0 prod t_k."""
         return Gaussian(sites.shift, self.delta + sites.precision)
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:

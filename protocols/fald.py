@@ -1,29 +1,29 @@
 """FA-LD, federated averaging Langevin dynamics - Deng et al. 2024 (arXiv:2112.05120): clients take Langevin
-steps, the server averages, and the averages of late rounds are samples of the posterior.
+steps, the server averages the results, and the averages of late rounds are samples of the posterior.
 
     client:  theta_k <- theta, then T times
              theta_k <- theta_k - eta grad f_k(theta_k) + sqrt(2 eta tau) (rho xi + sqrt((1-rho^2)/p_k) xi_k)
              f_k(theta) = N lbar_k(theta) + (delta/2) ||theta||^2,   p_k = N_k / N
-    server:  theta <- sum_k p_k theta_k,   and keep it, if the round is behind burn_in and a multiple of thin
+    server:  theta <- sum_k p_k theta_k,   kept as a sample in every thin-th round after the first burn_in
     init:    theta = the shared random start
 
-sum_k p_k f_k is sum_k l_k and the prior's (delta/2) ||theta||^2, so with tau = 1 the target is the
-posterior, else its power 1/tau. xi is the same at all clients, drawn from a stream of the round that they
-share, and xi_k is the client's own; together they give an average the noise of one chain, sqrt(2 eta tau)
-xi. rho is `correlation`: 0 is private noise alone, which protects data more; 1 shared noise alone, which
-costs less accuracy. lr is N eta, a step on the mean loss.
+sum_k p_k f_k is sum_k l_k plus the prior's (delta/2) ||theta||^2. So the target is the posterior to the power
+1/tau. All clients draw the same xi from a random stream of the round; each client draws its own xi_k.
+Together they give the average the noise of one chain, sqrt(2 eta tau) xi. rho is `correlation`: 0 means
+private noise only, which protects data more; 1 means shared noise only, which costs less accuracy. lr is N
+eta, the step on the mean loss.
 
-The model is the last `keep` samples: a prediction is averaged over them, and the point estimate is their
-mean. They are samples as far as steps are small and batches large: a step's discretisation, unlike
-clients with T > 1 and the noise of batches each widen or shift the distribution.
+The model is the last `keep` samples: predictions are averaged over them, and the point estimate is their
+mean. The samples follow the posterior if steps are small and batches large: discretisation, heterogeneous
+clients with T > 1, and minibatch noise each widen or shift the distribution.
 
 Wire: P down, P up.
 
 Local training is Langevin steps with a constant lr, and nothing is carried over.
 
-Differs: all clients take T steps whatever N_k is, as in the paper; batches are those of shuffled epochs. In a
-round of some clients p_k is N_k over the participants' sum, which the noise is not scaled for (the paper's
-partial schemes have a bias that does not vanish, too).
+Differs: minibatches are those of shuffled epochs. All clients take T steps whatever N_k is, as in the paper.
+With partial participation the server's p_k is N_k over the participants' sum, for which the noise is not
+scaled (the paper's schemes for partial participation also have a bias that does not vanish).
 
 References:
     Deng et al. 2024: https://arxiv.org/abs/2112.05120
@@ -51,7 +51,7 @@ from protocols._averaging import Down, Up, WeightedSum
 
 @dataclass(frozen=True)
 class Server:
-    """mean: theta (P,); kept: the last samples (n, P), oldest first; float64. folds: rounds folded."""
+    """State of the server: theta (P,), the last samples (n, P), oldest first, float64; number of updates."""
 
     mean: Tensor
     kept: Tensor
@@ -60,7 +60,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """Stateless."""
+    """Empty state: the client keeps nothing."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 
 Wire: P down, P up.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry), as in the
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry), as in the
 released code of the ADMM papers. McMahan et al. use SGD: --set optimiser=sgd.
 
 References:

@@ -3,19 +3,19 @@
     client j:  w_j <- argmin lbar_j(w) + lam sum_{i != j} (w - w_i)' diag(F_i) (w - w_i), started at w_g
                F_j  = diagonal of the empirical Fisher at w_j, mean over its own examples
     server:    w_g <- sum_j N_j w_j / sum_j N_j   over the participants
-               U   <- sum_i F_i ;  W <- sum_i F_i w_i   over ALL clients, each with its last
+               U   <- sum_i F_i ;  W <- sum_i F_i w_i   over ALL clients, with the last F_i and w_i of each
 
-With U and W the penalty is, up to a constant, lam [ w' diag(U - F_j) w - 2 w . (W - F_j w_j) ]: a client
-keeps its last F_j and F_j w_j and subtracts them. What goes up is w_j and the increments of F_j and F_j w_j,
-so that the server needs no memory of single clients; a silent client counts with its last.
+With U and W the penalty is, up to a constant, lam [ w' diag(U - F_j) w - 2 w . (W - F_j w_j) ]. A client
+stores its last F_j and F_j w_j to subtract them. It sends w_j and the increments of F_j and F_j w_j, so the
+server stores nothing per client. U and W keep the last F_j and F_j w_j of a client that does not take part.
 
 Wire: 3P down, 3P up.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry). fola has SGD:
-compare the two with the same optimiser.
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry). fola uses SGD
+by default: compare the two with the same optimiser.
 
-Differs: the release named after the Gaussian-product paper has a penalty without gradient, about the
-server's mean, with every client's own data in it.
+Differs: the released code named after the Gaussian-product paper has a penalty without gradient, which is
+centred at the server's mean and includes every client's own data.
 
 References:
     Shoham et al. 2019: https://arxiv.org/abs/1910.07796
@@ -40,7 +40,7 @@ from fedsim.wire.schema import Count, Curvature, Delta, Mean, Scalar, Shift, Sum
 
 @dataclass(frozen=True)
 class Server:
-    """mean: w_g; fisher: prod of factors with precision F_i and shift F_i w_i, that is U and W; float64."""
+    """State of the server, float64. mean: w_g. fisher: the factor with precision U and shift W."""
 
     mean: Tensor
     fisher: Gaussian
@@ -48,7 +48,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """fisher: shift = F_j w_j, precision = F_j as the server has them, float64."""
+    """State of a client. fisher: shift = F_j w_j and precision = F_j as at the server, float64."""
 
     fisher: Gaussian
     moments: Moments | None = None
@@ -63,7 +63,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """curvature, shift: increments of F_j and F_j w_j."""
+    """Upload of w_j. curvature, shift: the increments of F_j and F_j w_j."""
 
     mean: Mean
     curvature: Delta
@@ -73,7 +73,7 @@ class Up:
 
 @dataclass(frozen=True)
 class Sums:
-    """Over clients, of N_k w_k, N_k, F_j and F_j w_j."""
+    """Sums over clients of N_j w_j, of N_j, of F_j and of F_j w_j."""
 
     mean: Sum
     weight: Count

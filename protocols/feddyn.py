@@ -1,5 +1,5 @@
-"""FedDyn - Acar et al. 2021, as in the FedLap paper (arXiv:2111.04263): ADMM in its mean form with a
-penalty alpha_k per client and a local weight decay.
+"""FedDyn - Acar et al. 2021 (arXiv:2111.04263), as in the FedLap paper: ADMM in its mean form.
+Each client has a penalty alpha_k of its own, and its objective includes a weight decay.
 
     client:  w_k <- argmin lbar_k(w) + v_k . w + (alpha_k/2) ||w - w_g||^2 + (wd/2) ||w||^2   (MEAN loss)
              v_k <- v_k + alpha_k (w_k - w_g)
@@ -9,18 +9,18 @@ penalty alpha_k per client and a local weight decay.
     alpha_rule   alpha_k               c_k       source
     constant     alpha                 alpha     Swaroop et al. Eq. 2; fits the published FashionMNIST numbers
     paper        (alpha/N_k) (N/K)     alpha_k   Acar et al. and their code: the limit is argmin sum_k l_k
-    release      alpha N_k/N           alpha     bayes-admm as meant; fits its MNIST numbers to round 50
+    release      alpha N_k/N           alpha     bayes-admm as intended; fits its MNIST numbers to round 50
 
-With alpha_rule = constant and no weight decay this is fedadmm with form = mean. protocols._dual_rule with
-q = N(w, I), rho_server = 1 and sites in units of w: t_k = exp(h_k . w).
+With alpha_rule = constant and no weight decay this is fedadmm with form = mean. In general FedDyn is
+protocols._dual_rule with q = N(w, I), rho_server = 1 and sites t_k = exp(h_k . w); h_k has the units of w.
 
-Wire: P down, P up. A silent client's w_k counts as the mean of the participants', its h_k as it is.
+Wire: P down, P up. For a silent client the server uses its h_k and the mean of the participants' w_k.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
 
-Differs: the released code (bayes-admm) leaves the server's h at 0 in round 1, starts w_g at 0, and gives
-every client the alpha_k of the last one by an aliasing defect; here round 1 is like every other round.
-Option prox_norm = unsquared: (alpha_k/2) ||w - w_g||, as in that code.
+Differs: the released code (bayes-admm) leaves the server's h at 0 in round 1, starts w_g at 0 and, by an
+aliasing defect, gives every client the alpha_k of the last client. Here round 1 is like every other round.
+prox_norm = unsquared uses (alpha_k/2) ||w - w_g||, as in the released code.
 
 References:
     Acar et al. 2021: https://arxiv.org/abs/2111.04263
@@ -80,7 +80,7 @@ class FedDyn(SiteAlgorithm):
         return self.alpha
 
     def penalties(self, at: At) -> tuple[float, float]:
-        """alpha_k and c_k of the table above."""
+        """alpha_k and c_k by the table in the module's docstring."""
         if self.alpha_rule == "paper":
             alpha_k = self.alpha / at.sizes[at.k] * sum(at.sizes) / at.K
             return alpha_k, alpha_k
@@ -89,7 +89,7 @@ class FedDyn(SiteAlgorithm):
         return self.alpha, self.alpha
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> tuple[Penalty, ...]:
-        """q_g^alpha_k / v times the weight decay, with v = exp(v_k . w) = t_k^c_k."""
+        """The factors of the cavity q_g^alpha_k * decay / v, where v is t_k^c_k = exp(v_k . w)."""
         alpha_k, c_k = self.penalties(at)
         v, decay = site**c_k, POINT.isotropic(q_g.shift, self.weight_decay)
         return decay / v, q_g**alpha_k if self.prox_norm == "squared" else Distance(q_g.mean, alpha_k)

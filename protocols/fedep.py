@@ -1,5 +1,5 @@
-"""FedEP and FedSEP - Guo et al. 2023 (arXiv:2302.04228): expectation propagation. PVI with the other
-divergence: a client matches the moments of its tilted distribution, where PVI minimises KL(q || tilted).
+"""FedEP and FedSEP - Guo et al. 2023 (arXiv:2302.04228): expectation propagation. A client matches the
+moments of its tilted distribution, which minimises KL(tilted || q); PVI minimises KL(q || tilted).
 
     client:  cavity = q_g / t_k ;   tilted p_k = exp(-l_k) cavity                            (SUM loss)
              q_k <- argmin_q KL(p_k || q): mean and variances of p_k, coordinate by coordinate
@@ -7,15 +7,15 @@ divergence: a client matches the moments of its tilted distribution, where PVI m
     server:  q_g  = prior * prod_k t_k                                        over ALL clients
     init:    t_k = 1, q_g = N(0, I/delta)
 
-FedSEP (stateless = true): clients keep nothing. Each takes the average site (q_g / prior)^(1/K) for its own;
-the server's step is the same.
+FedSEP (stateless = true): clients keep nothing. Each client uses the average site (q_g / prior)^(1/K) instead
+of its own; the server's step is the same.
 
-moments = langevin: by a Markov chain, as differences from a Gaussian's chain with the same noise, so that a
-weight that the data do not determine keeps the prior's precision. laplace: mode and curvature, with which
-FedEP is FedLap-Cov.
-The paper's other choices are a scaled identity, which is FedLap up to scale, and natural-gradient VI, which
-is PVI. On diagonal quadratics both moments and PVI agree, and damping = 1 is exact after one round. On others
-langevin has the tilted distribution's own variances, where pvi's are those of one coordinate given the rest.
+moments = langevin estimates the moments by a Markov chain, as differences from the chain of a Gaussian with
+the same noise. So a weight that the data do not determine keeps the prior's precision. moments = laplace uses
+mode and curvature, which makes FedEP equal to FedLap-Cov. The paper's other choices are a scaled identity,
+which is FedLap up to scale, and natural-gradient VI, which is PVI. On diagonal quadratics both options and
+PVI agree, and damping = 1 is exact after one round. On other quadratics langevin gives the marginal variances
+of the tilted distribution; pvi gives the variance of each coordinate conditional on the others.
 
 Local training is Adam by default, run to the mode. Each client keeps Adam's moments from round to round
 (carry), except in FedSEP.
@@ -23,13 +23,13 @@ Local training is Adam by default, run to the mode. Each client keeps Adam's mom
 Wire: 2P down, 2P up. The server derives the change of t_k from q_k and its own broadcast; the paper's clients
 send the change itself.
 
-With laplace a mode stands for a mean: .3 standard deviations off, and a third of the variance, on a skewed
-logistic regression in two weights (tests/protocols/test_fedep.py).
+laplace uses the mode as the mean. On a skewed logistic regression in two weights, the mean is off by .3
+standard deviations, and the variance by a third (tests/protocols/test_fedep.py).
 
 Differs: the server multiplies the sites, without the paper's server optimiser and clipping of the change. The
-chain takes full gradients from Laplace's Gaussian on, where the paper has iterate-averaged SGD and fits the
-precision's scale by a hyperparameter. Its moments have a control variate, where the paper's are those of the
-samples (docs/decisions/045-moments-by-a-control-variate.md).
+chain starts from Laplace's Gaussian and takes full gradients; the paper uses iterate-averaged SGD and sets
+the scale of the precision by a hyperparameter. The moments use a control variate; the paper uses the moments
+of the samples (docs/decisions/045-moments-by-a-control-variate.md).
 
 References:
     Guo et al. 2023: https://arxiv.org/abs/2302.04228

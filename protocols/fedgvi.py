@@ -6,27 +6,27 @@ Renyi divergence, for clients whose labels may be wrong. With loss = nll and alp
     server:  q_g  = prior * prod_k t_k                                         over ALL clients
     init:    t_k = 1, q_g = N(0, I/delta)
 
-    D_alpha(q || p) = log( int q^alpha p^(1-alpha) ) / (alpha (alpha - 1)),    the KL(q || p) for alpha -> 1
+    D_alpha(q || p) = log( int q^alpha p^(1-alpha) ) / (alpha (alpha - 1)),    KL(q || p) for alpha -> 1
     gce             (1 - p_y^c) / c,   c = power; y the label of an example
     density_power   (1 - p_y^c) / c + (sum_j p_j^(1+c) - 1) / (1+c)            over all classes j
-    nll             -log p_y, to which both tend as c falls to 0
+    nll             -log p_y, the limit of both as c falls to 0
 
-protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0: the server's divergence is the KL, under
-which sites multiply. An example pulls under gce with p_y^c times the gradient of nll, so that the model gives
-up what it cannot fit; at the start that is everything, and learning is slower. alpha > 1 makes q_k narrower:
-one much narrower than the cavity has alpha times the data's precision, and the cavity pulls its mean with a
-force divided by alpha.
+This is protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0: the server's divergence is the KL,
+under which sites multiply. The gradient of gce is p_y^c times that of nll, so examples that the model does
+not fit have little influence. At the start the model fits no example, so learning is slower. alpha > 1 makes
+q_k narrower: a q_k much narrower than the cavity has alpha times the precision of the data, and the cavity's
+gradient with respect to the mean is divided by alpha.
 
-Wire: 2P down, 2P up. A silent client counts with its site.
+Wire: 2P down, 2P up. The product includes the last site of every client that does not take part.
 
-Local training is IVON, whose momentum and step count live with the client over rounds (carry).
+Local training is IVON; each client keeps IVON's momentum and step count from round to round (carry).
 
-Differs: the clients' problem is solved by IVON (fedsim.learning.solvers.ivon), where the released code runs
-Adam on (mean, log variance); both end at the same q_k. Where q would be wider than the cavity, D_alpha may be
-infinite: the released code leaves it out there, here it pulls as if they were equally wide. The released
-density-power loss has other exponents than its formula. train_loss is the robust loss. The released runs have
-tau = 1 and, on FashionMNIST, alpha 2.5 with power 0.5 or 1. cap_dual, h0 and the start of training: as in
-ivon_admm.
+Differs: the clients' problem is solved by IVON (fedsim.learning.solvers.ivon); the released code runs Adam on
+(mean, log variance). Both have the same solution q_k. Where q would be wider than the cavity, D_alpha may be
+infinite. There the released code omits D_alpha, and here D_alpha acts as if both were equally wide. The
+released density-power loss has other exponents than the paper's formula. train_loss is the robust loss. The
+released runs have tau = 1 and, on FashionMNIST, alpha 2.5 with power 0.5 or 1. cap_dual, h0 and the start of
+training are as in ivon_admm.
 
 References:
     Mildner et al. 2025: https://arxiv.org/abs/2502.00846

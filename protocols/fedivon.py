@@ -1,6 +1,6 @@
-"""FedIvon - Pal, Gupta, Sarwar, Rai 2025 (arXiv:2411.18385): clients train with IVON, the server merges their
-Gaussians with their curvatures as weights. IVON-ADMM has duals, q_g in the KL's place of N(0, I/delta), the
-prior as start, and no weights N_k.
+"""FedIvon - Pal, Gupta, Sarwar, Rai 2025 (arXiv:2411.18385): clients train with IVON, and the server averages
+their Gaussians with the curvatures as weights. In contrast, IVON-ADMM has duals, q_g instead of N(0, I/delta)
+in the KL, the prior as start, and no weights N_k.
 
     client:  (m_k, h_k) <- IVON on lambda_k E_q[lbar_k] + KL(q || N(0, I/delta)),  lambda_k = N_k / tau,
              from m = m_g and h = h_g;  h_k is the curvature of the MEAN loss lbar_k
@@ -8,17 +8,17 @@ prior as start, and no weights N_k.
     init:    m_g = the shared random start, h_g = h0
 
 The model is N(m_g, diag(s_g)^-1) with s_g = (N / tau) h_g + delta: the clients' curvatures on the scale of
-the summed loss, and the prior once. With the clients' precisions s_k = lambda_k h_k + delta that is
-delta + sum_k (s_k - delta).
+the summed loss, and the prior once. In terms of the clients' precisions s_k = lambda_k h_k + delta,
+s_g = delta + sum_k (s_k - delta).
 
-Local training is IVON, by the package ivon-opt. Its momentum and step count begin at zero in every task; with
-carry, each client keeps them from round to round, as in ivon_admm.
+Local training is IVON, by the package ivon-opt. IVON's momentum and step count begin at zero in every task;
+with carry, each client keeps them from round to round, as in ivon_admm.
 
 Wire: 2P down, 2P up.
 
-Differs: IVON keeps h + delta / lambda positive, not h: an h_k below 0 counts as 0, and where all h_k are 0
-the mean is weighted by N_k alone. Silent clients do not count in a round's average. The personalised variant
-is not here.
+Differs: IVON keeps h + delta / lambda positive, but not h. A negative h_k is set to 0, and where all h_k are
+0 the mean is weighted by N_k alone. A round's average includes only the clients that take part. The
+personalised variant is not implemented.
 
 References:
     Pal et al. 2025: https://arxiv.org/abs/2411.18385
@@ -44,7 +44,7 @@ from fedsim.wire.schema import Count, Curvature, Mean, Scalar, Sum
 
 @dataclass(frozen=True)
 class Server:
-    """mean: m_g; curvature: h_g; (P,) float64. started: something has been folded."""
+    """State of the server. mean: m_g, curvature: h_g, (P,) float64. started: there was a server update."""
 
     mean: Tensor
     curvature: Tensor
@@ -53,7 +53,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """IVON's momentum and step count, if they are carried."""
+    """State of a client: IVON's momentum and step count if they are carried over, else None."""
 
     moments: IvonMoments | None = None
 
@@ -66,7 +66,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """m_k and h_k, the latter not below 0."""
+    """Upload of m_k and of h_k, clamped to at least 0."""
 
     mean: Mean
     curvature: Curvature
@@ -75,7 +75,7 @@ class Up:
 
 @dataclass(frozen=True)
 class Sums:
-    """Over clients, of N_k h_k, N_k h_k m_k, N_k m_k and N_k."""
+    """Sums over clients of N_k h_k, of N_k h_k m_k, of N_k m_k and of N_k."""
 
     curvature: Sum
     weighted: Sum

@@ -5,14 +5,14 @@
     server:  w_g <- sum_k v_k                                                   over ALL clients
     init:    v_k = 0, w_g = 0
 
-In natural parameters: q = N(w_g, I/delta), site t_k = Gaussian(delta v_k, 0), cavity q / t_k.
+In natural parameters: q = N(w_g, I/delta), site t_k = exp(delta v_k . w), cavity q / t_k.
 
 Wire: P down, P up. The server derives rho (w_k - w_g) from the upload and its own broadcast.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
 
-Differs: local training starts from ctx.start until something has been folded (released code), while
-the prox centre is w_g = 0, as printed. Option prox_norm = unsquared: the released code's norm.
+Differs: until the first server update, local training starts from ctx.start, as in the released code, while
+the proximal centre is w_g = 0, as in the paper. prox_norm = unsquared is that code's (delta/2) ||w - w_g||.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -41,7 +41,7 @@ class Server:
     dual: Tensor
     """sum_k v_k = w_g, (P,) float64."""
     started: bool
-    """Something has been folded."""
+    """True after the first server update."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
 
     @accumulating
     def dual_step(self, dual: Tensor, down: Down, up: Up, *, at: At) -> Tensor:
-        """v_k, or the sum of all, after client k's dual step, (P,) float64."""
+        """Add client k's dual step to v_k, or to the sum of all v_k, (P,) float64."""
         return dual + at.value(self.rho) * at.weight * (up.mean.double() - down.mean.double())
 
     def add(self, dual: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:

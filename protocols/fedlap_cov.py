@@ -8,20 +8,20 @@
     init:    v_k = 0, V_k = 0, w_g = 0, S_g = delta I
 
 In natural parameters (S w, S): t_k = (v_k, V_k), q = N(0, I/delta) prod_k t_k, and the cavity is q / t_k. H_k
-is the generalised Gauss-Newton matrix of the summed loss, positive semi-definite, so that S_k and S_g stay
-positive: its diagonal, as in the experiments, or with covariance = full all of it (Sec. 3.3).
+is the generalised Gauss-Newton matrix of the summed loss. It is positive semi-definite, so S_k and S_g stay
+positive. The default is its diagonal, as in the experiments; covariance = full uses all of it (Sec. 3.3).
 
-By default the posterior of a network is too wide to sample from: predictions are those of the mean, w_g.
+By default the posterior of a network is too wide to sample from; predictions use the mean, w_g.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
 
-Differs: local training starts from ctx.start until something has been folded. The released code has
-received precision 0 in round 1; the paper's delta is used here. S_g and S_g - V_k are at least delta in
-exact arithmetic; they are floored there, because the broadcast is rounded and a lossy codec on S_k may make
-V_k negative; `floored` in metrics.jsonl counts the entries of S_g, or its eigenvalues. The sums stay as they
-are. `curvature` is of the diagonal form; the full one is always exact.
+Differs: local training starts from ctx.start until the first server update. In round 1 the released code uses
+a received precision of 0; here it is the paper's delta. In exact arithmetic S_g and S_g - V_k are at least
+delta. They are floored at delta here, because the broadcast is rounded and a lossy codec on S_k may make V_k
+negative. The floor does not change the stored sums. `floored` in metrics.jsonl counts the floored entries, or
+eigenvalues, of S_g. `curvature` applies to the diagonal form; the full form is always exact.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -49,14 +49,14 @@ from protocols._site_messages import Covariance, ExponentialFamily, check_covari
 @dataclass(frozen=True)
 class Server:
     sites: Gaussian
-    """prod_k t_k: shift = sum v_k, precision = sum V_k, both float64, (P,), V_k full (P, P)."""
+    """prod_k t_k: shift = sum v_k, precision = sum V_k, both (P,) float64; a full precision is (P, P)."""
     started: bool
 
 
 @dataclass(frozen=True)
 class Client:
     site: Gaussian
-    """t_k: shift = v_k, precision = V_k, both float64, (P,), V_k full (P, P)."""
+    """t_k: shift = v_k, precision = V_k, both (P,) float64; a full precision is (P, P)."""
     moments: Moments | None = None
 
 
@@ -128,7 +128,7 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
 
     @accumulating
     def dual_step(self, sites: Gaussian, down: Any, up: Any, *, at: At) -> Gaussian:
-        """t_k, or the product of all, after client k's dual step (q_k / q_g)^rho; float64."""
+        """Multiply t_k, or the product of all t_k, by client k's dual step (q_k / q_g)^rho; float64."""
         change = self.family.gaussian(up) / self.family.gaussian(down)
         return sites * change ** (at.value(self.rho) * at.weight)
 

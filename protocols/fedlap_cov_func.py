@@ -12,20 +12,20 @@ sites with a learned diagonal precision, and function terms on a few memory inpu
 
     yhat_ig = soft labels of w_g;  tau_i = tau N_kc / M_kc  (points of class c on client k, in its memory)
 
-Where w_k = w_g, all function terms have zero gradient, so the fixed points are FedLap-Cov's. Without memory
-points it is FedLap-Cov. Memory crosses the wire and comes into the terms as in fedlap_func. The posterior
-of a network is by default too wide to sample from, as that of fedlap_cov.
+Where w_k = w_g, the gradients of the function terms are zero, so the fixed points are those of FedLap-Cov.
+Without memory points the algorithm is FedLap-Cov. Memory is sent and enters the terms as in fedlap_func. As
+in fedlap_cov, the posterior of a network is by default too wide to sample from.
 
 Wire: 2P down, 2P + M C up. Once: M I + 2M down, M I + M up.
 
-Cost: as fedlap_func, and one pass over the client's examples for H_k.
+Cost: that of fedlap_func, plus one pass over the client's examples for H_k.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
 
-Differs: the equations are put together here from Eq. 17 and 21; H_k is the curvature of l_k alone, because
-the function terms of client and server cancel where both agree. The server's optimiser, what happens before
-labels exist, and the defaults are as in fedlap_func; the floors of S_g and S_g - V_k as in fedlap_cov. The
-paper reports no results of it.
+Differs: the equations are combined here from Eq. 17 and 21. H_k is the curvature of l_k alone, because the
+function terms of client and server cancel where both agree. The server's optimiser, the rounds before labels
+exist, and the defaults are as in fedlap_func. The floors of S_g and S_g - V_k are as in fedlap_cov. The paper
+reports no results for the combination.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -65,7 +65,7 @@ from protocols._memory import (
 
 @dataclass(frozen=True)
 class Server:
-    """sites: prod_k t_k, shift = sum v_k, precision = sum V_k; mean: w_g; all (P,) float64."""
+    """State of the server. sites: prod_k t_k, (sum v_k, sum V_k). mean: w_g. All are (P,) float64."""
 
     sites: Gaussian
     mean: Tensor
@@ -74,7 +74,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """site: t_k, shift = v_k, precision = V_k, both (P,) float64."""
+    """State of a client. site: t_k with shift = v_k and precision = V_k, both (P,) float64."""
 
     site: Gaussian
     known: OthersMemory
@@ -110,7 +110,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         return Client(Gaussian.one(ctx.start), OthersMemory(Held.nothing()))
 
     def precision(self, sites: Gaussian) -> Tensor:
-        """S_g, which is at least delta: H_k >= 0 says so, rounding may not."""
+        """S_g, clamped to at least delta: H_k >= 0 implies this bound, but rounding may violate it."""
         return (self.delta + torch.as_tensor(sites.precision)).clamp(min=self.delta)
 
     def broadcast(self, server: Server, ctx: Context) -> CovDown:
@@ -146,7 +146,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         return Client(site, replace(client.known, logits=up.logits), client.moments)
 
     def site_change(self, down: CovDown, up: CovUp, at: At) -> Gaussian:
-        """(q_k / q_g)^rho: the steps of v_k and V_k, (P,) float64."""
+        """The factor (q_k / q_g)^rho, which has the steps of v_k and V_k, (P,) float64."""
         local, broadcast = Gaussian.at(up.mean, up.precision), Gaussian.at(down.mean, down.precision)
         return (local / broadcast) ** at.value(self.rho)
 
@@ -160,7 +160,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         return Server(sites, self.server_step(sites, known, ctx), known)
 
     def server_step(self, sites: Gaussian, known: Registry, ctx: Context) -> Tensor:
-        """w_g, (P,) float64; without memory that is S_g^-1 sum v_k."""
+        """Compute w_g, (P,) float64; without memory w_g = S_g^-1 sum v_k."""
         q = Gaussian(sites.shift, self.precision(sites))
         return known.minimise(q, q.mean, self.tau, ctx, self.server_steps, self.server_lr)
 

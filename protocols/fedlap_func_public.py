@@ -1,5 +1,5 @@
 """FedLap-Func on public inputs - Swaroop, Khan, Doshi-Velez 2025, Sec. 3.4 (arXiv:2501.17325): Eq. 17 with
-one set U of M unlabelled inputs, which server and clients all have, in the place of every M_k.
+one set U of M unlabelled inputs, known to the server and all clients, instead of every M_k.
 
     client:  w_k <- argmin l_k(w) + delta v_k . w + (delta/2) ||w - w_g||^2                  (SUM loss)
                       + (tau/M) sum_{i in U} [ N_heard l(yhat_ig, w) - N_k l(yhat_ik, w) ]
@@ -21,9 +21,9 @@ Wire: P down, P + M C up. The inputs cost nothing.
 
 Cost: O((N_k + M) P E) on a client, as in fedlap_func; the server keeps K M C labels.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
 
-Differs: the paper suggests such a set and reports no results of it. The server's optimiser and the defaults
+Differs: the paper suggests such a set and reports no results for it. The server's optimiser and the defaults
 are as in fedlap_func.
 
 References:
@@ -52,8 +52,8 @@ from protocols._memory import ServerLr, ServerSteps, Tau
 
 @dataclass(frozen=True)
 class Server:
-    """dual: sum_k v_k; mean: w_g, both (P,) float64; logits (K, M, C): the clients' last labels; heard (K,)
-    int64: N_k of a client that has sent labels, else 0."""
+    """State of the server. dual: sum_k v_k, mean: w_g, both (P,) float64. logits (K, M, C): the clients' last
+    labels. heard (K,) int64: N_k of a client that has sent labels, else 0."""
 
     dual: Tensor
     mean: Tensor
@@ -63,7 +63,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """dual: v_k (P,) float64; logits (M, C): its own last labels, once the server has them."""
+    """State of a client. dual: v_k (P,) float64. logits (M, C): its last labels, once the server has them."""
 
     dual: Tensor
     logits: Tensor | None = None
@@ -134,7 +134,7 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
         return replace(client, moments=fit.carried), up
 
     def term(self, client: Client, down: Down, shard: AnyShard, public: Tensor) -> FunctionTerm | None:
-        """N_heard times the soft labels of w_g, less N_k times the client's own."""
+        """The function term: N_heard times the soft labels of w_g, minus N_k times the client's labels."""
         if not down.heard or not len(public) or self.tau == 0:
             return None
         labels = down.heard * shard.logits(down.mean, public).softmax(dim=1)
@@ -147,7 +147,7 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
         return Client(client.dual + self.dual_step(down, up, task.at), up.logits, client.moments)
 
     def dual_step(self, down: Down, up: Up, at: At) -> Tensor:
-        """rho (w_k - w_g), (P,) float64."""
+        """The change of v_k, rho (w_k - w_g), (P,) float64."""
         step: Tensor = up.mean.double() - down.mean.double()
         return at.value(self.rho) * step
 
@@ -162,7 +162,7 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
         return Server(dual, self.server_step(dual, logits, heard, ctx), logits, heard)
 
     def server_step(self, dual: Tensor, logits: Tensor, heard: Tensor, ctx: Context) -> Tensor:
-        """w_g, (P,) float64; without public inputs that is sum v_k. The term is linear in its labels."""
+        """Compute w_g, (P,) float64; without public inputs w_g = sum v_k. The term is linear in labels."""
         if not len(ctx.public) or self.tau == 0:
             return dual
         labels = (heard[:, None, None] * logits.softmax(dim=2)).sum(dim=0)

@@ -5,19 +5,19 @@
     server:  w_g <- w_g - tau sum_k p_k Delta_k / a_k,      tau = sum_k p_k a_k
              p_k = N_k / sum_k N_k                          over the participants
 
-a_kt is the weight of the gradient of step t in the client's whole change. Without momentum a_kt = 1, so a_k
+a_kt is the weight of the gradient of step t in the client's total change. Without momentum a_kt = 1, so a_k
 is the number of steps T_k; with momentum rho of SGD a_kt = (1 - rho^(T_k-t+1)) / (1 - rho), so
 
     a_k = [ T_k - rho (1 - rho^T_k) / (1 - rho) ] / (1 - rho)
 
-FedAvg is the same with p_k a_k / tau in the place of p_k: a client of many steps counts more, and the fixed
-point is not the minimum of sum_k N_k lbar_k. With equal a_k both are the same. metrics.jsonl has tau as
-`effective_steps`.
+FedAvg is the same algorithm with p_k a_k / tau instead of p_k: clients with more steps have more weight, and
+the fixed point is not the minimum of sum_k N_k lbar_k. If all a_k are equal, FedNova is FedAvg. In
+metrics.jsonl, tau is `effective_steps`.
 
-Wire: P down, P up. Beside Delta_k a_k goes up, 8 bytes.
+Wire: P down, P up. An upload also contains a_k, 8 bytes.
 
 Local training is SGD, whose momentum begins at 0 in every round: nothing is carried over. Adam is refused,
-because a_k is not known for it. With clip the g_kt are the clipped gradients.
+because its a_k is not known. With clip the g_kt are the clipped gradients.
 
 References:
     Wang et al. 2020: https://arxiv.org/abs/2007.07481
@@ -44,12 +44,12 @@ Steps = Annotated[float, FieldKind("scalar", (), positive=True, dtype="f64")]
 
 @dataclass(frozen=True)
 class Client:
-    """The client keeps nothing."""
+    """Empty state: the client keeps nothing."""
 
 
 @dataclass(frozen=True)
 class Up:
-    """Delta_k, start minus result, and a_k."""
+    """Upload of Delta_k, the initial minus the trained weights, and of a_k."""
 
     delta: Delta
     effective_steps: Steps
@@ -58,7 +58,7 @@ class Up:
 
 @dataclass(frozen=True)
 class Sums:
-    """Over clients, of N_k Delta_k / a_k, N_k a_k and N_k."""
+    """Sums over clients of N_k Delta_k / a_k, of N_k a_k and of N_k."""
 
     direction: Sum
     effective_steps: Count
@@ -111,7 +111,7 @@ class FedNova(Algorithm[Server, Client, Down, Up]):
 
     @accumulating
     def summed(self, direction: Tensor, up: Up, *, weight: int) -> Tensor:
-        """sum N_k Delta_k / a_k with one more client, (P,) float64."""
+        """Add one client to sum N_k Delta_k / a_k, (P,) float64."""
         return direction.add(up.delta.double() / up.effective_steps, alpha=weight)
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:

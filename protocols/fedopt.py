@@ -1,15 +1,15 @@
-"""FedAvgM, FedAdam, FedYogi, FedAdagrad - Reddi et al. 2021, Algorithm 2 (arXiv:2003.00295): FedAvg
-whose server takes the averaged change as a gradient.
+"""FedAvgM, FedAdam, FedYogi, FedAdagrad - Reddi et al. 2021, Algorithm 2 (arXiv:2003.00295): FedAvg whose
+server uses the averaged change as a gradient.
 
     client:  Delta_k = w_g - (E epochs of minibatch steps on lbar_k, started at w_g)
     server:  Delta = sum_k N_k Delta_k / sum_k N_k ;  w_g <- SERVERUPDATE(w_g, Delta)
 
-fedavgm is SGD with momentum, the other three are adaptive (fedsim.learning.solvers.server). They are one
-algorithm with four defaults of `server`; --set rule=... turns one into another.
+The server of fedavgm is SGD with momentum; the other three are adaptive (fedsim.learning.solvers.server).
+They are one algorithm with four defaults of `server`; --set rule=... turns one into another.
 
 Wire: P down, P up.
 
-Local training is SGD by default. With Adam, each client keeps its moments from round to round (carry).
+Local training is SGD by default. With Adam, each client keeps Adam's moments from round to round (carry).
 
 References:
     Reddi et al. 2021: https://arxiv.org/abs/2003.00295
@@ -31,7 +31,7 @@ LOCAL = LocalTraining(optimiser="sgd", lr=0.05)
 
 
 class _FedOpt(Pseudogradient):
-    """The client that the four share."""
+    """Base class with the client of all four algorithms."""
 
     local: LocalTraining
     paper: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"

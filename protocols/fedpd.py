@@ -6,26 +6,26 @@
         z_k <- x_k + eta lambda_k
         then a coin, the same for all clients: with probability p they communicate,
             x_0 <- mean of the z_k,   x_0k <- x_0
-        and else  x_0k <- z_k
+        otherwise x_0k <- z_k
     init:  lambda_k = 0, x_k = x_0 = the shared random start
 
-A round is the iterations up to and with the one that communicates. Their number is geometric with mean 1/p,
-drawn from a stream of the round that all clients share; metrics.jsonl has it as `local_iterations`. One
-iteration is one local training of `epochs`, so a round's bytes pay for that many trainings.
+A round consists of the iterations up to and including the one that communicates. Their number is geometric
+with mean 1/p. All clients draw it from the same random stream of the round; it is `local_iterations` in
+metrics.jsonl. An iteration is one local training of `epochs`, so a round's bytes pay for that many trainings.
 
 With p = 1 this is FedADMM of mean losses with rho = 1/eta (protocols/fedadmm.py, form = mean, silent =
-last), and its limit is the minimum of sum_k lbar_k, in which every client counts the same. With p < 1 that
-minimum x* is a fixed point only if the clients are alike: where communication is skipped, x_0k goes on to
-x* + eta lambda_k, lambda_k = -grad lbar_k(x*). So the distance to x* falls with eta.
+last). Its limit is x*, the minimum of sum_k lbar_k, in which all clients have equal weight. With p < 1, x* is
+a fixed point only if the clients are alike: after a skipped communication x_0k is x* + eta lambda_k, with
+lambda_k = -grad lbar_k(x*). So the limit comes closer to x* as eta decreases.
 
-Wire: P down, P up. What goes up is the change of z_k, because the server keeps only the sum of all z_k.
+Wire: P down, P up. Clients send the change of z_k, because the server keeps only the sum of all z_k.
 
-Local training is that of `local`, Adam by default, with moments that are carried over iterations and
-rounds.
+Local training is Adam by default. Its moments are carried over from iteration to iteration and, with `carry`,
+from round to round.
 
-Differs: p is the probability of communicating; the paper's p is that of skipping, 1 - p here. The paper has
-all clients in every round; here silent clients count with their last z_k, and with the start if they have
-never been heard.
+Differs: p is the probability of communicating; the paper's p is the probability of skipping, 1 - p here. In
+the paper all clients take part in every round. Here the server uses the last z_k of a client that does not
+take part, or the start before its first upload.
 
 References:
     Zhang et al. 2020: https://arxiv.org/abs/2005.11418
@@ -52,14 +52,14 @@ from protocols._averaging import Down
 
 @dataclass(frozen=True)
 class Server:
-    """total: sum_k z_k over all clients, (P,) float64."""
+    """State of the server. total: sum_k z_k over all clients, (P,) float64."""
 
     total: Tensor
 
 
 @dataclass(frozen=True)
 class Client:
-    """sent: z_k as the server has it; dual: lambda_k; (P,) float64. weights: x_k (P,) float32."""
+    """State of a client. sent: z_k as at the server, dual: lambda_k, (P,) float64. weights: x_k, float32."""
 
     sent: Tensor
     dual: Tensor
@@ -69,7 +69,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Up:
-    """The change of z_k."""
+    """Upload of the change of z_k."""
 
     delta: Delta
     train_loss: Scalar
@@ -90,7 +90,7 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
     default_model: ClassVar[str] = "mlp_small"
 
     def iterations(self, rng: RandomStream) -> int:
-        """Their number in a round, from any stream of the round."""
+        """Draw the number of iterations of a round, from any random stream of this round."""
         return int(rng.shared("coin").numpy("iterations").geometric(self.p))
 
     def server_init(self, ctx: Context) -> Server:
@@ -105,7 +105,7 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         centre, dual, x = down.mean.double(), client.dual, client.weights
-        within = replace(self.local, carry=True)  # Adam's moments go through the round in any case
+        within = replace(self.local, carry=True)  # within a round, Adam's moments are always carried over
         moments = client.moments if self.local.carry else None
         for i in range(self.iterations(task.rng)):
             fit = minimise(
@@ -128,7 +128,7 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
 
     @accumulating
     def changed(self, z: Tensor, up: Up) -> Tensor:
-        """z_k, or the sum of all, with the change that client k has sent."""
+        """Add the change that client k has sent to z_k, or to the sum of all z_k."""
         return z + up.delta.double()
 
     def add(self, total: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:

@@ -1,13 +1,13 @@
 """FedPM - Federated Probabilistic Mask training, Isik et al. 2023.
 
-Weights are fixed at random; what is learned is the probability theta of keeping each.
+The weights are fixed at random; the algorithm learns the probability theta of keeping each weight.
 
     client:  theta_k <- E epochs of minibatch steps on the scores logit(theta), with a new mask per step
              m_k ~ Bernoulli(theta_k)                         is sent
     server:  alpha <- alpha + sum_k m_k ;  beta <- beta + sum_k (1 - m_k)      over the participants
              theta <- (alpha - 1) / (alpha + beta - 2)        the mode of Beta(alpha, beta)
 
-The fixed weights are w = +-sqrt(2 / fan_in), with the signs of the random start; every process has them.
+The fixed weights are w = +-sqrt(2 / fan_in), with the signs of the random start; every process knows them.
 alpha and beta start at 1. They are reset to 1 after every ceil(K / |S|) rounds, in which each of the K
 clients could have taken part once. So with full participation theta is the mean of the round's masks.
 
@@ -16,11 +16,11 @@ entropy-coded sample of less than a bit per parameter, as in the paper. mrc:b se
 --codec up.probability=dense sends theta_k itself. The broadcast of theta is dense by default; other codecs
 for it are levels:b and mrc:bxN+last.
 
-Local training is Adam; a client keeps nothing, so its moments begin at zero in every round.
+Local training is Adam; a client keeps nothing, so Adam's moments begin at zero in every round.
 
-Differs: theta starts at 1/2 and is clamped to [margin, 1 - margin] before it is turned into a score. Biases
-have masks, too; their fixed weight is the constant of their layer. The model is evaluated at the mean weights
-w theta, and averaged over drawn masks (eval_samples); the paper evaluates one drawn mask.
+Differs: theta starts at 1/2 and is clamped to [margin, 1 - margin] before it is converted to a score. Biases
+have masks, too; the fixed weight of a bias is the constant of its layer. The model is evaluated at the mean
+weights w theta, and averaged over drawn masks (eval_samples); the paper evaluates one drawn mask.
 
 References:
     Isik et al. 2023: https://arxiv.org/abs/2209.15328
@@ -52,8 +52,8 @@ from fedsim.wire.schema import Count, Probability, Scalar, Sum
 
 @dataclass(frozen=True)
 class Server:
-    """alpha, beta: the parameters of every mask bit's Beta distribution, (P,) float64. round: of the last
-    fold; with seed, it selects the masks with which the model is evaluated."""
+    """State of the server. alpha, beta: parameters of each mask bit's Beta distribution, (P,) float64.
+    round: the round of the last server update; with seed, it selects the masks for evaluation."""
 
     alpha: Tensor
     beta: Tensor
@@ -63,14 +63,14 @@ class Server:
 
     @property
     def theta(self) -> Tensor:
-        """The mode, (P,) float64; 1/2 before the first fold."""
+        """The mode of the Beta distributions, (P,) float64; 1/2 before the first server update."""
         count = self.alpha + self.beta - 2
         return torch.where(count > 0, (self.alpha - 1) / count.clamp(min=1), 0.5)
 
 
 @dataclass(frozen=True)
 class Client:
-    """Stateless."""
+    """Empty state: the client keeps nothing."""
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@
 
 Wire: P down, P up.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
 
-Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; the released code and the
-original paper weight by N_k, and so do we. The released code has no prox in round 1; here the prox
-centre is the broadcast in every round, which in round 1 is the start, where training begins.
-Option prox_norm = unsquared: (delta/2) ||w - w_g||, as in the released code.
+Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; here the mean is weighted by N_k, as
+in the released code and the original paper. The released code has no proximal term in round 1; here the
+proximal centre is the broadcast in every round, which in round 1 is the start of training.
+prox_norm = unsquared uses (delta/2) ||w - w_g||, as in the released code.
 
 References:
     Li et al. 2020: https://arxiv.org/abs/1812.06127

@@ -1,25 +1,25 @@
-"""Fisher-weighted merging - Matena and Raffel 2022 (arXiv:2111.09832), in one communication as FedFisher
-with the diagonal Fisher, Jhunjhunwala et al. 2024 (arXiv:2403.12329).
+"""Fisher-weighted merging - Matena and Raffel 2022 (arXiv:2111.09832), in one communication round as in
+FedFisher with the diagonal Fisher, Jhunjhunwala et al. 2024 (arXiv:2403.12329).
 
     client:  w_k <- E epochs of minibatch steps on lbar_k, started at the shared random start
              F_k  = diagonal of the Fisher information at w_k, per example
     server:  w_g <- sum_k N_k F_k w_k / sum_k N_k F_k,  F_k not less than floor      coordinate by coordinate
 
-fisher = true: labels are the model's own, so for a softmax F_k is the diagonal GGN, computed exactly;
-empirical: the labels of the data. Where no client has more information than the floor, w_g is FedAvg's
-average. N_k F_k is the precision of a Laplace approximation without a prior; bcm is the same product with a
-prior.
+fisher = true takes the expectation over the model's own labels, so for a softmax F_k is the exact diagonal
+GGN. fisher = empirical uses the labels of the data. Where no client has more information than the floor, w_g
+is FedAvg's average. N_k F_k is the precision of a Laplace approximation without a prior; bcm computes the
+same product with a prior.
 
-The merge is over the clients heard so far, each with its first upload. One round by default; later rounds
-serve clients that have not been heard, and what a client sends again is not counted.
+The merge includes the first upload of every client that has uploaded so far. There is one round by default.
+Later rounds are for clients that have not uploaded yet; further uploads of a client are ignored.
 
-Wire: 0 down, 2P up. The start is known to everyone.
+Wire: 0 down, 2P up. Every process knows the start.
 
-Local training is that of `local`, Adam by default. A client keeps nothing, so `carry` has no effect.
+Local training is Adam by default. A client keeps nothing, so `carry` has no effect.
 
 Differs: Matena and Raffel merge models that were fine-tuned from one pre-trained model, with weights that
 they tune on validation data; here the weights are N_k. FedFisher's server takes gradient steps on sum_k N_k
-||w - w_k||^2_{F_k}; its minimum is the formula above.
+||w - w_k||^2_{F_k}; the minimum of this sum is the formula above.
 
 References:
     Matena and Raffel 2022: https://arxiv.org/abs/2111.09832
@@ -45,8 +45,8 @@ from fedsim.wire.schema import Curvature, Mean, Scalar
 
 @dataclass(frozen=True)
 class Server:
-    """merged: precision sum N_k F_k and shift sum N_k F_k w_k over the clients heard, (P,) float64;
-    heard: (K,) bool."""
+    """State of the server. merged: the factor with precision sum N_k F_k and shift sum N_k F_k w_k over the
+    clients that have uploaded, (P,) float64. heard: True for these clients, (K,) bool."""
 
     merged: Gaussian
     heard: Tensor
@@ -54,17 +54,17 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """The client keeps nothing."""
+    """Empty state: the client keeps nothing."""
 
 
 @dataclass(frozen=True)
 class Down:
-    """Nothing: the start is known to everyone."""
+    """Empty message: every process knows the start."""
 
 
 @dataclass(frozen=True)
 class Up:
-    """w_k and F_k."""
+    """Upload of w_k and F_k."""
 
     mean: Mean
     curvature: Curvature

@@ -1,5 +1,5 @@
 """FOLA - Liu & Zheng, Algorithm 1, Eq. 8-18 (arXiv:2102.01936v1): Gaussian product aggregation with a Laplace
-approximation whose curvature is gathered during training.
+approximation whose curvature is accumulated during training.
 
     client:  theta <- mu_S ; F <- 0
              every batch:  F     <- F + squared gradients
@@ -8,15 +8,15 @@ approximation whose curvature is gathered during training.
     server:  P_S  <- sum_k a_k P_k ;  mu_S <- (sum_k a_k (P_k + gamma) mu_k) / (P_S + gamma),  a_k = N_k / N
     init:    mu_S = the shared random start, P_S = 0 ;  r = 1, 2, ... counts folded rounds
 
-protocols._gaussian_product has the server, the units of P_S, and what gamma is.
-squares = example: squares of per-example gradients (the paper); batch: |batch| times the square of the batch
-mean's (the released code).
+protocols._gaussian_product has the server, and explains the units of P_S and the role of gamma.
+squares = example uses the squares of per-example gradients, as in the paper; squares = batch uses |batch|
+times the square of the batch's mean gradient, as in the released code.
 
 Wire: 2P down, 2P up.
 
-Local training is SGD by default, and nothing is carried over. fedcurv has Adam.
+Local training is SGD by default, and nothing is carried over. fedcurv uses Adam by default.
 
-Differs: all P cross the wire. Silent clients do not count in a round's product.
+Differs: every P_k and P_S is sent. A round's product includes only the clients that take part.
 
 References:
     Liu and Zheng 2021: https://arxiv.org/abs/2102.01936v1

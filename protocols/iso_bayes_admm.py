@@ -1,20 +1,20 @@
 """Isotropic Bayesian-ADMM - Moellenhoff et al. v2, Sec. 3.4, Eq. 21-22, 44-45 (arXiv:2506.13150):
-Bayesian-ADMM with q = N(m, I/s) of a fixed precision s, the expectation of the loss kept.
+Bayesian-ADMM with q = N(m, I/s), whose precision s is fixed, and with the expectation of the loss.
 
     client:  m_k <- argmin E_{N(m, I/s)}[l_k] + v_k . m + (rho s / 2) ||m - m_g||^2         (SUM loss)
              v_k <- v_k + rho s (m_k - m_g)                   so that v_k = -E_q[grad l_k] after an exact step
     server:  (delta + rho s K) m_g = sum_k v_k + rho s sum_k m_k                     prior N(0, I/delta)
     init:    v_k = 0, m_g = the shared random start
 
-fedadmm (with rho s for its rho) and precond_admm (S = s I) are the same with the delta method
-E_q[l_k] ~ l_k(m). The three are equal on quadratic losses only: elsewhere the limit here minimises
-sum_k E_q[l_k] + (delta/2) ||m||^2, a loss smoothed by a Gaussian, which is related to sharpness-aware
-minimisation (SAM). s -> infinity with rho s fixed is fedadmm.
+fedadmm (with rho s as its rho) and precond_admm (with S = s I) are the same algorithm with the delta method
+E_q[l_k] ~ l_k(m). The three are equal on quadratic losses only. On other losses, the limit here minimises
+sum_k E_q[l_k] + (delta/2) ||m||^2. This loss, smoothed by a Gaussian, is related to sharpness-aware
+minimisation (SAM). In the limit s -> infinity with rho s fixed, the algorithm is fedadmm.
 
 The expectation is a mean over antithetic pairs m + eps, m - eps, drawn anew at every step. A step costs
 2 * pairs gradients.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
 
 Wire: P down, P up. silent: as in fedadmm.
 

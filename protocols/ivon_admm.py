@@ -1,5 +1,5 @@
 """IVON-ADMM - Moellenhoff et al. v2, Algorithms 1 and 2, App. D.4:
-Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the price of SGD.
+Bayesian-ADMM for diagonal Gaussians. IVON solves the client's problem at the cost of SGD.
 
     client:  (m_k, s_k) <- argmin E_q[l_k / tau + v_k . th - 1/2 th' diag(u_k) th] + rho KL(q || q_g)
              v_k <- v_k + gamma (s_k m_k - s_g m_g) ;   u_k <- u_k + gamma (s_k - s_g)
@@ -9,26 +9,26 @@ Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the
 
     IVON (Algorithm 2) gets the mean loss, lambda = N_k / (rho tau), v = tau v_k / N_k, u = tau u_k / N_k
 
-protocols._dual_rule with gamma separate from rho; rho_server = rho, unless given. The released code's gamma
-is its damping times rho, with damping 0.1 (0.001 on FashionMNIST); so are the defaults (docs/decisions/022),
-which fall as 1/K: the likelihood of one of K clients is a K-th of what rho KL weighs it against.
-With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI. With all clients in every round and gamma
-= 1/K the average is the mean of the clients' natural parameters for any rho_server, so that rho = 1 is
-IVON-PVI then, too: the released S5 configuration (rho = 1, gamma = 0.1, K = 10) is IVON-PVI at damping 1/K.
+This is protocols._dual_rule with gamma separate from rho; rho_server = rho by default. In the released code
+gamma is damping * rho, with damping 0.1 (0.001 on FashionMNIST). The defaults here also have gamma = 0.1 rho
+(docs/decisions/022). They decrease as 1/K, because q_g, the reference of rho KL, represents K times the
+likelihood of one client. With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI. With full
+participation and gamma = 1/K, q_g is the mean of the clients' natural parameters for any rho_server. Then
+rho = 1 gives IVON-PVI: the released S5 configuration (rho = 1, gamma = 0.1, K = 10) has damping 1/K.
 
-Wire: 2P down, 2P up. The server derives both dual steps from (m_k, s_k) and its own broadcast, where
-Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm.
+Wire: 2P down, 2P up. The server derives both dual steps from (m_k, s_k) and its own broadcast; Algorithm 1 as
+printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm.
 
-Local training is IVON; each client keeps its momentum and step count from round to round (carry).
+Local training is IVON; each client keeps IVON's momentum and step count from round to round (carry).
 
 Differs: the problem above is bounded below only where H_k - u_k + rho s_g > 0, and the released
-configuration diverges on one of three seeds; with cap_dual the client step uses min(u_k, rho s_g), and v_k
-follows so that the gradient at m_g is what it was. What was clipped is put back into q_k before it goes up,
-and its precision is at least s_g / 10 (docs/decisions/009); the stored dual is unchanged.
-dual_slack in metrics is the round's least rho s_g - u_k, capped the number of coordinates below 0.
-IVON's momentum is divided by 1 - beta1^t, as the package ivon-opt and the released code do; line 6 of
-Algorithm 2 as printed does not. IVON's h starts at h0 until something has been folded and at 0 (the precision
-at s_g) after that. Training starts from ctx.start until something has been folded.
+configuration diverges on one of three seeds. With cap_dual the client step uses min(u_k, rho s_g), and v_k is
+changed so that the gradient at m_g stays the same. The clipping is undone in q_k before the upload, and the
+uploaded precision is at least s_g / 10 (docs/decisions/009). The stored dual is unchanged. In the metrics,
+dual_slack is the round's smallest rho s_g - u_k, and capped is the number of coordinates below 0.
+IVON's momentum is divided by 1 - beta1^t, as in the package ivon-opt and the released code, but not in line 6
+of Algorithm 2 as printed. Until the first server update, training starts from ctx.start and IVON's h from h0.
+After that, h starts at 0, that is the precision starts at s_g.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150

@@ -1,16 +1,16 @@
 """IVON-PVI - PVI for diagonal Gaussians with IVON as the local solver, Moellenhoff et al. v2, Table 5.
-IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
+It is IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
 
     client:  (m_k, s_k) <- argmin E_q[l_k / tau + v_k . th - 1/2 th' diag(u_k) th] + KL(q || q_g)
              v_k <- v_k + damping (s_k m_k - s_g m_g) ;   u_k <- u_k + damping (s_k - s_g)
     server:  s_g <- delta + sum_k u_k ;   s_g m_g <- sum_k v_k                 over ALL clients
     init:    v_k = 0, u_k = 0, m_g = 0, s_g = delta
 
-protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0.
+This is protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0.
 
 Wire: 2P down, 2P up. The sums include the last site of every client that sends nothing.
 
-Local training is IVON; each client keeps its momentum and step count from round to round (carry).
+Local training is IVON; each client keeps IVON's momentum and step count from round to round (carry).
 
 Differs: the paper does not give its damping; 1/K is the default here. cap_dual, h0 and the start of
 training are as in ivon_admm.

@@ -1,21 +1,21 @@
-"""Offline Laplace - Liu & Zheng, Sec. 3.4 and 4.3, Eq. 14 (arXiv:2102.01936v1): the comparison of FOLA, whose
-curvature is computed once, after training.
+"""Offline Laplace - Liu & Zheng, Sec. 3.4 and 4.3, Eq. 14 (arXiv:2102.01936v1): the baseline of FOLA. It
+computes the curvature once, after training.
 
     client:  theta_k <- training of  lbar_k + (lam/2) (theta - mu_S)' (P_S + gamma) (theta - mu_S)
              P_k     <- F_k, the mean squared gradient of all own examples at theta_k            (Eq. 14)
     server:  P_S  <- sum_k a_k P_k ;  mu_S <- (sum_k a_k (P_k + gamma) mu_k) / (P_S + gamma),  a_k = N_k / N
     init:    mu_S = the shared random start, P_S = 0
 
-Near a client's optimum its gradients vanish, and each round's curvature stands for itself; so the accuracy
-goes up and down from round to round (the paper's Fig. 3). running_mean = true keeps Eq. 17's mean over
-rounds, P_k = (1/r) F_k + ((r-1)/r) P_S, which is the other half of what makes FOLA online.
-protocols._gaussian_product has the server, the units of P_S, and what gamma is.
+Near a client's optimum the gradients vanish, and each round uses only its own curvature. So the accuracy
+goes up and down from round to round (the paper's Fig. 3). running_mean = true uses Eq. 17's mean over rounds,
+P_k = (1/r) F_k + ((r-1)/r) P_S, the second of the two changes that make FOLA online.
+protocols._gaussian_product has the server, and explains the units of P_S and the role of gamma.
 
 Wire: 2P down, 2P up.
 
 Local training is SGD by default, and nothing is carried over.
 
-Differs: all P cross the wire. Silent clients do not count in a round's product.
+Differs: every P_k and P_S is sent. A round's product includes only the clients that take part.
 
 References:
     Liu and Zheng 2021: https://arxiv.org/abs/2102.01936v1

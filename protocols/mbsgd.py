@@ -5,7 +5,7 @@
 
 Wire: P down, P up.
 
-There is no local training: a client computes one gradient, and keeps nothing. SERVERUPDATE is SGD with
+There is no local training: a client computes one gradient and keeps nothing. SERVERUPDATE is SGD with
 momentum .9 by default.
 
 References:

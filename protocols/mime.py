@@ -11,12 +11,12 @@
         client:  y <- x, then for every batch  y <- y - eta [ (1-beta) grad f(y; z) + beta m ]
     server:  x <- sum_k N_k y_k / sum_k N_k ;   m <- (1-beta) sum_k N_k g_k / sum_k N_k + beta m
 
-Differs: the clients' averages are weighted by N_k, where the paper has 1/|S|.
+Differs: averages over clients are weighted by N_k; the paper has 1/|S|.
 
 Wire of mime: P + 2P down, P + P up; a client remembers x between the two exchanges. Of mimelite: 2P down,
 2P up.
 
-Local training is the box's own SGD steps, and nothing is carried over.
+Local training is the SGD steps above, and nothing is carried over.
 
 References:
     Karimireddy et al. 2020: https://arxiv.org/abs/2008.03606
@@ -42,7 +42,7 @@ from protocols._averaging import WeightedPair, WeightedSum
 
 @dataclass(frozen=True)
 class Server:
-    """mean: x; momentum: m; control: c of this round, between its exchanges; (P,) float64."""
+    """State of the server, (P,) float64. mean: x. momentum: m. control: c between a round's exchanges."""
 
     mean: Tensor
     momentum: Tensor
@@ -51,7 +51,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """x between the exchanges of a round, (P,) float32; else nothing."""
+    """State of a client: x between the exchanges of a round, (P,) float32, else None."""
 
     anchor: Tensor | None = None
 
@@ -148,7 +148,7 @@ class Mime(Algorithm[Server, Client, Ask | Correct, Answer | Result]):
 
 @dataclass(frozen=True)
 class LiteServer:
-    """mean: x; momentum: m; (P,) float64."""
+    """State of the server, (P,) float64. mean: x. momentum: m."""
 
     mean: Tensor
     momentum: Tensor
@@ -156,7 +156,7 @@ class LiteServer:
 
 @dataclass(frozen=True)
 class LiteClient:
-    """The client keeps nothing."""
+    """Empty state: the client keeps nothing."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ a federated run, it trains on the same rows. The schedule and the virtual clock 
 is always full.
 
 Wire: 0 down, 0 up. There is no federation, so nothing counts as the algorithm's traffic. The weights, P,
-still travel from the worker to where they are evaluated: the ledger has those bytes under the kind
+still travel from the worker to where they are evaluated: the ledger books these bytes under the kind
 `simulation`, as evaluation.
 
-Local training is Adam by default; its moments are carried over from round to round, as in fedavg.
+Local training is Adam by default; Adam's moments are carried over from round to round, as in fedavg.
 
 References:
     McMahan et al. 2017: https://arxiv.org/abs/1602.05629
@@ -35,7 +35,7 @@ from protocols._averaging import Server, Up
 
 @dataclass(frozen=True)
 class Client:
-    """weights: w (P,) float32."""
+    """State of the client. weights: w, (P,) float32."""
 
     weights: Tensor
     moments: Moments | None = None
@@ -43,7 +43,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Down:
-    """Nothing: the client keeps its weights."""
+    """Empty message: the client keeps its weights."""
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@
     init:    v_k = 0, m_g = the shared random start
              S = (sum_k H_k + delta I) / K,  H_k: diagonal of the GGN of l_k at the start, or a given number
 
-S is found in a set-up before round 1: H_k goes up, S comes down. fedadmm with q = N(m, S^-1) in the
-place of N(w, I); with preconditioner = 1 the two are the same.
+A set-up before round 1 computes S: clients send H_k, then the server sends S. The algorithm is fedadmm with
+q = N(m, S^-1) instead of N(w, I); with preconditioner = 1 the two are the same.
 
-Wire: P down, P up. Once: P down, P up (none for a given number). silent: as in fedadmm.
+Wire: P down, P up. Once: P down, P up (0 if S is a given number). silent: as in fedadmm.
 
-Local training is Adam by default; each client keeps its moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
 
-Differs: delta/K is added to the mean of the H_k, so that S is positive where no client has curvature: K S
-is then the precision of the Laplace posterior at the start. m_g starts at the network's random start.
+Differs: delta/K is added to the mean of the H_k, so S is positive where no client has curvature, and K S is
+the precision of the Laplace posterior at the start. m_g starts at the network's random start.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
@@ -54,26 +54,26 @@ from protocols._site_algorithm import (
 
 @dataclass(frozen=True)
 class CurvatureDown:
-    """Set-up, first exchange: the start is known to every client, so there is nothing to send."""
+    """Set-up, first broadcast: empty, because every client knows the start."""
 
 
 @dataclass(frozen=True)
 class CurvatureUp:
-    """H_k."""
+    """Set-up, first upload: H_k."""
 
     curvature: Curvature
 
 
 @dataclass(frozen=True)
 class PreconditionerDown:
-    """Set-up, second exchange: S."""
+    """Set-up, second broadcast: S."""
 
     precision: Precision
 
 
 @dataclass(frozen=True)
 class PreconditionerUp:
-    """The answer to PreconditionerDown."""
+    """Set-up, second upload: empty, it only acknowledges S."""
 
 
 SetUpDown = CurvatureDown | PreconditionerDown
@@ -105,7 +105,7 @@ class PrecondADMM(SiteAlgorithm):
         return POINT.isotropic(like, self.delta)
 
     def origin(self, start: Tensor) -> Gaussian:
-        """With S = 1 until the set-up has computed it."""
+        """The initial q_g, with S = 1 until the set-up has computed S."""
         return Gaussian.at(start, 1.0 if self.preconditioner == "curvature" else self.preconditioner)
 
     def penalty(self, at: At) -> float:
@@ -130,7 +130,7 @@ class PrecondADMM(SiteAlgorithm):
 
 @dataclass(frozen=True)
 class CurvatureSetUp(SetUp):
-    """Round 0: H_k goes up, S comes down."""
+    """The set-up in round 0: clients send H_k, then the server sends S."""
 
     algorithm: PrecondADMM
 

@@ -5,26 +5,26 @@
                  x   <- mean of the x_k,   h_k <- h_k + (p/gamma) (x - x_k),   x_k <- x
     init:        x_k = x = the shared random start, h_k = 0
 
-A round is the steps up to and with the one that communicates. Their number T is geometric with mean 1/p,
-drawn from a stream of the round that all clients share; metrics.jsonl has it as `local_steps`. So a
-client's bytes per step are p times those of gradient descent, and the ledger's bytes of a round pay for T
-steps.
+A round consists of the steps up to and including the one that communicates. The number of steps T is
+geometric with mean 1/p. All clients draw it from the same random stream of the round; it is `local_steps` in
+metrics.jsonl. So a client sends p times the bytes per step of gradient descent on average, and the ledger's
+bytes of a round pay for T steps.
 
-A client does not know x before the next broadcast. It keeps s_k with h_k = (p/gamma) (x + s_k), and both
+A client does not know x before the next broadcast. It stores s_k with h_k = (p/gamma) (x + s_k), and both
 sides compute
 
-    client, server:  s_k <- s_k + x - x_k                  x: what was sent, x_k: what came up
+    client, server:  s_k <- s_k + x - x_k                  x: the broadcast, x_k: the upload
     server:          x   <- -(1/K) sum_k s_k               over ALL clients, so that sum_k h_k = 0
 
-With full participation that is the mean of the x_k. The fixed point is the minimum of sum_k lbar_k, in
-which every client counts the same, however unlike the clients are.
+With full participation the new x is the mean of the x_k. The fixed point is the minimum of sum_k lbar_k, in
+which all clients have equal weight, however heterogeneous the clients are.
 
 Wire: P down, P up.
 
 Local training is plain SGD with a constant step gamma, and nothing of it is carried over to the next round.
 
-Differs: the paper has all clients in every round. Here a client that is silent counts with x_k = x, so x
-moves by |S|/K of the participants' mean change; the fixed point stays.
+Differs: in the paper all clients take part in every round. Here x_k = x for a client that does not take part,
+so x moves by |S|/K of the participants' mean change. The fixed point is the same.
 
 References:
     Mishchenko et al. 2022: https://arxiv.org/abs/2202.09357
@@ -52,14 +52,14 @@ from fedsim.wire.schema import Mean, Scalar
 
 @dataclass(frozen=True)
 class Server:
-    """dual: sum_k s_k over all clients, (P,) float64."""
+    """State of the server. dual: sum_k s_k over all clients, (P,) float64."""
 
     dual: Tensor
 
 
 @dataclass(frozen=True)
 class Client:
-    """dual: s_k (P,) float64."""
+    """State of a client. dual: s_k, (P,) float64."""
 
     dual: Tensor
 
@@ -71,7 +71,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """x_k after the last step."""
+    """Upload of x_k after the last step."""
 
     mean: Mean
     train_loss: Scalar
@@ -92,7 +92,7 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
     default_model: ClassVar[str] = "mlp_small"
 
     def steps(self, rng: RandomStream) -> int:
-        """T of a round, from any stream of the round."""
+        """Draw the number of steps T of a round, from any random stream of this round."""
         return int(rng.shared("coin").numpy("steps").geometric(self.p))
 
     def server_init(self, ctx: Context) -> Server:
@@ -119,7 +119,7 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
 
     @accumulating
     def dual_step(self, dual: Tensor, down: Down, up: Up) -> Tensor:
-        """s_k, or the sum of all, after client k's dual step, (P,) float64."""
+        """Add client k's dual step to s_k, or to the sum of all s_k, (P,) float64."""
         return dual + (down.mean.double() - up.mean.double())
 
     def add(self, dual: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:

@@ -1,5 +1,5 @@
 """PVI - partitioned variational inference, Ashman et al. 2022, with damping (FedLap paper, Eq. 5-6;
-Moellenhoff et al. v2, App. C.3; arXiv:2202.12275). Bayesian-ADMM without rho in front of the KL and
+Moellenhoff et al. v2, App. C.3; arXiv:2202.12275). It is Bayesian-ADMM without rho in front of the KL and
 without the averaging at the server.
 
     client:  q_k <- argmin_q E_q[l_k + log t_k] + KL(q || q_g)                 (SUM loss)
@@ -7,18 +7,18 @@ without the averaging at the server.
     server:  q_g  = prior * prod_k t_k                                        over ALL clients
     init:    t_k = 1, q_g = N(0, I/delta)
 
-protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published. It
-diverges where the clients' curvatures change q_g in the same direction; the comparison papers use 1/K.
+This is protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published.
+It diverges where the clients' curvatures change q_g in the same direction; the comparison papers use 1/K.
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from
 the upload and its own broadcast. The product includes the last site of every client that sends nothing.
 
-Local training is VON, with L-BFGS steps of the mean. Every task begins anew: nothing is carried over.
+Local training is VON, with L-BFGS steps of the mean. Nothing is carried over from task to task.
 
-Differs: the client's problem is solved by VON, a natural-gradient method, where Ashman et al. run Adam on
-(mean, log variance); both stop at the same q_k. Before the first fold, training starts from ctx.start. Sites
-may be negative, as in the paper's text; a q_g that is no distribution stops the run, where the released code
-clamps its precision. cap_dual is as in bayes_admm.
+Differs: the client's problem is solved by VON, a natural-gradient method; Ashman et al. run Adam on (mean,
+log variance). Both have the same solution q_k. Until the first server update, training starts from ctx.start.
+The precisions of sites may be negative, as in the paper's text. The run stops if q_g is not a distribution;
+the released code clamps the precision of q_g instead. cap_dual is as in bayes_admm.
 
 References:
     Ashman et al. 2022: https://arxiv.org/abs/2202.12275

@@ -8,11 +8,11 @@
 c moves by |S|/K of the participants' mean change, so it stays the mean of all c_k. eta is the learning rate
 of the round, lr * decay^(round-1).
 
-Wire: 2P down, P up. The published messages are 2P up, y - x and Delta_k; here the server derives Delta_k
-from y, what it has sent and T_k, which both sides know.
+Wire: 2P down, P up. In the paper clients send 2P, y - x and Delta_k; here the server derives Delta_k from y,
+its own broadcast and T_k, which both sides know.
 
-Local training is SGD without momentum, and nothing of it is carried over to the next round. Option II holds
-for such steps only, so other optimisers, momentum and clip are refused.
+Local training is SGD without momentum, and nothing is carried over to the next round. Option II is valid for
+such steps only, so other optimisers, momentum and clip are refused.
 
 References:
     Karimireddy et al. 2020: https://arxiv.org/abs/1910.06378
@@ -36,35 +36,35 @@ from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Count, Gradient, Mean, Scalar, Sum
 
 
-# Kept by the coordinator, in every checkpoint. Sums are float64.
+# The server's state, kept by the coordinator and in every checkpoint. Sums are float64.
 @dataclass(frozen=True)
 class Server:
     mean: Tensor  # x (P,)
     controls: Tensor  # the sum of all c_k (P,)
 
 
-# Kept where the client computes. Never sent.
+# A client's state, kept where the client computes. It is never sent.
 @dataclass(frozen=True)
 class Client:
     control: Tensor  # c_k (P,) float64
 
 
-# What every participant receives. The annotation is the field's kind: its shape, dtype and checks,
-# and with the field's name what the ledger books its bytes under.
+# The message to every participant. The annotation is the field's kind: its shape, dtype and checks.
+# The ledger books the bytes under the field's name.
 @dataclass(frozen=True)
 class Down:
     mean: Mean
     control: Gradient
 
 
-# What comes back from every participant.
+# The upload of every participant.
 @dataclass(frozen=True)
 class Up:
     mean: Mean  # y
     train_loss: Scalar
 
 
-# What the server needs of all uploads, added up in float64.
+# The sums over all uploads that the server needs, in float64.
 @dataclass(frozen=True)
 class Sums:
     moved: Sum  # of y - x
@@ -72,8 +72,8 @@ class Sums:
     count: Count  # of the uploads
 
 
-# The fields are the "Require:" line: `fedsim describe` lists them, --set changes them. The four types are
-# stated here once: the states, and the messages of the one exchange of a round.
+# The fields are the hyperparameters, the box's "Require:" line: `fedsim describe` lists them, --set changes
+# them. The four types are the two states and the two messages of a round's only exchange.
 @dataclass(frozen=True)
 class Scaffold(Algorithm[Server, Client, Down, Up]):
     server_lr: Annotated[float, Meta(gt=0, description="eta_g, the server's step")] = 1.0
@@ -83,8 +83,8 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
     url: ClassVar[str] = "https://arxiv.org/abs/1910.06378"
     default_model: ClassVar[str] = "mlp_small"
-    # A client's dual, and where the server keeps the sum of all: every fold begins with it, and summary.json
-    # has the difference when the run ends.
+    # The client's field with its dual, and the server's field with the sum of all duals. The server's sums
+    # start from that field. summary.json has the final difference between the two.
     duals: ClassVar[dict[str, str]] = {"control": "controls"}
 
     def check(self, params: int) -> None:
@@ -110,18 +110,18 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
         )
         return client, Up(fit.weights, fit.loss)
 
-    # c_k + Delta_k, or the sum of all, from what crossed the wire: the worker and the server call it alike.
+    # Adds Delta_k to c_k (on the worker) or to the sum of all c_k (on the server), from the decoded messages.
     @accumulating
     def dual_step(self, control: Tensor, down: Down, up: Up, *, at: At) -> Tensor:
-        eta = self.local.in_round(at.round).lr  # what minimise stepped with: lr * decay^(round-1)
+        eta = self.local.in_round(at.round).lr  # the step size of minimise: lr * decay^(round-1)
         steps = self.local.steps(at.sizes[at.k])
         return control + ((down.mean.double() - up.mean.double()) / (steps * eta) - down.control.double())
 
-    # On the worker, with its own upload as the server will read it.
+    # On the worker, with the client's upload as the server will decode it.
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(self.dual_step(client.control, down, up, at=task.at))
 
-    # On the server: what an upload adds to its sums, in ascending client id, and the step that they lead to.
+    # On the server: add each upload to the sums, in ascending client id; then take the step from the sums.
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         moved = sums.moved + (up.mean.double() - down.mean.double())
         return Sums(moved, self.dual_step(sums.controls, down, up, at=ctx.at(k)), sums.count + 1)
@@ -129,6 +129,6 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         return Server(server.mean + self.server_lr * sums.moved / sums.count, sums.controls)
 
-    # What is evaluated: a Point, or a Gaussian if the algorithm learns a precision.
+    # The model to evaluate: a Point, or a Gaussian if the algorithm learns a precision.
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)

@@ -5,6 +5,7 @@ Which tests README's command leaves to `.ci/run` is said here, in one table.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,15 +26,16 @@ LONG: Mapping[str, float] = {
     "fedsim/learning/test_adapters.py::test_a_run_with_adapters_sends_what_the_plan_says": 0,
     "fedsim/learning/test_frozen.py::test_a_run_sends_the_trained_part_and_its_plan_is_exact": 0,
     "fedsim/learning/test_von.py::test_defaults_reach_stationarity": 2,
+    "fedsim/test_examples.py::test_the_example_gives_what_it_says[sweep]": 0,
     "fedsim/wire/test_masks.py::test_what_is_decoded_is_a_mask_with_the_mean_q": 2,
     "golden/test_golden.py::test_recorded_run_has_the_recorded_bits": 2,
-    "launch/test_chaos.py::test_a_disturbed_run_has_the_bits_of_an_undisturbed_one": 2,
+    "launch/test_chaos.py::test_a_disturbed_run_has_the_bits_of_an_undisturbed_one": 1,
     "launch/test_chaos.py::test_so_has_one_with_edge_servers": 0,
     "launch/test_chaos.py::test_so_has_one_with_workers_elsewhere": 0,
     "launch/test_device_costs.py::test_it_does_not_depend_on_workers": 1,
     "launch/test_edge_servers.py::test_an_edge_server_that_hangs_is_replaced": 0,
     "launch/test_edge_servers.py::test_an_edge_server_that_is_killed_is_made_good": 1,
-    "launch/test_edge_servers.py::test_the_bits_and_rows_are_those_of_one_process": 2,
+    "launch/test_edge_servers.py::test_the_bits_and_rows_are_those_of_one_process": 1,
     "launch/test_engines.py::test_a_mixed_run_goes_on_with_as_many_workers_here_as_before": 0,
     "launch/test_engines.py::test_a_run_on_ray_that_is_ended_leaves_nothing_and_goes_on": 0,
     "launch/test_engines.py::test_a_starters_ranks_are_the_workers": 0,
@@ -48,7 +50,7 @@ LONG: Mapping[str, float] = {
     "launch/test_kubernetes.py::test_its_containers_carry_the_run_with_the_bits_of_one_process": 0,
     "launch/test_mutations.py::test_files_that_change_places_go_on_identically_or_are_refused": 1,
     "launch/test_nth_fault.py::test_whatever_is_written_may_be_the_last": 0,
-    "launch/test_power_cut.py::test_a_power_cut_costs_at_most_the_rounds_not_yet_synced": 2,
+    "launch/test_power_cut.py::test_a_power_cut_costs_at_most_the_rounds_not_yet_synced": 1,
     "launch/test_remote_edges.py::test_a_tree_in_a_file_may_lie_anywhere_but_must_be_the_same": 0,
     "launch/test_remote_edges.py::test_a_worker_that_is_killed_is_made_good_by_another_of_its_site": 0,
     "launch/test_remote_edges.py::test_a_worker_whose_key_is_revoked_at_the_root_is_out": 0,
@@ -63,23 +65,32 @@ LONG: Mapping[str, float] = {
     "launch/test_remote_workers.py::test_portable_numerics_give_these_bits_whatever_the_workers_environment": 0,  # noqa: E501
     "launch/test_remote_workers.py::test_two_hosts": 0,
     "launch/test_remote_workers.py::test_with_allow_drift_it_takes_part_and_everybody_says_so": 0,
-    "launch/test_resume.py::test_a_killed_run_goes_on_with_the_same_bits": 2,
+    "launch/test_resume.py::test_a_killed_run_goes_on_with_the_same_bits": 1,
     "launch/test_resume.py::test_killed_again_and_again": 0,
     "launch/test_run_files.py::test_a_round_that_was_under_way_is_nowhere_in_the_numbers": 1,
     "launch/test_supervision.py::test_a_process_that_hangs_while_it_starts_is_replaced": 0,
     "launch/test_terminal.py::test_a_run_goes_on_where_its_output_cannot_be_written": 3,
+    "protocols/test_event_trigger.py::test_events_for_every_algorithm": 1 / 3,
     "protocols/test_fedep.py::test_a_weight_of_a_dead_input_keeps_the_priors_precision": 1,
     "protocols/test_fedpa_least_squares.py::test_fedpa_comes_close_to_the_pooled_solution": 1,
     "protocols/test_fedpm.py::test_masks_learn_with_few_bits": 1,
+    "protocols/test_posteriors.py::test_the_average_over_samples_is_not_far_worse_than_the_mean": 1 / 3,
+    "protocols/test_trees.py::test_duals_add_up_and_the_plan_is_the_ledger": 1 / 3,
+    "protocols/test_trees.py::test_one_edge_server_changes_no_bit": 1 / 3,
     "test_battery.py::test_a_buffer_of_all_clients_is_the_synchronous_run": 1 / 3,
     "test_battery.py::test_a_lost_upload_leaves_no_trace_but_its_bytes": 1 / 2,
     "test_battery.py::test_arrival_order_does_not_matter": 1 / 3,
     "test_battery.py::test_bf16_on_every_field_keeps_the_sums": 1 / 3,
     "test_battery.py::test_codecs_that_merge_values_keep_the_sums": 1 / 4,
+    "test_battery.py::test_formulas_in_blocks_give_the_bits_of_whole_vectors": 1 / 3,
+    "test_battery.py::test_half_participation_by_name": 1 / 3,
     "test_battery.py::test_in_process_equals_over_zeromq_bit_for_bit": 1 / 3,
     "test_battery.py::test_lossless_codecs_change_nothing_but_bytes": 1 / 3,
+    "test_battery.py::test_momentum_and_carry_mean_what_is_documented": 1 / 3,
     "test_battery.py::test_server_and_clients_stay_consistent": 1 / 4,
+    "test_battery.py::test_states_that_are_written_over_give_the_bits_of_copies": 1 / 3,
     "test_battery.py::test_sums_hold_under_any_staleness": 1 / 3,
+    "test_battery.py::test_sums_hold_under_settings_of_the_solver": 1 / 3,
     "test_bring_your_own.py::test_a_users_algorithm_passes_the_battery": 1,
     "workers/test_histories.py::test_any_history_ends_with_the_same_bits": 1,
     "workers/test_histories.py::test_any_history_with_edge_servers_ends_with_the_same_bits": 0,
@@ -97,8 +108,12 @@ def _is_long(limit: float, case: int) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let xdist keep the order of the files: it would put those with the most tests first."""
+    """Let xdist keep the order of the files, of which it would move those with the most tests to the front.
+    Let processes that tests start get SIGINT and SIGHUP, which a background job or nohup ignores."""
     config.option.loadscopereorder = False
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,7 @@
 """Builds what a release would have, and checks it; uploads nothing.
 
     python -m tests.release --out DIR      sdist, wheel, and what is checked of them, in about a minute
+    python -m tests.release --tag v0.1.0   the same for a release: refused while docs/release.md is not done
 
 1. The tracked files are copied to two folders. The first gives an sdist and from it a wheel, the second a
    wheel at another time, in another time zone, language and order of hashes. Both wheels must be equal byte
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -43,6 +45,42 @@ COMMANDS = (
     "runs runs",
 )
 """What is run from the wheel, one after the other."""
+PLACEHOLDER = re.compile(r"\bOWNER\b|@example\.org|The fedsim maintainers")
+OWNED = ("setup.cfg", "CITATION.cff", "CODE_OF_CONDUCT.md", "SUPPORT.md", "README.md")
+"""Files with names and addresses that only the owner knows."""
+PRIVATE = "Private :: Do Not Upload"
+BADGE = "actions/workflows/ci.yml/badge.svg"
+
+
+def undone(root: Path, tag: str) -> list[str]:
+    """The reasons why the tree at `root` cannot be released as `tag`, empty if there are none.
+
+    Placeholders by file and line, versions that differ, the classifier that the index refuses, and a README
+    without badges.
+    """
+    texts = {
+        name: (root / name).read_text(encoding="utf-8")
+        for name in (*OWNED, "CHANGELOG.md", "fedsim/version.py")
+    }
+    result = [
+        f"{name}:{number} has a placeholder"
+        for name in OWNED
+        for number, line in enumerate(texts[name].splitlines(), start=1)
+        if PLACEHOLDER.search(line)
+    ]
+    version = tag.removeprefix("v")
+    for name, line in (
+        ("fedsim/version.py", f'__version__ = "{version}"'),
+        ("CITATION.cff", f"version: {version}"),
+        ("CHANGELOG.md", f"## [{version}]"),
+    ):
+        if not any(text.startswith(line) for text in texts[name].splitlines()):
+            result.append(f"{name} has no line {line!r}")
+    if PRIVATE in texts["setup.cfg"]:
+        result.append(f"setup.cfg has the classifier {PRIVATE!r}")
+    if BADGE not in texts["README.md"]:
+        result.append("README.md has no badges")
+    return result
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -136,7 +174,11 @@ def commands(binaries: Path, folder: Path) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of sdist and wheel")
-    out = parser.parse_args(argv).out.resolve()
+    parser.add_argument("--tag", help="the tag of a release, v0.1.0; without it nothing is released")
+    arguments = parser.parse_args(argv)
+    out = arguments.out.resolve()
+    if arguments.tag and (missing := undone(ROOT, arguments.tag)):
+        raise SystemExit(f"release: {arguments.tag} is not ready (docs/release.md): {'; '.join(missing)}")
     with tempfile.TemporaryDirectory(prefix="fedsim-release-") as name:
         folder = Path(name)
         first = build(copy(folder / "a"), folder / "first")

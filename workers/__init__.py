@@ -1,1 +1,1 @@
-"""Process roles: coordinator, worker, and what connects them. Knows no algorithm by name."""
+"""Process roles (coordinator, worker, edge server) and their connections, independent of any algorithm."""

@@ -1,4 +1,4 @@
-"""Build an experiment's problem: the same steps, in the same order, in every process that computes."""
+"""Build an experiment's problem with the same steps, in the same order, in every process that computes."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from workers.exact_roots import use_exact_roots
 from workers.portable import check_numerics
 
 DETERMINISTIC = (True, False, False)
-"""On a GPU. Memory that was not written is not filled: nothing reads it, and each filling is a kernel."""
+"""The arguments of set_deterministic on a GPU. New memory is not filled, because each fill is a kernel."""
 
 
 def assemble(experiment: Experiment, data_dir: Path | None, device: str) -> Problem:
-    """Fix the process's numerics, and build the problem. A user's file cannot change them.
+    """Fix the process's numerics, and build the problem. A user's file cannot change the numerics.
 
-    device: where the network is: "cpu", or "cuda" with or without a number.
+    device: the network's device: "cpu", or "cuda" with or without a number.
     """
-    # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
+    # before denormals are flushed: the bound "> 0" is stored as the smallest denormal, which would be 0
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     fix_numerics(experiment.threads, device, experiment.numerics)
     problem = Problem.build(experiment, algorithm, data_dir, device)
     if device.startswith("cuda"):
-        set_deterministic(DETERMINISTIC)  # also of a compiler that the user's model has imported
+        set_deterministic(DETERMINISTIC)  # again: the user's model may have imported torch's compiler
     return problem
 
 
 def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
-    """Fix the settings that float results depend on; every process that computes calls it first.
+    """Fix the settings that float results depend on. Every process that computes calls this first.
 
-    Denormals are flushed to zero: saturated units give gradients near 1e-20 whose squares would be
-    denormal, and slow. Threads that are started afterwards inherit the flag. On a GPU matrix products and
-    convolutions are of float32, unless numerics is tf32.
+    Denormals are flushed to zero: saturated units have gradients near 1e-20, whose squares would be denormal
+    and slow. Threads started afterwards inherit this flag. On a GPU, matrix products and convolutions use
+    float32, unless numerics is tf32.
 
     Raises:
-        UsageError: if `device` is cuda and torch has none, or if `numerics` is portable and comes too late.
+        UsageError: if `device` is cuda and torch cannot use a GPU, or for the reasons of check_numerics.
     """
     check_numerics(numerics)
     fix_settings()
@@ -51,7 +51,7 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise UsageError("this installation of torch cannot use the GPU here; give --devices cpu")
-        # cuBLAS reads it at its first use; without it torch 2.6 refuses matrix products
+        # cuBLAS reads this variable at its first use; torch 2.6 refuses matrix products without it
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         set_deterministic(DETERMINISTIC)
         torch.backends.cudnn.benchmark = False

@@ -1,4 +1,4 @@
-"""Assigns a GPU, or else CPU cores, to each worker."""
+"""Assign a GPU, or else CPU cores, to each worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.errors import UsageError
 from fedsim.specs import whole
 
 ELSEWHERE = "elsewhere"
-"""The GPU of a remote worker, as the coordinator knows it."""
+"""The coordinator's name for the GPU of a remote worker."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Placement:
 
 
 ROOT = Path("/")
-"""The folder of /dev and /proc."""
+"""The folder that contains dev and proc."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that torch can use here, in the notation of CUDA_VISIBLE_DEVICES.
 
-    CUDA is not started, because forked workers could not use it then. The variable is read as CUDA reads it:
+    CUDA is not initialised, because forked workers could not use it then. The variable is read as CUDA does:
     the first GPU that does not exist ends the list, and a repeated GPU makes all of them invisible (CUDA C++
     Programming Guide, "CUDA Environment Variables").
     """
@@ -62,13 +62,13 @@ def visible_gpus() -> list[str]:
 
 
 def _numbered(name: str, present: int) -> str | None:
-    """The number that a name begins with; None if there is no such GPU."""
+    """Return the number that a name begins with; None if there is no such GPU."""
     digits = re.match(r"\+?([0-9]+)", name)
     return str(int(digits[1])) if digits and int(digits[1]) < present else None
 
 
 def _named(name: str, prefix: str) -> str | None:
-    """Return a GPU or a part of one (MIG) by its UUID. A GPU's UUID may be cut to a prefix that is unique."""
+    """Return a GPU, or a part of one (MIG), by its UUID. A GPU's UUID may be shortened to a unique prefix."""
     known = [line for line in _driver_says("GPU UUID") if line.startswith(name)]
     if not name.startswith(prefix) or (prefix == "GPU-" and _driver_says("GPU UUID") and len(known) != 1):
         return None
@@ -88,7 +88,7 @@ def _torch_has_cuda() -> bool:
 
 
 def why_no_gpu() -> str:
-    """Say why no GPU can be used although one could be expected; "" if none could be."""
+    """Return why no GPU can be used although one is expected; "" if none is expected."""
     asked = os.environ.get(VISIBLE, "")
     if list((ROOT / "dev").glob("nvidia[0-9]*")) and not _torch_has_cuda():
         return "torch is built without CUDA"
@@ -98,7 +98,7 @@ def why_no_gpu() -> str:
 
 
 def remark(devices: str) -> str:
-    """Return one line for the user if `auto` takes the CPU although a GPU could be expected; else ""."""
+    """Return one line for the user if `auto` takes the CPU although a GPU is expected; else ""."""
     why = why_no_gpu() if devices == "auto" and not visible_gpus() else ""
     return f"{why}: --devices auto takes the CPU" if why else ""
 
@@ -116,17 +116,17 @@ def _driver_says(key: str) -> list[str]:
 
 
 def gpus_of(devices: str) -> int:
-    """The number of GPUs that --devices names; assign_devices checks that they are there."""
+    """Return the number of GPUs that --devices names; assign_devices checks that they exist."""
     if devices == "auto":
         return len(visible_gpus())
     return len({name.strip() for name in devices.split(",") if name.strip().startswith("cuda")})
 
 
 def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
-    """Place worker i on GPU i mod n, or on `threads` cores of its own as long as there are enough.
+    """Place worker i on GPU i mod n, or on `threads` CPU cores, which are shared only if there are too few.
 
     Raises:
-        UsageError: for a device that is not there.
+        UsageError: if a device does not exist, or `devices` cannot be parsed.
     """
     gpus = visible_gpus()
     selected = list(gpus) if devices == "auto" else []

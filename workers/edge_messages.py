@@ -1,10 +1,10 @@
-"""The messages between edge servers and the root, as envelopes and back.
+"""Messages between edge servers and the root, packed into envelopes and read from them.
 
 root -> edge server      relayed, close, account
-edge server -> root      uploaded, sums, account; and whatever its workers say
-root -> its workers      assign (or assign_gone) in the place of task (or gone)
+edge server -> root      uploaded, sums, account, and the messages of its workers
+root -> edge's workers   assign (or assign_gone) instead of task (or gone)
 
-What reads an envelope raises WireError if that is not possible.
+A function that reads an envelope raises WireError if the envelope is malformed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Residual(msgspec.Struct, forbid_unknown_fields=True):
 
 
 ASSIGNMENTS = {"assign": False, "assign_gone": True}
-"""Kinds of tasks to a worker behind an edge server, which puts the broadcast behind them: whether the client
-is one that drops out."""
+"""Kinds of tasks for a worker behind an edge server, which adds the broadcast to them. The value is True if
+the client drops out."""
 
 
 def assignment(task: Envelope) -> Envelope:
@@ -43,7 +43,7 @@ def assignment(task: Envelope) -> Envelope:
 
 
 def uploaded(upload: Envelope) -> Envelope:
-    """Return the header of an upload that an edge server keeps."""
+    """Return the message with the header of an upload that the edge server itself keeps."""
     return answer("uploaded", upload.header, *blob("head", upload.head), upload.header.micros)
 
 
@@ -54,8 +54,8 @@ def read_uploaded(envelope: Envelope) -> Envelope:
 
 
 def close(run: str, epoch: int, opened: Open, uploads: Sequence[tuple[int, int]]) -> Envelope:
-    """Return the message that says to an edge server which uploads count: (client, worker that has sent it),
-    clients ascending."""
+    """Return the message that tells an edge server which uploads count. uploads: pairs of a client and the
+    worker that sent its upload, in ascending client id."""
     fields, frames = blob("uploads", msgspec.json.encode(list(uploads)))
     return pack(Header(VERSION, "close", run, epoch, opened.round, opened.exchange, fields=fields), frames)
 
@@ -66,14 +66,14 @@ def read_uploads(envelope: Envelope) -> list[tuple[int, int]]:
 
 
 def ask_account(run: str) -> Envelope:
-    """Return the message that asks an edge server for what is left of its ledger."""
+    """Return the message that asks an edge server for the remaining rows of its ledger."""
     return pack(Header(VERSION, "account", run))
 
 
 def account(
     run: str, round: int, exchange: int, rows: Sequence[Entry], residual: Mapping[str, int] | None
 ) -> Envelope:
-    """Return an edge server's ledger rows; residual: the kernel's count of its streams minus all of them."""
+    """Return a message of an edge server's ledger rows. residual: the kernel's count minus the ledger's."""
     fields, frames = blob("rows", msgspec.json.encode([[tuple(row) for row in rows], residual]))
     return pack(Header(VERSION, "account", run, round=round, exchange=exchange, fields=fields), frames)
 
@@ -85,13 +85,13 @@ def read_account(envelope: Envelope) -> tuple[list[Entry], dict[str, int] | None
 
 
 def relayed(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
-    """Return the broadcast of an exchange as an edge server gets it, once for all its clients."""
+    """Return the message with an exchange's broadcast, sent to an edge server once for all its clients."""
     counts = {"folds": opened.folded_rounds, "asked": opened.asked}
     which = (epoch, opened.round, opened.exchange)
     return pack(Header(VERSION, "relayed", run, *which, fields=payload.fields, **counts), payload.frames)
 
 
 def sums(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
-    """Return what an edge server sends up in the place of its clients' uploads."""
+    """Return the message with sums that an edge server sends instead of its clients' uploads."""
     header = Header(VERSION, "sums", run, epoch, opened.round, opened.exchange, fields=payload.fields)
     return pack(header, payload.frames)

@@ -1,7 +1,6 @@
-"""Square roots and inverse trigonometric functions that do not depend on the processor, for
-numerics = portable.
+"""Square roots and inverse trigonometric functions independent of the CPU, for numerics = portable.
 
-On CPUs torch takes sqrt, acos, asin and atan of tensors from MKL's vector functions. These begin with the
+On CPUs torch takes sqrt, acos, asin and atan of tensors from MKL's vector functions. These start from the
 processor's approximate instructions (rsqrtps), which Intel and AMD round differently; neither MKL_CBWR nor
 ATEN_CPU_CAPABILITY changes that. So a few roots are off by one unit in the last place, and which ones depends
 on the processor. numpy's sqrt is rounded as IEEE 754 requires.
@@ -22,8 +21,8 @@ from torch.library import Library
 
 FUNCTIONS = {"sqrt": np.sqrt, "acos": np.arccos, "asin": np.arcsin, "atan": np.arctan}
 WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
-"""The types in which half-precision values are computed: numpy has no bfloat16, and torch, too, uses
-float32 for both."""
+"""The types in which half-precision values are computed: numpy has no bfloat16, and torch also uses float32
+for both types."""
 
 _libraries: list[Library] = []
 
@@ -31,7 +30,7 @@ _libraries: list[Library] = []
 def use_exact_roots(exact: bool) -> None:
     """Replace torch's functions in this process, or restore them.
 
-    x ** 0.5 is not replaced: write sqrt.
+    x ** 0.5 is not replaced: use sqrt.
     """
     if exact and not _libraries:
         library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""The C library's heap: what is kept for the next message, and what is given back to the machine.
+"""Settings of the C library's heap: which memory is kept for reuse, and which is returned to the system.
 
-docs/decisions/026-large-models.md and 039-memory-or-time.md have the measurements. Nothing happens where the
-C library has no such functions.
+docs/decisions/026-large-models.md and 039-memory-or-time.md have the measurements. The functions do nothing
+if the C library lacks mallopt or malloc_trim.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import os
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 MAPPED = 256 << 20
-"""Bytes from which a buffer is mapped by itself, and given back when it is freed."""
+"""Size in bytes from which a buffer has a mapping of its own, which is returned when it is freed."""
 SAVE_MEMORY = "FEDSIM_SAVE_MEMORY"
-"""The environment variable; 1: already from MAPPED_SAVING bytes on, and no broadcast waits beside a task."""
+"""Environment variable: with 1, large models use MAPPED_SAVING, and workers get no task in advance."""
 MAPPED_SAVING = 16 << 20
 INT_MAX = 2**31 - 1
 """The largest value that mallopt accepts."""
 LARGE = 1 << 20
-"""Parameters from which memory between two tasks counts for more than the time to get it again."""
+"""Number of parameters from which saving memory between tasks is worth the time to allocate it again."""
 
 
 def set_malloc_thresholds() -> None:
-    """Give back what the set-up left behind, then keep what training and messages free, in one heap.
+    """Return the memory that the set-up has freed; from then on keep freed memory for reuse, in one heap.
 
-    Buffers come and go with every message and batch; mapping them anew each time costs a worker 5 % of its
-    time in page faults, and with vectors of 65 MB half of it.
+    Every message and batch allocates and frees buffers. Mapping them anew each time costs a worker 5 % of
+    its time in page faults, and half of its time with vectors of 65 MB.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
@@ -38,12 +38,11 @@ def set_malloc_thresholds() -> None:
 
 
 def give_back(params: int) -> None:
-    """Give back the gaps of the heap, if a vector of `params` numbers is large.
+    """Return the gaps of the heap to the system, if a model of `params` numbers is large.
 
-    After every task this would cost more time than the memory is worth.
-
-    Vectors of 4 and of 8 bytes a number come and go in different orders, so that after a few tasks half of
-    the heap is gaps in which the next vector does not fit.
+    float32 and float64 vectors are allocated and freed in different orders. After a few tasks, half of the
+    heap is gaps that are too small for the next vector. Calling this after every task would cost more time
+    than the memory is worth.
     """
     libc = ctypes.CDLL(None)
     if params >= LARGE and hasattr(libc, "malloc_trim"):
@@ -51,11 +50,11 @@ def give_back(params: int) -> None:
 
 
 def keep_vectors_apart(params: int) -> None:
-    """Map every buffer above a float32 vector of `params` numbers by itself, if that is large.
+    """Map each buffer larger than a float32 vector of `params` numbers separately, if the model is large.
 
-    What stays in the heap has one size, so that what is freed fits what is needed next, and the coordinator
-    need not give gaps back after every round (docs/decisions/037-fresh-pages.md). A worker has more float64
-    vectors than float32 ones, and keeps them.
+    The vectors in the heap then have one size, so that freed space fits the next vector, and the coordinator
+    need not return gaps after every round (docs/decisions/037-fresh-pages.md). Workers do not call this: they
+    have more float64 vectors than float32 ones, and keep them in the heap.
     """
     libc = ctypes.CDLL(None)
     if params >= LARGE and hasattr(libc, "mallopt") and not saves_memory():

@@ -1,10 +1,10 @@
-"""The numerics of a process, which decide bits besides the experiment, and their comparison.
+"""The numerics of a process, on which the bits of results depend, and the comparison of two processes.
 
 Registration compares a worker with the coordinator; resume, verify and replay compare this process with
-the one that started the run. All use `differences`. Facts are texts by name: versions, the instruction set
-and the settings that torch computes with, the GPU, and the probe digest (workers/probe.py), which decides
-where labels do not suffice. Facts that only one side knows are not compared: a coordinator without a GPU
-takes the GPU's digest from the first worker.
+the one that started the run. All use `differences`. Facts map names to texts: versions, torch's instruction
+set and settings, the GPU, and the probe digest (workers/probe.py), which detects differences that the other
+facts do not show. Facts that only one side knows are not compared: a coordinator without a GPU takes the
+GPU's digest from the first worker.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Facts = Mapping[str, str]
 COMPUTES = ("torch", "numpy")
 """Libraries that compute; others only move numbers."""
 HERE = ("python", *COMPUTES, "machine", "processor")
-"""Names of facts that hold for every process of this program on this machine."""
+"""Names of facts that are the same in every process of this program on this machine."""
 PROBE = "probe digest ({})"
-"""The name of the fact that is a probe digest, with the kind of device."""
+"""The name of the probe digest of a kind of device."""
 CUDA_GRAPHS = "FEDSIM_CUDA_GRAPHS"
 """Environment variable: with 0 workers on GPUs do not record training steps."""
 DRIFT = "this run's bits depend on who computed what"
@@ -58,9 +58,9 @@ def records_steps() -> bool:
 
 
 def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
-    """All facts of this process, after workers.assembly.fix_numerics.
+    """Return all facts of this process; call workers.assembly.fix_numerics first.
 
-    device: the kind of device that it computes on, cpu or cuda. probe: its probe digest by that kind.
+    device: the kind of device that the process uses, cpu or cuda. probe: its probe digests by kind of device.
     """
     import torch
 
@@ -82,7 +82,7 @@ def differences(there: Facts, here: Facts) -> Iterator[Difference]:
 
 
 def processor_name() -> str:
-    """The model name of this machine's processor; '' if unknown."""
+    """Return the model name of this machine's processor; '' if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

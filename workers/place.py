@@ -1,7 +1,7 @@
 """The place of a process: its machine, cores or GPU, and the engine that started it there.
 
-It goes into processes.json and the report. Nothing is decided by it: bits are compared by facts and probe
-digest (workers/numerics.py).
+The place is written to processes.json and the report. It decides nothing: facts and probe digests tell
+whether two processes compute the same bits (workers/numerics.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Annotated
 import msgspec
 
 Printable = Annotated[str, msgspec.Meta(max_length=500, pattern="^[ -~]*$")]
-"""Text of a worker that is shown on the coordinator's terminal: it has no control characters."""
+"""Text from a worker that is shown on the coordinator's terminal, without control characters."""
 ENGINE = "FEDSIM_ENGINE"
-"""Set by an engine that sets no variable of its own for what it starts."""
+"""Environment variable for engines that set no variable of their own in the processes they start."""
 KNOWN = (
     ("SLURM_JOB_ID", "slurm job {}"),
     ("KUBERNETES_SERVICE_HOST", "kubernetes"),
@@ -25,12 +25,12 @@ KNOWN = (
     ("PBS_JOBID", "pbs job {}"),
     ("LSB_JOBID", "lsf job {}"),
 )
-"""Variables by which engines are known, and what is said of them with the variable's value."""
+"""Variables that identify engines, and the text about each engine, with the variable's value."""
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The place of a worker. node: its machine's name. device: its cores, or its GPU's number there. gpu:
-    that GPU's UUID, '' for none. engine: what has placed it there, '' if none is known."""
+    """The place of a worker. node: the machine's name. device: the worker's cores, or its GPU's number on the
+    machine. gpu: the GPU's UUID, '' without a GPU. engine: the engine that started it, '' if unknown."""
 
     node: Printable = ""
     device: Printable = ""
@@ -39,7 +39,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def engine_of(environment: Mapping[str, str]) -> str:
-    """The engine that has started a process with this environment; '' if none is known."""
+    """Return the engine that started a process with this environment; '' if unknown."""
     if environment.get(ENGINE):
         return environment[ENGINE]
     known = (text.format(environment[name]) for name, text in KNOWN if environment.get(name))
@@ -47,7 +47,7 @@ def engine_of(environment: Mapping[str, str]) -> str:
 
 
 def place_of_process(device: str) -> Place:
-    """The place of this process. device: the kind that it computes on, cpu or cuda."""
+    """Return the place of this process. device: the kind of device that it uses, cpu or cuda."""
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     on, gpu = f"cpu {cores}", ""
     if device == "cuda":

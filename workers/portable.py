@@ -1,10 +1,10 @@
-"""numerics = portable: the same kernels, and so the same bits, on x86-64 processors of all makes.
+"""Settings for numerics = portable: the same kernels, and so the same bits, on all x86-64 processors.
 
 By default ATen, MKL, oneDNN, numpy and OpenBLAS choose their kernels by the processor, so an Intel and an AMD
 machine with the same libraries give different bits. These variables, set before torch and numpy are imported,
-fix the choice to what every x86-64 processor has, at a cost (docs/benchmarks.md). The C library keeps its own
-choice: its exp and log differ between processors with and without FMA. Other architectures (ARM) may still
-round differently; the probe digest says so.
+limit the choice to kernels for every x86-64 processor, at a cost in speed (docs/benchmarks.md). The C library
+still chooses by processor: its exp and log differ between processors with and without FMA. Other
+architectures (ARM) may still round differently; the probe digest shows this.
 
 References:
     https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2024-2/specifying-code-branches.html
@@ -27,19 +27,19 @@ PORTABLE: Mapping[str, str] = {
     "NPY_DISABLE_CPU_FEATURES": "",
     "OPENBLAS_CORETYPE": "Prescott",
 }
-"""Environment variables that a process of a portable run has before it imports torch and numpy. numpy takes a
-list of what to enable or of what to disable, not both; empty is as good as not set."""
+"""Environment variables of a portable run, set before torch and numpy are imported. numpy accepts features to
+enable or features to disable, not both; an empty variable counts as not set."""
 LEAST = ("DEFAULT", "NO AVX")
-"""torch's names of the kernels that every processor has; the second is that of torch 2.6."""
+"""torch's names for the kernels that every processor can run; torch 2.6 uses the second one."""
 
 
 def environment_for(numerics: str) -> Mapping[str, str]:
-    """The variables to set before torch and numpy are imported: those of PORTABLE, or none for native."""
+    """Return the variables to set before torch and numpy are imported; none unless numerics is portable."""
     return PORTABLE if numerics == "portable" else {}
 
 
 def check_numerics(numerics: str) -> None:
-    """Check that this process, which has imported torch and numpy, computes as asked.
+    """Check that this process, which has imported torch and numpy, uses the requested numerics.
 
     Raises:
         UsageError: if numerics is portable and torch or numpy was imported before the variables were set.

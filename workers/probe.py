@@ -1,6 +1,6 @@
 """The probe digest: two processes with the same digest compute the same bits.
 
-Versions and names of processors do not suffice. An Intel Xeon and an AMD EPYC with the same libraries and the
+Versions and processor names are not enough. An Intel Xeon and an AMD EPYC with the same libraries and the
 same capability (AVX512) give different model digests, because MKL and oneDNN choose their kernels by vendor.
 So a probe computes one small federated round of the run's own model and algorithm and hashes its results.
 """
@@ -32,23 +32,23 @@ from workers.task_execution import execute
 
 EXAMPLES = 32
 SHORT = {"epochs": 1, "steps": 1, "samples": 1, "server_steps": 3}
-"""Hyperparameters, by their last name, that make a round short."""
+"""The largest values of hyperparameters in a probe, by their last name, so that its round is short."""
 T = TypeVar("T")
 
 
 def probe(problem: Problem) -> dict[str, str]:
-    """The probe digest of this process by kind of device (cpu, cuda), because a run may be resumed on another
-    kind of device."""
+    """Return the probe digest of this process by its kind of device (cpu, cuda): a run may be resumed on
+    another kind of device."""
     return {problem.net.device.type: probe_digest(problem)}
 
 
 def probe_digest(problem: Problem) -> str:
-    """Hash one small seeded computation: 32 hexadecimal digits.
+    """Return the hash of one small seeded computation, as 32 hexadecimal digits.
 
-    Every probe has an epoch of training and an evaluation of the run's own model, and its diagonal GGN where
-    targets are classes. With an algorithm of the registry it also has one round of that algorithm with one
-    client: set-up, local training, dual step and fold. A user's own algorithm is not called, because its code
-    may keep state between calls. Call workers.assembly.fix_numerics before.
+    The computation is one epoch of training and an evaluation of the run's model and, if targets are classes,
+    the model's diagonal GGN. For an algorithm of the registry, one round with one client is added: set-up,
+    local training, dual step and fold. A user's algorithm is not called, because its code may keep state
+    between calls. Call workers.assembly.fix_numerics first.
     """
     hashed = sha256()
     small = _small(problem)
@@ -56,7 +56,7 @@ def probe_digest(problem: Problem) -> str:
         hashed.update(value)
     if not plugins.is_spec(problem.experiment.algo):
         for state in _round(small):
-            for chunk in state_chunks(state):  # in pieces, because a large one would need its memory twice
+            for chunk in state_chunks(state):  # in pieces: a copy of a large state needs much memory
                 hashed.update(chunk)
     return hashed.hexdigest()[:32]
 
@@ -64,10 +64,10 @@ def probe_digest(problem: Problem) -> str:
 def check_repeatable(problem: Problem, data_dir: Path | None) -> None:
     """Check that a user's data set and model return the same numbers when they are called again.
 
-    The bits of a run, and the agreement of its processes, depend on it. Built-in ones are not checked.
+    A run is reproducible, and its processes agree, only if they do. Built-in ones are not checked.
 
     Raises:
-        UsageError: naming the file and what differs.
+        UsageError: if numbers differ; it names the file and the numbers.
     """
     e = problem.experiment
     dataset, model = plugins.is_spec(e.dataset), MODEL_MODIFIER.split(e.model)[0]
@@ -88,7 +88,7 @@ def _built_again(problem: Problem, data_dir: Path | None) -> Problem:
     try:
         with plugins.executed_anew():
             return Problem.build(e, algorithm, data_dir)
-    except FedsimError:  # a file that can be executed only once, as one that registers an operator of torch
+    except FedsimError:  # a file that can be executed only once, for example if it registers a torch operator
         return Problem.build(e, algorithm, data_dir)
 
 
@@ -103,21 +103,21 @@ def _other_numbers(option: str, spec: str, what: str, instead: str) -> UsageErro
 
 
 def _training(problem: Problem) -> Iterator[Buffer]:
-    """Yield the bits of one epoch of Adam on the run's model, of its score and of its curvature."""
+    """Yield the bytes of the weights after one epoch of Adam, of their score and of their curvature."""
     shard, rng = problem.shard(0), RandomStream(problem.experiment.seed, "probe")
     start = problem.start.to(problem.net.device)
     problem.net.statistics.copy_(problem.statistics)
     weights = minimise(shard, start, how=LocalTraining(epochs=1), rng=rng, round=1).solution
     yield raw_bytes(weights.cpu())
-    own = problem.measure.own(problem.dataset.classes)  # digests of earlier versions stay comparable
+    own = problem.measure.own(problem.dataset.classes)  # keeps digests comparable with earlier versions
     yield np.array(problem.score(Point(weights), 0, 0).tally[:own], "<f8").tobytes()
     if problem.dataset.likelihood == "categorical":
-        with suppress(UsageError):  # a layer of a user's model without a rule
+        with suppress(UsageError):  # a layer of a user's model has no curvature rule
             yield raw_bytes(shard.curvature(weights, "exact", rng).cpu())
 
 
 def shortened(value: T) -> T:
-    """The same hyperparameters, with larger ones replaced by those of SHORT."""
+    """Return the hyperparameters with values limited to those of SHORT."""
     changes: dict[str, Any] = {}
     for f in fields(value):  # type: ignore[arg-type]
         now = getattr(value, f.name)
@@ -129,7 +129,7 @@ def shortened(value: T) -> T:
 
 
 def _small(problem: Problem) -> Problem:
-    """One client with the first training examples, scored on the first test examples."""
+    """Return a problem of one client with the first training examples, scored on the first test examples."""
     data = problem.dataset
     few = replace(
         data,
@@ -142,7 +142,7 @@ def _small(problem: Problem) -> Problem:
 
 
 def _round(problem: Problem) -> Iterator[Any]:
-    """Yield every upload and state of the set-up's exchanges and the first round's, dense, synchronous."""
+    """Yield all uploads and states of the set-up and the first round, without codecs and asynchrony."""
     problem = replace(problem, experiment=replace(problem.experiment, codecs={}, asynchronous=""))
     algorithm = problem.algorithm
     ctx = problem.context(0, 0)
@@ -160,6 +160,6 @@ def _round(problem: Problem) -> Iterator[Any]:
 
 
 def _committed(problem: Problem, of: TaskId, client: Any, down: Any) -> tuple[Any, Any]:
-    """Compute a task: its client's next state, and its upload as the server decodes it."""
+    """Compute a task; return its client's next state, and its upload as the server decodes it."""
     result = execute(problem, of, client, down, 0, 1)
     return result.committed, result.decoded

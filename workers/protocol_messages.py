@@ -1,14 +1,13 @@
-"""Every message that the coordinator and a registered worker exchange, packed into envelopes and read from
-them.
+"""Messages between the coordinator and a registered worker, packed into envelopes and read from them.
 
-    coordinator -> worker    welcome, state, last, task (or gone), evaluate, stop
-    worker -> coordinator    ready, alive, draft, upload (or absent), score, failed
+    coordinator -> worker    welcome, state, last, task (or gone), evaluate, heartbeat, stop
+    worker -> coordinator    ready, heartbeat, draft, upload (or absent), score, failed
 
 A worker answers a task with an upload; if the client drops out after the download (gone), it answers with
 absent. Remote workers do not share the run's folder: state carries a client's state to them before the task
-that starts from it, and draft carries the next state back before the upload. If broadcasts refer to the
-previous broadcast, last carries that one to a worker that does not have it. In a real federation a client
-keeps its own state and its last broadcast, so all three are simulation traffic.
+that starts from it, and draft carries the next state back before the upload. If a broadcast refers to the
+previous one, last carries the previous broadcast to a worker that lacks it. In a real federation a client
+keeps its own state and its last broadcast, so state, draft and last are simulation traffic.
 
 The envelopes at the beginning of a connection are in workers.transport.handshake, those of edge servers in
 workers.edge_messages. A function that reads an envelope raises WireError if the envelope is malformed.
@@ -54,7 +53,7 @@ from workers.transport.handshake import notice, read_json
 
 NO_PAYLOAD = Payload((), ())
 NUMBERS = "numbers of "
-"""The prefix of names in WorkerManifest.sources whose digests are not of files."""
+"""The prefix of names in WorkerManifest.sources whose digests cover computed numbers, not files."""
 
 # ---- registration
 
@@ -63,8 +62,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The data from which a worker builds the run.
 
     experiment: the fields of fedsim.experiment.Experiment. data_dir, run_dir: folders on the coordinator's
-    machine; run_dir is None for remote workers. index: the worker's number. lanes: the tasks that a worker
-    on a GPU computes at once, if there are several.
+    machine; run_dir is None for remote workers. index: the worker's number. lanes: the number of tasks that a
+    worker on a GPU computes at once, if more than one.
     """
 
     experiment: dict[str, Any]
@@ -110,9 +109,9 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def sources_of(problem: Problem, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """WorkerManifest.sources: digests of the user's files, of what they compute, and of frozen parameters.
+    """Return digests of user files, of the numbers they compute, and of frozen parameters, by name.
 
-    names: the coordinator's paths of a user's files by the paths here, if they differ.
+    names: the coordinator's paths of user files by the paths on this machine, if they differ.
     """
     e, model = problem.experiment, plugins.MODEL_MODIFIER.split(problem.experiment.model)[0]
     files = plugins.sources(plugins.computing_choices(e))
@@ -126,7 +125,7 @@ def sources_of(problem: Problem, names: Mapping[str, str] = MappingProxyType({})
         start = hashlib.sha256(raw_bytes(problem.start))
         start.update(raw_bytes(problem.statistics))
         result[f"{NUMBERS}{plugins.short(model)} at the start"] = start.hexdigest()
-    if problem.tree is not None:  # which may be in a file
+    if problem.tree is not None:  # read from a file, perhaps
         text = msgspec.json.encode(problem.tree.names) + problem.tree.owners.tobytes()
         result["tree of edge servers"] = hashlib.sha256(text).hexdigest()
     return result
@@ -168,9 +167,9 @@ def task(
 ) -> Envelope:
     """Return the message that gives the task `of`.
 
-    epoch: the start of the run that gives it. payload: the encoded broadcast. dropout: the client gets the
-    broadcast and computes nothing. folds: how many rounds before this one have folded an upload. asked: how
-    many clients take part in the round.
+    epoch: the number of this start of the run. payload: the encoded broadcast. dropout: True if the client
+    gets the broadcast but computes nothing. folds: the number of earlier rounds that folded an upload. asked:
+    the number of clients that take part in the round.
     """
     kind, fields = "gone" if dropout else "task", payload.fields
     which = (epoch, of.round, of.exchange, of.client, of.base)
@@ -190,14 +189,13 @@ def state(of: Header, data: bytes) -> Envelope:
 
 
 def last_broadcast(of: Header, round: int, payload: Payload) -> Envelope:
-    """Return the message with an earlier round's broadcast, to which the broadcast of the task `of`
-    refers."""
+    """Return the message with an earlier round's broadcast, needed to decode that of the task `of`."""
     header = msgspec.structs.replace(of, kind="last", base=round, fields=payload.fields)
     return pack(header, payload.frames)
 
 
 def draft(of: Header, data: bytes) -> Envelope:
-    """Return the message with the client state, encoded as in its file, that the task `of` has made."""
+    """Return the message with the client state, encoded as in its file, that the task `of` has computed."""
     return answer("draft", of, *blob("state", data))
 
 
@@ -228,7 +226,7 @@ def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
     else:
         code, text = FedsimError.exit_code, "".join(traceback.format_exception(error))
     header = msgspec.structs.replace(of, run=run) if of else Header(VERSION, "failed", run)
-    notice = (code, printable(text))  # a lone surrogate has no UTF-8
+    notice = (code, printable(text))  # a lone surrogate cannot be encoded in UTF-8
     return answer("failed", header, *blob("error", msgspec.json.encode(notice)))
 
 
@@ -286,8 +284,8 @@ ToEvaluate = Evaluate | EvaluateFull | EvaluateSamples
 def evaluate(run: str, epoch: int, round: int, chunk: int, model: Payload = NO_PAYLOAD) -> Envelope:
     """Return the request to evaluate the model of a round on one chunk of the test set.
 
-    epoch: the start of the run that asks. chunk: its number, which the header carries as the exchange. model:
-    the encoded model if the worker does not have it yet.
+    epoch: the number of this start of the run. chunk: the chunk's number, which the header carries as the
+    exchange. model: the encoded model if the worker does not have it yet.
     """
     return pack(Header(VERSION, "evaluate", run, epoch, round, chunk, fields=model.fields), model.frames)
 
@@ -307,7 +305,7 @@ def to_evaluate(model: Model, samples: int) -> ToEvaluate:
 
 
 def to_score(message: ToEvaluate) -> Model:
-    """Return the model of a message, by its natural parameters in float64."""
+    """Return the model of a message; a Gaussian gets natural parameters in float64."""
     plain, statistics = _weights_of(message), getattr(message, FIELD, None)
     return plain if statistics is None else Normalised(plain, statistics)
 
@@ -339,18 +337,18 @@ def score(of: Header, result: ChunkScore) -> Envelope:
 
 
 def pack_score(score: ChunkScore) -> bytes:
-    """Return the tallies as little-endian float64: a NaN must survive, so JSON will not do."""
+    """Return the tallies as little-endian float64, because JSON cannot represent NaN."""
     return np.array([*score.tally, *score.ensemble, *score.clients], "<f8").tobytes()
 
 
 def unpack_score(envelope: Envelope, width: int, sampled: bool, clients: int = 0) -> ChunkScore:
     """Return the result in a score message.
 
-    width: the length of a tally (Measure.width). sampled: there is a second tally, of the ensemble.
-    clients: how many have test rows of their own, which have a tally each.
+    width: the length of a tally (Measure.width). sampled: True if there is a second tally, of the ensemble.
+    clients: the number of clients with test rows of their own, each of which has three numbers.
 
     Raises:
-        WireError: If its length is wrong.
+        WireError: If the message has the wrong length.
     """
     sizes = [memoryview(frame).nbytes for frame in envelope.frames]
     tallies = width * (2 if sampled else 1)

@@ -1,9 +1,9 @@
-"""Temporary folders that end with their process.
+"""Temporary folders that are removed once their process has ended.
 
-A process that is killed -9 cannot remove its folder. So a process holds a lock on the folder that it makes,
-which the kernel releases with the process, and whoever makes the next one, or starts a run, removes the
-folders that are not locked. A folder gets its name when it is locked: one that has its name and no lock has
-no process.
+A process that is killed -9 cannot remove its folder. So each process locks its folder, and the kernel
+releases the lock when the process ends. A process that makes a folder or starts a run removes the folders
+that are not locked. A folder gets its final name after it is locked, so a folder with a final name and no
+lock belongs to no process.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ KINDS = tuple(
     f"fedsim-{use}-" for use in ("listener", "worker", "node", "edge", "replay", "verify", "codecs", "sweep")
 )
 """The prefixes of this program's folders."""
-SHORT = "/tmp"
+SHORT = "/tmp"  # noqa: S108 - mkdtemp makes a new folder in it
 """The parent of a folder of sockets if the usual path is too long."""
 YOUNG_SECONDS = 60.0
-"""A younger folder that has no name yet is left alone: its process may not have locked it yet."""
+"""A younger folder without its final name is left alone: its process may not have locked it yet."""
 
 
 def parent_of_sockets() -> str:
-    """The parent of a folder of sockets: a socket's path has at most 107 bytes."""
+    """Return the parent of a folder of sockets: a socket's path has at most 107 bytes."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) < 60 else SHORT
 
 
 class Scratch:
-    """A folder that only this user can enter, until remove(), or the end of a with block."""
+    """A folder that only this user can enter; remove(), or the end of a with block, removes it."""
 
     def __init__(self, kind: str, parent: str | None = None) -> None:
         """Make a folder whose name begins with `kind`.
 
         Raises:
-            DiskError: If it cannot be made.
+            DiskError: If the folder cannot be made.
         """
         parent = parent or tempfile.gettempdir()
         remove_left((kind, *KINDS), (parent,))
@@ -70,9 +70,9 @@ class Scratch:
 
 
 def remove_left(kinds: Sequence[str] = KINDS, parents: Sequence[str] = ()) -> None:
-    """Remove what killed processes of this user have left.
+    """Remove the folders that killed processes of this user have left.
 
-    kinds: how the folders' names begin. parents: by default, where this process would make its own.
+    kinds: prefixes of names. parents: where to search; by default, where this process would make folders.
     """
     now = time.time()
     for parent in parents or dict.fromkeys((tempfile.gettempdir(), SHORT)):

@@ -1,4 +1,4 @@
-"""One task computed: the client's update, its message as the server will see it, and the committed state."""
+"""Computation of one task: the client's update, the message as the server decodes it, and the next state."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from workers.heap import LARGE
 class TaskResult:
     """The result of a task, all tensors on the CPU.
 
-    draft: the state as client_update returns it. up: the message before any codec. payload: the message
-    encoded; empty if the client's rule sends none. decoded: the message as the server decodes it.
+    draft: the state as client_update returns it. up: the message before any codec. payload: the encoded
+    message; empty if the client's event rule sends none. decoded: the message as the server decodes it.
     committed: the client's next state.
     """
 
@@ -40,21 +40,21 @@ def execute(
     copied: Any = None,
     fresh: bool = True,
 ) -> TaskResult:
-    """Compute a task; the result depends on the arguments only.
+    """Compute a task. The result depends only on the arguments.
 
     Args:
         problem: The experiment.
         of: The task; its base is not used.
-        state: The client's state, from which the task starts, on any device. The caller should hold no
-            reference, so that unused memory is freed before the commit.
+        state: The client's state at the start of the task, on any device. The caller should keep no
+            reference to it, so that unused memory is freed before the commit.
         down: The decoded broadcast, on the CPU.
         folds: The number of rounds before this one that folded an upload.
         asked: The number of clients that take part in the round.
         copied: The broadcast on the network's device, if the caller has it.
-        fresh: The broadcast is that of the round, and not an earlier one that the client had (+quiet).
+        fresh: True if `down` is this round's broadcast, False if it is one that the client kept (+quiet).
 
     Returns:
-        The result. The commit uses the decoded message, because the server folds that one.
+        The result. The commit uses the decoded message, because the server folds the same one.
     """
     algorithm, device = problem.algorithm, problem.net.device
     codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout

@@ -4,7 +4,7 @@
     python docs/recipes/events.py      2 seconds; writes docs/results/events.md and events.png
 
 Nothing is run: the numbers are those of docs/results/events_*.csv. A difference is one of the same seed, so
-of the same split and start; the interval is Student's t, 95 %.
+of the same split and start (launch.results.significance).
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import report
 from matplotlib.ticker import LogLocator
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
-from scipy.stats import t
+
+from launch.results.significance import LEAST, Difference, differences
 
 RESULTS = report.ROOT / "docs" / "results"
 SOURCES = {
     "events_digits_10": ("digits, 10 clients", 7_510 * 10 * 40),
     "events_digits_100": ("digits, 100 clients", 7_510 * 100 * 40),
     "events_fashion_mnist_10": ("FashionMNIST 10 %, 10 clients", 178_110 * 10 * 30),
+    "events_fashion_mnist_100": ("FashionMNIST 10 %, 100 clients", 178_110 * 100 * 30),
 }
 """The title, and parameters times clients times rounds."""
 WINDOW = 3
@@ -69,14 +71,6 @@ class Line:
         """The share of bytes saved, both directions together."""
         return 1 - self.megabytes / full.megabytes
 
-    def difference(self, full: Line, which: int) -> tuple[float, float]:
-        """The mean of the paired differences, and the half width of its interval."""
-        pairs = [self.scores[s][which] - full.scores[s][which] for s in self.scores if s in full.scores]
-        if len(pairs) < 2:
-            return fmean(pairs), float("nan")
-        half = float(t.ppf(0.975, len(pairs) - 1)) * stdev(pairs) / len(pairs) ** 0.5
-        return fmean(pairs), half
-
 
 def read(path: Path) -> list[Line]:
     """The lines of a sweep, in its order."""
@@ -97,27 +91,38 @@ def read(path: Path) -> list[Line]:
     return lines
 
 
-def with_sign(value: float, half: float, digits: int) -> str:
-    return f"{value:+.{digits}f} ± {half:.{digits}f}"
+def from_full(lines: Sequence[Line], which: int) -> dict[tuple[str, str], Difference]:
+    """The differences of a score from `full` of the same algorithm, by algorithm and name; Holm within it."""
+    result = {}
+    for algorithm in dict.fromkeys(line.algorithm for line in lines):
+        own = [line for line in lines if line.algorithm == algorithm]
+        scores = [{seed: s[which] for seed, s in line.scores.items()} for line in own]
+        reference = [line.name for line in own].index("full")
+        compared = differences(scores, reference, all_pairs=False)
+        result |= {(algorithm, line.name): d for line, d in zip(own, compared, strict=True)}
+    return result
+
+
+def text(d: Difference, digits: int) -> str:
+    """The mean difference and its interval; the range of too few seeds."""
+    return f"{d.mean:+.{digits}f} ({d.low:+.{digits}f} to {d.high:+.{digits}f})"
 
 
 def cells(lines: Sequence[Line], count: int) -> str:
     """The table: bytes saved, and what they cost."""
     full = {line.algorithm: line for line in lines if line.name == "full"}
+    accuracies, nlls = from_full(lines, 0), from_full(lines, 1)
     rows = []
     for line in lines:
-        base = full[line.algorithm]
-        changes = (
-            ("–", "–")
-            if line is base
-            else (with_sign(*line.difference(base, 0), 1), with_sign(*line.difference(base, 1), 3))
-        )
+        base, key = full[line.algorithm], (line.algorithm, line.name)
+        d = accuracies[key]
+        changes = ("–",) * 3 if line is base else (text(d, 1), d.verdict(), text(nlls[key], 3))
         accuracy, nll = (fmean(s[i] for s in line.scores.values()) for i in (0, 1))
         saved = "–" if line is base else f"{100 * line.less(base):.0f} %"
         spent = (f"{line.megabytes:.1f}", line.bits(count), saved)
         rows.append([line.algorithm, line.name, *spent, f"{accuracy:.1f}", *changes, f"{nll:.3f}"])
     cost = ("MB", "bits down, up", "fewer bytes")
-    head = ["algorithm", "sends", *cost, "accuracy %", "from full", "NLL from full", "NLL"]
+    head = ["algorithm", "sends", *cost, "accuracy %", "from full", "verdict", "NLL from full", "NLL"]
     return report.table(head, rows)
 
 
@@ -156,8 +161,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Who sends when is described in [participation.md](../participation.md). Bytes are those of both "
         "directions, headers included, and bits those of a parameter, client and round; scores are means of "
         "the last three evaluated rounds. `from full` is the mean difference from `full` of the same "
-        "algorithm, paired by seed, with the half width of its 95 % interval (Student's t). Where the "
-        "interval has 0 in it, these seeds cannot tell the two apart."
+        "algorithm, paired by seed, with its 95 % interval (Student's t), or the range of fewer than "
+        f"{LEAST} seeds. The verdict is that of the paired t-test, corrected by Holm for the rows of an "
+        "algorithm ([statistics.md](../statistics.md))."
     )
     for name, (title, count) in SOURCES.items():
         path = RESULTS / f"{name}.csv"

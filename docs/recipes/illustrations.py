@@ -99,7 +99,7 @@ class Federation:
         self.ups = {}
         for k, shard in enumerate(self.shards):
             rng = RandomStream(self.seed, f"client.{number}", self.round, k)
-            task = Task(self.start, self.sizes, self.round, number, k, rng)
+            task = Task(self.start, self.sizes, self.round, number, k, rng, folds=max(0, self.round - 1))
             draft, up = self.algorithm.client_update(self.clients[k], down, shard, task)
             self.ups[k] = up = self._sent(up)
             self.clients[k] = self.algorithm.client_commit(draft, down, up, task)

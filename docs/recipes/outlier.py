@@ -30,6 +30,7 @@ from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.von import VonTraining, von
 from fedsim.seeds import RandomStream
+from protocols._site_messages import PosteriorInfo
 from protocols.bayes_admm import BayesADMM
 from protocols.fedadmm import FedADMM
 
@@ -114,7 +115,8 @@ def play(federation: Federation, rounds: int) -> list[Known]:
     path = []
     for _ in range(rounds):
         model, ups = federation.play(), federation.ups.values()
-        capped = sum(int(getattr(up, "capped", 0)) for up in ups)
+        posteriors = [up.info for up in ups if isinstance(up.info, PosteriorInfo)]
+        capped = sum(int(info.capped) for info in posteriors)
         path.append(Known(tuple(known(up) for up in ups), model, capped))
     return path
 

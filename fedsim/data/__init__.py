@@ -1,11 +1,11 @@
 """Data: named data sets as plain arrays, and the ways of dividing them among clients.
 
-catalogue    what data sets there are, without opening any of them
-datasets     Dataset and load_dataset: files to arrays, decoded once per machine (cache)
-arrays       the arrays of a data set: what they must look like by likelihood, and their digest
+catalogue    descriptions of the data sets, available without opening a file
+datasets     Dataset and load_dataset: read files into arrays, decoded once per machine (cache)
+arrays       dtypes, shapes, checks and digest of the arrays of a data set
 readers      one module per file format
-vocabulary   how words are numbered
-partitions   the splits by name, and a user's own; splits has their arithmetic
+vocabulary   the numbering of words
+partitions   splits by name (computed by splits) or by a user (own_partitions)
 holdout      training rows held out for evaluation
 """
 

@@ -1,4 +1,4 @@
-"""The arrays of a data set: their form, their checks and their digest.
+"""The arrays of a data set: dtypes and shapes, checks, and digest.
 
     likelihood    inputs (n, *shape)    targets
     categorical   float32, uint8, int32 (n,) int64, 0..C-1
@@ -28,13 +28,13 @@ from fedsim.errors import DataError
 Array = npt.NDArray[Any]
 
 Arrays = dict[str, Array]
-"""train_inputs, train_targets, test_inputs, test_targets and, where a data set has one, centres.
+"""Mapping of train_inputs, train_targets, test_inputs, test_targets and, if there are any, centres.
 
 It is a plain mapping because each entry becomes one file of the cache.
 """
 
 EXACT = 1 << 24
-"""float32 holds all whole numbers up to this one."""
+"""Number up to which float32 represents all whole numbers."""
 
 REQUIRED = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
@@ -47,7 +47,7 @@ def bundle(
     centres: Array | None = None,
     targets: type[np.generic] = np.int64,
 ) -> Arrays:
-    """Contiguous arrays: inputs (n, *shape) unchanged, targets as dtype `targets`, centres (n,) as int64."""
+    """Make arrays contiguous: inputs (n, *shape) as given, targets as dtype `targets`, centres (n,) int64."""
     arrays = {
         "train_inputs": np.ascontiguousarray(train_inputs),
         "train_targets": np.ascontiguousarray(train_targets, dtype=targets),
@@ -64,7 +64,7 @@ def bundle(
 
 @dataclass(frozen=True)
 class ArrayRules:
-    """The dtypes under one likelihood, and the smallest possible number of classes (outputs)."""
+    """Allowed dtypes of one likelihood, and the smallest possible number of classes (outputs)."""
 
     inputs: tuple[str, ...]
     targets: str
@@ -122,10 +122,10 @@ def checked(
 
 
 def rounded(values: Array) -> npt.NDArray[np.bool_]:
-    """A mask of the whole numbers that float32 would round; same shape."""
+    """Return a mask, with the shape of `values`, of the whole numbers that float32 would round."""
     result = (values > EXACT) | (values < -EXACT)
     wide = values[result]
-    # As Python's numbers, which are compared exactly.
+    # Python compares its own numbers exactly.
     result[result] = wide.astype(np.float32).astype(np.float64).astype(object) != wide.astype(object)
     return result
 
@@ -139,7 +139,7 @@ def _check_numbers(what: str, values: Array) -> None:
 
 
 def _first(selected: npt.NDArray[np.bool_]) -> tuple[tuple[int, ...], str]:
-    """The first selected entry: its index, and the text 'row 5, column 2 (counted from 0)'."""
+    """Return the index of the first selected entry, and a text: 'row 5, column 2 (counted from 0)'."""
     row, *rest = at = tuple(map(int, np.unravel_index(int(selected.argmax()), selected.shape)))
     place = f", column {rest[0]}" if len(rest) == 1 else f", place {tuple(rest)}" if rest else ""
     return at, f"row {row}{place} (counted from 0)"
@@ -185,7 +185,7 @@ def check_array(owner: str, name: str, array: object, likelihood: str) -> None:
 # ---- the digest
 
 _ROWS = 4096
-"""Rows that are hashed at a time."""
+"""Number of rows hashed at a time."""
 
 
 def data_digest(
@@ -193,10 +193,10 @@ def data_digest(
     test: tuple[Array, ...],
     clients: Sequence[npt.NDArray[np.int64]],
 ) -> str:
-    """The digest (xxh3_128, 32 hexadecimal digits) of all data of an experiment: shapes, dtypes and values.
+    """Hash all data of an experiment (xxh3_128, 32 hexadecimal digits): shapes, dtypes and values.
 
-    train, test: inputs and targets, and the clients of test rows, if these are their own. clients: the
-    training rows of every client, in the client's order.
+    train: inputs and targets. test: inputs, targets and, if clients have test rows of their own, the client
+    of every test row. clients: training rows of every client, in the client's order.
     Equal digests mean the same data in the same split.
     """
     hashed = xxhash.xxh3_128()

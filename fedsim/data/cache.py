@@ -1,19 +1,19 @@
 """Decoded data sets, stored once per machine as plain .npy files that every process maps.
 
-One folder per data set and content of its source files, however many copies of them there are:
+There is one folder per data set and content of its source files, even if several copies of the files exist:
 
     CACHE/<name>-v<FORMAT>-<digest of the bytes of every source>/<array>.npy
     CACHE/<name>-v<FORMAT>-<digest ...>/from-<digest of the state of every source>
 
 The state of a source is its path, device, inode, size, and the times of its last change of content (mtime)
-and of anything (ctime). mtime and size alone are not enough: tar, cp -p and rsync -t restore an mtime. The
-second file is empty. It records that these sources, in this state, have this content, so that they are read
-only once. For sources with more than LARGEST bytes together, the digest is that of their state.
+and of any kind (ctime). mtime and size alone are not enough: tar, cp -p and rsync -t restore an mtime. The
+empty file from-... records that sources in this state have this content, so that they are read only once. If
+the sources have more than LARGEST bytes in total, the digest in the folder's name is that of their state.
 
-CACHE is $FEDSIM_CACHE, else $XDG_CACHE_HOME/fedsim, else ~/.cache/fedsim. A folder is filled under
-a temporary name beside its final one and renamed, so that a reader sees all of it or nothing and
-processes may race: the first rename wins and the others use its folder. Nothing here is precious;
-the whole cache may be deleted whenever no run is using it.
+CACHE is $FEDSIM_CACHE, else $XDG_CACHE_HOME/fedsim, else ~/.cache/fedsim. A folder is written under a
+temporary name next to its final one and then renamed, so that a reader finds a complete folder or none. If
+several processes do so at once, the first rename succeeds and the others use its folder. The whole cache may
+be deleted while no run uses it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ import numpy as np
 
 from fedsim.data.arrays import REQUIRED, Arrays
 
-# Raise it when what a reader makes of the same source files changes.
+# Increase it when a reader's output for the same source files changes.
 FORMAT = 3
 LARGEST = 1 << 30
-"""Bytes that are read to know a content: about a second."""
+"""Largest total size of sources whose content is hashed, in bytes; hashing takes about a second."""
 FROM = "from-"
 
 _LOG = logging.getLogger(__name__)
 
 
 def cache_root() -> Path:
-    """The folder that holds all cached data sets; it need not exist yet."""
+    """Return the folder of all cached data sets, which may not exist yet."""
     own = os.environ.get("FEDSIM_CACHE")
     if own:
         return Path(own)
@@ -51,9 +51,9 @@ def cache_root() -> Path:
 
 
 def cached(name: str, sources: Sequence[Path], build: Callable[[], Arrays]) -> Arrays:
-    """The arrays of `build()`, read-only: memory-mapped from the cache, built at the first call.
+    """Return the arrays of `build()`, memory-mapped read-only from the cache; only the first call builds.
 
-    Where the cache cannot be written (read-only home, full disk) the arrays stay in memory.
+    If the cache cannot be written (read-only home, full disk), the arrays stay in memory.
     """
     try:
         root = cache_root()
@@ -85,7 +85,7 @@ def cached(name: str, sources: Sequence[Path], build: Callable[[], Arrays]) -> A
 
 
 def _state(sources: Sequence[Path]) -> str:
-    """The digest of the sources' paths, identities, sizes and times of change."""
+    """Return the digest of the sources' paths, devices, inodes, sizes and times of change."""
     digest = hashlib.sha256()
     for path in sources:
         s = path.stat()
@@ -95,7 +95,7 @@ def _state(sources: Sequence[Path]) -> str:
 
 
 def _known(root: Path, name: str, state: str) -> Path | None:
-    """The folder of sources in this state, if they were read before."""
+    """Return the folder of sources in this state, or None if they were not read before."""
     marks = root.glob(f"{escape(name)}-v{FORMAT}-*/{FROM}{state}")
     return next((mark.parent for mark in marks), None)
 
@@ -112,7 +112,7 @@ def _content(sources: Sequence[Path], state: str) -> str:
 
 
 def _open(folder: Path) -> Arrays | None:
-    """The arrays of a complete folder; None if it is absent or damaged (then it is removed)."""
+    """Open the arrays of a folder. Return None if it is absent, or damaged, in which case it is removed."""
     if not folder.is_dir():
         return None
     try:
@@ -124,14 +124,14 @@ def _open(folder: Path) -> Arrays | None:
         if all(key in arrays for key in REQUIRED):
             return arrays
     except (OSError, ValueError, EOFError):
-        pass  # cut short by a full disk or a power cut
+        pass  # truncated by a full disk or a power failure
     _LOG.warning("%s is damaged; it is made again", folder)
     shutil.rmtree(folder, ignore_errors=True)
     return None
 
 
 def _store(folder: Path, arrays: Arrays) -> None:
-    """Write all arrays under a temporary name, then rename. OSError if that is not possible."""
+    """Write all arrays under a temporary name, then rename their folder; OSError if that fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}-{os.getpid()}-{secrets.token_hex(4)}")
     draft.mkdir()
@@ -141,7 +141,7 @@ def _store(folder: Path, arrays: Arrays) -> None:
         try:
             draft.rename(folder)
         except OSError:
-            # A folder with files in it is never replaced: another process was first.
+            # A folder with files is never replaced by rename: another process was first.
             if not folder.is_dir():
                 raise
     finally:

@@ -1,4 +1,4 @@
-"""The catalogue of data sets: lists and describes them without opening a file."""
+"""The catalogue of data sets, which lists and describes them without opening a file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Inputs = Literal["scaled", "raw"]
 class DatasetInfo:
     """One line of `fedsim list datasets`.
 
-    shape           of one input, without the example axis
-    files           relative to the data folder (empty: needs none). Of idx files either FILE or
-                    FILE.gz will do
-    source          where the public data comes from and under which licence
-    scale           "scaled" inputs are x / scale (images into [0, 1]); 1 for tables
-    default_inputs  the choice that matches the published experiments on this data set
-    likelihood      what targets are: a name of fedsim.learning.likelihoods
-    clients         of a data set too large to be read whole: how many of its clients are read, unless
-                    NAME:CLIENTS says another number; 0: all of them, always
+    shape           shape of one input, without the example axis
+    files           paths relative to the data folder; empty if no files are needed. An idx file may be
+                    compressed (FILE.gz)
+    source          origin and licence of the public data
+    scale           "scaled" inputs are x / scale (images: in [0, 1]); 1 for tables
+    default_inputs  the choice in the published experiments on this data set
+    likelihood      meaning of the targets: a name in fedsim.learning.likelihoods
+    clients         default number of clients read from a data set that is too large to be read whole
+                    (NAME:CLIENTS sets another number); 0 if all clients are always read
     """
 
     name: str
@@ -86,7 +86,7 @@ _ALL = (
         classes=10,
         scale=255.0,
         files=_idx_files("FashionMNIST"),
-        # The published numbers have pixels of 0..255 (docs/references/published-numbers.md#data-sets).
+        # The published experiments use pixels of 0..255 (docs/references/published-numbers.md#data-sets).
         default_inputs="raw",
         source="FashionMNIST idx files, MIT; torchvision.datasets.FashionMNIST(DIR, download=True)",
     ),

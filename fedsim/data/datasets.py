@@ -1,4 +1,4 @@
-"""Data sets by name: files in a data folder as plain arrays, decoded once per machine; or a user's own."""
+"""Loading of data sets as plain arrays: from files, which are decoded once per machine, or a user's own."""
 
 from __future__ import annotations
 
@@ -39,22 +39,32 @@ __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """One data set; all arrays are read-only, memory-mapped where they come from the cache.
+    """A data set. All arrays are read-only; cached arrays are memory-mapped.
 
     train_inputs, test_inputs     (n, *shape); uint8 for images, float32 for tables, int32 for tokens
-    train_targets, test_targets   (n,) int64, 0..classes-1; of other likelihoods as fedsim.data.arrays says
-    classes                       what a model puts out per example (or token)
-    scale                         "scaled" inputs are x / scale, "raw" are x, both as float32;
+    train_targets, test_targets   (n,) int64, 0..classes-1; for other likelihoods, see fedsim.data.arrays
+    classes                       number of outputs of a model per example (or token)
+    scale                         "scaled" inputs are x / scale, "raw" inputs are x, both as float32;
                                   255 for images (digits: 16), 1 for tables
-    centres                       (n,) int64, the natural client of every training row, or None
-    likelihood                    the meaning of targets: a name of fedsim.learning.likelihoods
-    features                      the names of the inputs' columns, for the manifest; () without
-    test_centres                  (n,) int64, the natural client of every test row, -1 for none, or None; with
-                                  it, scores by client are those of their own test rows (partition `natural`)
-    dropped                       how many rows were left out because they lack a value, for the manifest
+    centres                       (n,) int64, natural client of every training row, or None
+    likelihood                    meaning of the targets: a name in fedsim.learning.likelihoods
+    features                      names of the input columns, for the manifest; () if there are none
+    test_centres                  (n,) int64, natural client of every test row, -1 for none; or None. With it,
+                                  partition `natural` scores each client on the client's own test rows
+    dropped                       number of rows left out because of a missing value, for the manifest
 
-    Every process creates its own, so a user's function must return the same numbers in every process: draw
-    from a generator with a fixed seed, and never from the clock, a global generator or a set's order.
+    Every process creates the data set itself, so a user's function must return the same numbers each time:
+    use a generator with a fixed seed, never the clock, a global generator or the order of a set.
+
+    Examples:
+        >>> import numpy as np
+        >>> import fedsim
+        >>> inputs = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
+        >>> targets = (inputs[:, 0] > 0).astype(np.int64)
+        >>> halves = fedsim.Dataset("halves", inputs[:40], targets[:40], inputs[40:], targets[40:], classes=2)
+        >>> run = fedsim.run(algo="fedavg", dataset=halves, model="logistic", clients=2, rounds=1, quiet=True)
+        >>> run.status
+        'done'
     """
 
     name: str
@@ -72,13 +82,14 @@ class Dataset:
 
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
-    """The data set `name` of DATASETS from `data_dir` (default: $FEDSIM_DATA), or path/to/file.py:NAME, a
-    Dataset or a callable without arguments that returns one, or hf:FOLDER, leaf:FOLDER or
-    FILE.csv,label=COLUMN (fedsim.data.readers: hub, leaf and table_files). NAME:CLIENTS reads that many
-    clients of a data set that is not read whole (DatasetInfo.clients).
+    """Load a data set: NAME[:CLIENTS], FILE.py:NAME, hf:FOLDER, leaf:FOLDER or FILE.csv,label=COLUMN.
+
+    NAME is in DATASETS, with files in `data_dir` (default: $FEDSIM_DATA); CLIENTS is the number of clients
+    to read (DatasetInfo.clients). FILE.py:NAME is a Dataset, or a function without arguments that returns
+    one. The other forms are described in fedsim.data.readers: hub, leaf and table_files.
 
     Raises:
-        UsageError: If the name is unknown or a user's file is wrong.
+        UsageError: If the name is unknown or a user's Python file is wrong.
         DataError: If a file is missing or malformed, or if arrays do not fit.
     """
     if plugins.is_spec(name):
@@ -104,7 +115,7 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
 
 
 def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
-    """A folder of the datasets package or of LEAF, or a file with a table."""
+    """Load a folder of the `datasets` package or of LEAF, or a file with a table."""
     root = _data_dir(data_dir)
     described: hub.HubDataset | leaf.LeafDataset | table_files.TableFile
     if spec.startswith(leaf.PREFIX):
@@ -113,7 +124,7 @@ def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
         parse = table_files.TableFile.parse if is_table(spec) else hub.HubDataset.parse
         described = parse(spec, root)
     files = described.files()
-    # the path of a file in its folder gives its split and class
+    # relative paths are part of the cache key, because they give the split and the class of a file
     named = (spec, *(os.path.relpath(file, described.folder) for file in files))
     options = hashlib.sha256(os.fsencode("\0".join(named))).hexdigest()[:8]
     arrays = cached(f"{described.name}-{options}", files, described.read)
@@ -137,7 +148,7 @@ def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
 
 
 def _selected(name: str) -> DatasetInfo:
-    """The catalogue's entry of NAME or NAME:CLIENTS, with the number of clients to read."""
+    """Return the catalogue entry for NAME or NAME:CLIENTS, with the number of clients to read."""
     base, arguments = parse(name, "data set", {key: info.form for key, info in DATASETS.items()})
     info = DATASETS[base]
     if not arguments:
@@ -153,7 +164,7 @@ def _data_dir(data_dir: Path | None) -> Path | None:
 
 
 def _source(info: DatasetInfo, root: Path | None) -> tuple[tuple[Path, ...], Callable[[], Arrays]]:
-    """The files that `info` is read from in `root`, all existing, and how to read them."""
+    """Return the files of `info` in `root`, all of which exist, and a function that reads them."""
     if root is None:
         raise DataError(
             f"data set {info.name!r} needs files: say where they are with --data-dir DIR or the "
@@ -192,7 +203,7 @@ def _refuse_pickles(info: DatasetInfo, root: Path) -> None:
 
 
 def _source_files(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -> tuple[Path, ...]:
-    """The first existing variant of every file of `info`."""
+    """Return the path of every file of `info`, with the first suffix for which the file exists."""
     result = []
     for name in info.files:
         variants = [root / (name + suffix) for suffix in suffixes]
@@ -210,7 +221,7 @@ def _source_files(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = (""
 
 
 def _users(spec: str) -> Dataset:
-    """The data set of a user's file."""
+    """Load a data set from a user's Python file."""
     dataset, owner = plugins.load(spec, "--dataset"), f"--dataset {plugins.short(spec)}"
     if callable(dataset):
         from fedsim.process_settings import settings_kept  # imports torch
@@ -226,7 +237,7 @@ def _users(spec: str) -> Dataset:
 
 
 def _checked(dataset: Dataset, owner: str) -> Dataset:
-    """A user's data set, read-only, after checks of everything that an experiment relies on."""
+    """Check everything in a user's data set that an experiment relies on; make its arrays read-only."""
     if dataset.likelihood not in ARRAY_RULES:
         raise unknown(f"likelihood of {owner}", str(dataset.likelihood), ARRAY_RULES)
     optional = ("centres", "test_centres")
@@ -253,19 +264,18 @@ def _checked(dataset: Dataset, owner: str) -> Dataset:
             f"{owner}: {len(dataset.centres)} centres but {len(dataset.train_targets)} training rows"
         )
     _check_test_centres(dataset, owner)
-    # contiguous, and read-only without a change to the user's own arrays
     arrays: Arrays = {name: np.ascontiguousarray(getattr(dataset, name)).view() for name in names}
     shape = dataset.train_inputs.shape[1:]
     hint = "train and test inputs must be alike"
     checked(owner, shape, dataset.classes, arrays, hint, dataset.likelihood)
     for array in arrays.values():
-        array.setflags(write=False)
+        array.setflags(write=False)  # a view: the user's own array stays as it is
     changes: dict[str, Any] = {**arrays, "scale": float(dataset.scale)}
     return replace(dataset, **changes)
 
 
 def _check_test_centres(dataset: Dataset, owner: str) -> None:
-    """Check that test rows have clients that have training rows, or none."""
+    """Check that every test row belongs to a client with training rows, or to no client (-1)."""
     known, tested = dataset.centres, dataset.test_centres
     if tested is None:
         return

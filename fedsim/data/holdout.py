@@ -1,10 +1,10 @@
-"""Rows that are taken from the clients: those that a run is evaluated on, and those that are public.
+"""Selection of the rows on which a run is evaluated, and of public inputs.
 
-Held-out rows allow to choose hyperparameters without looking at the test set.
+Held-out training rows make it possible to choose hyperparameters without the test set.
 
     test          the data set's own test rows
     unused:N      N random training rows that no client has (with --fraction below 1)
-    fold:I/N      the I-th of N random folds of the clients' rows (I from 1), taken away from the clients
+    fold:I/N      fold I (from 1 to N) of N random folds of the clients' rows, removed from the clients
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Rows = npt.NDArray[np.int64]
 def hold_out(
     spec: str, examples: int, clients: tuple[Rows, ...], seed: int
 ) -> tuple[tuple[Rows, ...], Rows | None]:
-    """The clients' rows, and the training rows to score on (None: the test set).
+    """Return the clients' rows, and the training rows to evaluate on (None: the test set).
 
-    A pure function of its arguments; the folds of one seed divide the clients' rows.
+    The result depends only on the arguments. The N folds of a seed are disjoint and cover the clients' rows.
     """
     name, arguments = parse(spec, "--evaluate-on", _FORMS)
     if name == "test":
@@ -57,10 +57,10 @@ def hold_out(
 
 
 def set_aside(count: int, clients: tuple[Rows, ...], seed: int) -> tuple[tuple[Rows, ...], Rows]:
-    """The clients' rows without `count` random ones, and those: inputs that are public, without labels.
+    """Remove `count` random rows from the clients; return the clients' other rows and the removed rows.
 
-    A pure function of its arguments. It draws from the clients' rows alone, because the others may be held
-    out to score on.
+    The inputs of the removed rows are public, without labels. They are drawn only from the clients' rows,
+    because other rows may be held out for evaluation. The result depends only on the arguments.
     """
     used = np.unique(np.concatenate(clients))
     draws = np.random.Generator(np.random.PCG64([seed, 0x9B1]))

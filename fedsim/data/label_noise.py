@@ -1,16 +1,16 @@
-"""Wrong labels in the clients' training data, +noise:P behind a partition.
+"""Wrong labels in the clients' training data: the modifier +noise:P of a partition.
 
-Of each client's rows a share P, rounded to whole rows and drawn without replacement, get another class, drawn
-uniformly from all other classes. The draws are those of the stream (seed, "label noise", client), so they do
-not depend on anything but the seed and the split; the wrong labels of a smaller P are a part of those of a
-larger one. A row that several clients have gets its label with the first of them. Test rows, and training
-rows on which a run is evaluated, keep their labels.
+A share P of each client's rows gets a wrong label. These rows are drawn without replacement, and their number
+is rounded; the wrong label is drawn uniformly from all other classes. The draws come from the random stream
+(seed, "label noise", client), so they depend only on the seed and the split. The wrong labels for a smaller P
+are a subset of those for a larger P. A row that several clients have counts only for the first of them. Test
+rows, and training rows on which a run is evaluated, keep their labels.
 
-Source: the random contamination of FedGVI's experiments, Mildner et al. 2025, arXiv:2502.00846, in
+Source: the random contamination in FedGVI's experiments, Mildner et al. 2025, arXiv:2502.00846, in
 contaminate_labels of https://github.com/Terje-M/FedGVI (fedgvi_experiments/utils/helper_functions.py).
 
-Differs: there the share is of all training rows before they are divided, and the draws are the same for all
-seeds of a run.
+Differs: FedGVI takes the share of all training rows before they are divided, and its draws are the same for
+all seeds of a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedsim.seeds import RandomStream
 def with_label_noise(
     dataset: Dataset, split: Sequence[npt.NDArray[np.int64]], share: float, seed: int
 ) -> npt.NDArray[np.int64]:
-    """The classes of all training rows, (n,), of which those of the clients' rows are wrong in part.
+    """Return the classes of all training rows, (n,), with a share of each client's labels made wrong.
 
     Raises:
         UsageError: If targets are not classes.

@@ -1,12 +1,11 @@
-"""A user's own split: a function (targets, clients, seed), or a mapping of clients to rows, also in a file.
+"""A user's own split: a function (targets, clients, seed), or a mapping from clients to rows.
 
     FILE.py:NAME     the function or the mapping NAME
     rows:FILE.json   {"CLIENT": [ROW, ...], ...}
-    rows:FILE.npz    an array of rows for every client, under the client's name
+    rows:FILE.npz    one array of rows for every client, under the client's name
 
-Rows are those of the training data, counted from 0, in the order in which the client sees them. Clients whose
-names are all whole numbers have these numbers, which must be 0 to K-1; other names are numbered in sorted
-order.
+Rows are indices of training rows, counted from 0, in the order in which the client sees them. If the names of
+all clients are whole numbers, they must be 0 to K-1; otherwise clients are numbered by name in sorted order.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ Rows = npt.NDArray[np.int64]
 def users_split(
     spec: str, targets: npt.NDArray[Any], clients: int, seed: int, fraction: float
 ) -> tuple[Rows, ...]:
-    """The rows of every client, (n,) int64, by FILE.py:NAME or rows:FILE.
+    """Return the rows of every client, (n,) int64, as given by FILE.py:NAME or rows:FILE.
 
     Raises:
-        UsageError: If it is none, does not fit the clients, or is a function that does not repeat itself.
+        UsageError: If NAME is not a split, the clients do not match, or two calls of a function differ.
         DataError: If a file cannot be read, or its rows do not fit the data.
     """
     owner = f"{OPTION} {plugins.short(spec)}"
@@ -71,7 +70,7 @@ def users_split(
 def _called(
     split: Any, spec: str, targets: npt.NDArray[Any], clients: int, seed: int, owner: str
 ) -> list[npt.NDArray[Any]]:
-    """What a user's function returns."""
+    """Call a user's function and return the rows of every client."""
     readable = targets.view()
     readable.setflags(write=False)
     with plugins.user_code_errors(spec, OPTION, f"calling it for {clients} clients"):
@@ -102,7 +101,7 @@ def _check(rows: npt.NDArray[Any], client: str, examples: int, owner: str, error
 def _of_mapping(
     mapping: Mapping[Any, Any], clients: int, examples: int, owner: str, error: type[FedsimError]
 ) -> tuple[Rows, ...]:
-    """The rows of every client in the order of their numbers; no row has two clients."""
+    """Return the rows of every client in the order of client numbers; refuse a row with two clients."""
     names = _in_order([str(name) for name in mapping], owner, error)
     if len(names) != clients:
         raise UsageError(
@@ -131,7 +130,7 @@ def _of_mapping(
 
 
 def _in_order(names: Sequence[str], owner: str, error: type[FedsimError]) -> list[str]:
-    """The names of clients, sorted; whole numbers by value, which are 0 to K-1."""
+    """Sort the names of clients; names that are all whole numbers, 0 to K-1, are sorted by value."""
     if not names or len(set(names)) < len(names):
         raise error(f"{owner} has no clients" if not names else f"{owner} has a client twice")
     numbers = [whole(name) for name in names]
@@ -147,7 +146,7 @@ def _in_order(names: Sequence[str], owner: str, error: type[FedsimError]) -> lis
 
 
 def _read(path: Path, owner: str) -> Mapping[str, Any]:
-    """The clients and rows of a file."""
+    """Read the clients and their rows from a file."""
     if wrong := no_file(path):
         raise DataError(f"{owner}: {path} {wrong}")
     if path.suffix not in (".json", ".npz"):
@@ -167,7 +166,7 @@ def _read(path: Path, owner: str) -> Mapping[str, Any]:
 
 
 def _once(pairs: Sequence[tuple[str, Any]], owner: str) -> dict[str, Any]:
-    """A JSON object, in which no name stands twice."""
+    """Convert the pairs of a JSON object to a dict; refuse a repeated name."""
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:

@@ -1,7 +1,7 @@
-"""The splits by name: `partition("two_dirichlet:1,0.5", ...)` divides the training rows among clients.
+"""Partitions by name: `partition("two_dirichlet:1,0.5", ...)` divides the training rows among clients.
 
-Behind a split may stand +least:N, the smallest number of rows of a client, and +noise:P, wrong labels, which
-change no rows (fedsim.data.label_noise).
+Two modifiers may follow the name of a split. +least:N sets the smallest number of rows of a client. +noise:P
+makes labels wrong (fedsim.data.label_noise) and does not change the split.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _CREDIT_CLIENTS = {name: len(table) for name, table in splits.CREDIT_TABLES.item
 class PartitionInfo:
     """One line of `fedsim list partitions`.
 
-    arguments     what may follow the name after a colon, in the notation of an error message
-    defaults      the values of arguments left out; an argument without one must be given
+    arguments     arguments after the name and a colon, in the notation of error messages
+    defaults      defaults of the last arguments; an argument without a default must be given
     """
 
     name: str
@@ -97,7 +97,7 @@ MODIFIERS = {
 }
 
 TRIES = 100
-"""Draws of a split in which every client has its least number of rows."""
+"""Largest number of draws to find a split in which every client has at least N rows (+least:N)."""
 
 _FORMS = {name: info.form for name, info in PARTITIONS.items()}
 
@@ -112,16 +112,16 @@ def partition(
     fraction: float = 1.0,
     centres: npt.NDArray[np.int64] | None = None,
 ) -> tuple[npt.NDArray[np.int64], ...]:
-    """Training-row indices (int64) of every client, in the order the client sees them.
+    """Return the training-row indices (int64) of every client, in the order in which the client sees them.
 
-    spec       NAME or NAME:ARGUMENTS of PARTITIONS, FILE.py:NAME, and modifiers behind it
+    spec       NAME or NAME:ARGUMENTS of PARTITIONS, or FILE.py:NAME; modifiers may follow
     targets    (n,) labels 0..classes-1 of all training rows; targets that are not classes are (n, ...),
                and only `iid` and `natural` can divide them
-    fraction   how much of the training data is used at all, in (0, 1]
+    fraction   share of the training data that is used, in (0, 1]
     centres    (n,) natural client of every row, for `natural`
 
-    A pure function of its arguments. No client is empty; no two clients share a row, except in
-    `two_classes` when a class runs out.
+    The result depends only on the arguments. Every client has rows. Clients share no rows, except in
+    `two_classes` when a class runs out, and in the split of a user's function.
 
     Raises:
         UsageError: If the spec or another argument does not fit.
@@ -134,7 +134,7 @@ def partition(
     _check(info, targets, classes, clients, seed, fraction)
     if info.name == "pachinko":
         _check_cifar100(targets, classes, clients, _rows(info, arguments[-1]))
-    if clients > len(targets) and info.name != "two_classes":  # whose clients may share rows
+    if clients > len(targets) and info.name != "two_classes":  # its clients may share rows
         raise DataError(
             f"--clients {clients}: {clients:,} clients cannot divide {len(targets):,} training examples: use "
             "fewer clients"
@@ -165,7 +165,7 @@ def _drawn(
     clients: int,
     fraction: float,
 ) -> tuple[npt.NDArray[np.int64], ...]:
-    """One draw of a split of this name."""
+    """Draw one split of this partition."""
     name = info.name
     if name == "iid":
         return splits.iid(rng, len(targets), clients, fraction)
@@ -184,7 +184,7 @@ def _drawn(
 def _checked(
     spec: str, split: tuple[npt.NDArray[np.int64], ...], least: int, seed: int, drawn: str = ""
 ) -> tuple[npt.NDArray[np.int64], ...]:
-    """The same split, in which every client has enough rows. drawn: how often it was drawn, for the error."""
+    """Return the split after checking that every client has enough rows. drawn: more text for the error."""
     for k, rows in enumerate(split):
         if len(rows) == 0:
             raise DataError(
@@ -202,7 +202,7 @@ def _checked(
 
 
 def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
-    """The partition of a spec `NAME:1,0.5` and all its arguments, positive and finite."""
+    """Parse a spec such as `NAME:1,0.5` into a partition and all its arguments, positive and finite."""
     name, texts = parse(spec, "partition", _FORMS)
     info = PARTITIONS[name]
     values = tuple(number(text) for text in texts)
@@ -283,7 +283,7 @@ def _centres(centres: npt.NDArray[np.int64] | None, examples: int, clients: int)
 def _large_centres(
     centres: npt.NDArray[np.int64], clients: int, fraction: float, least: int
 ) -> npt.NDArray[np.int64]:
-    """The centres with at least so many rows in use, numbered from 0; all others are the last one."""
+    """Renumber the centres with at least `least` used rows from 0; merge all others into one last centre."""
     kept = np.rint(fraction * np.bincount(centres)) >= least
     if least == 1 or kept.all():
         return centres

@@ -1,11 +1,10 @@
-"""The arithmetic of the splits, which divide the training rows among clients.
+"""Computation of the splits, which divide the training rows among clients.
 
-Every function returns one int64 array of row indices per client, in the order the client sees
-them, and draws from a legacy numpy RandomState that it gets freshly seeded. Legacy because the
-published splits are a function of the seed and that generator, and because numpy promises never
-to change its stream, which it does not promise of the newer one.
+Every function returns one int64 array of row indices per client, in the order in which the client sees the
+rows. It draws from a freshly seeded legacy numpy RandomState, because the published splits depend on that
+generator and because numpy guarantees its stream; numpy does not guarantee the stream of the newer Generator.
 
-`targets` is (n,) int64. A client may come out empty; the caller decides what that means.
+`targets` is (n,) int64. A client may have no rows; the caller decides whether that is an error.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ Indices = npt.NDArray[np.int64]
 Split = tuple[Indices, ...]
 RandomState = np.random.RandomState
 
-# Classes of the published two-class split are "used" at most this often as a second class.
+# In the published two-class split, a class used this many times is no longer drawn as a second class.
 _TWO_CLASSES_CAP = 20
 
-# Per client (negative, positive) points: docs/references/published-numbers.md#uci-credit.
+# Numbers of (negative, positive) rows of every client: docs/references/published-numbers.md#uci-credit.
 CREDIT_TABLES: dict[str, tuple[tuple[int, int], ...]] = {
     "credit_het": ((34, 2),) * 5 + ((22, 45),) * 5,
-    # The last 24 becomes 23: the training split has 236 positives and the table asks for 237.
+    # The last client gets 23 positive rows: the table adds up to 237, but the training split has 236.
     "credit_hom": ((28, 23),) * 3 + ((28, 24),) * 7,
     "credit_two": ((142, 118),) * 2,
 }
 
-# The coarse class (0..19) of each of CIFAR-100's fine classes, as in its own files (Krizhevsky 2009).
+# The coarse class (0..19) of each fine class of CIFAR-100, as in the published files (Krizhevsky 2009).
 CIFAR100_COARSE = (
     *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
     *(6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5),
@@ -43,10 +42,10 @@ CIFAR100_COARSE = (
 
 
 def iid(rng: RandomState, examples: int, clients: int, fraction: float) -> Split:
-    """A shuffled `fraction` of all rows in parts whose sizes differ by one at most.
+    """Divide a random `fraction` of all rows, shuffled, into parts whose sizes differ by at most one.
 
-    Differs: the papers' homogeneous split fixes the class counts too; that one is
-    two_dirichlet with both concentrations 1e15.
+    Differs: the papers' homogeneous split also fixes the class counts; two_dirichlet with both concentrations
+    1e15 gives that split.
     """
     rows = rng.permutation(examples)[: round(fraction * examples)].astype(np.int64)
     return tuple(np.array_split(rows, clients))
@@ -61,20 +60,19 @@ def two_dirichlet(
     size_alpha: float,
     class_alpha: float,
 ) -> Split:
-    """The papers' heterogeneous split (FedLap, arXiv:2501.17325, App. E.1).
+    """Draw the papers' heterogeneous split (FedLap, arXiv:2501.17325, App. E.1).
 
         p ~ Dir(size_alpha) over clients;  Q_k ~ Dir(class_alpha) over classes;  M_kc = p_k Q_kc
         n_kc = round(n_c * fraction * M_kc / sum_k' M_k'c),  1 becomes 2
 
-    Of every shuffled class, clients take consecutive slices of n_kc rows; at the end of a class
-    slices are cut short or a few rows stay unused. A client sees its rows class by class.
+    The n_c rows of class c are shuffled, and clients take consecutive slices of n_kc rows. At the end of a
+    class, slices are shorter or a few rows stay unused. A client sees its rows class by class.
 
-    The two draws are the first use of the generator, so the sizes equal the published ones for
-    the published seeds.
+    The generator first draws p and Q, so the sizes equal the published sizes for the published seeds.
 
-    Differs: the release shuffles CIFAR's classes with torch, here numpy does. It leaves a client
-    without rows as it is (19 of the seeds 62..161 with 100 clients and 60000 rows, none of 62, 63,
-    64); here such a client takes 2 rows from the client that has most.
+    Differs: the release shuffles CIFAR's classes with torch; here numpy does. The release accepts clients
+    without rows (with 100 clients and 60000 rows, they occur in 19 of the seeds 62..161, but not in 62, 63,
+    64); here such a client takes 2 rows from the client with the most rows.
     """
     sizes = rng.dirichlet([size_alpha] * clients)
     mixes = rng.dirichlet([class_alpha] * classes, clients)
@@ -88,7 +86,7 @@ def two_dirichlet(
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for label in range(classes):
         rows = _shuffled_class(rng, targets, label)
-        # This order of operations, because another one may round differently.
+        # Keep this order of operations: another order may round differently.
         counts = np.round(len(rows) * fraction * shares[:, label] / totals[label]).astype(int)
         counts[counts == 1] = 2
         _deal(parts, rows, counts.tolist())
@@ -96,14 +94,14 @@ def two_dirichlet(
 
 
 def two_classes(rng: RandomState, targets: Indices, classes: int, clients: int, points: int) -> Split:
-    """`points` rows of each of two classes per client (S6, docs/references/published-numbers.md#splits).
+    """Give clients `points` rows of each of two classes (S6, docs/references/published-numbers.md#splits).
 
-    First class: the one used least so far. Second: random, another one, used fewer than 20 times
-    (or often enough for all clients, if that is more). Where a class runs out, a client gets its
-    LAST `points` rows, which others hold too: on MNIST (5421 fives) clients overlap, as released.
+    The first class is the least used so far. The second is another one, drawn at random from the classes used
+    fewer than 20 times, or fewer than 2 * clients / classes times (rounded up) if that is more. If a class
+    runs out, a client gets the LAST `points` rows of the class, which other clients have too: on MNIST (5421
+    fives) clients overlap, as in the release.
 
-    Differs: if no second class qualifies, where the release never returns, the least used one
-    other than the first is taken.
+    Differs: if no second class qualifies, the release never returns; here the least used other one is taken.
     """
     cap = max(_TWO_CLASSES_CAP, -(-2 * clients // classes))
     used = np.zeros(classes, dtype=np.int64)
@@ -135,15 +133,15 @@ def two_classes(rng: RandomState, targets: Indices, classes: int, clients: int, 
 def dirichlet(
     rng: RandomState, targets: Indices, classes: int, clients: int, fraction: float, alpha: float
 ) -> Split:
-    """Every class is divided over the clients in proportions ~ Dir(alpha) (Wang et al., arXiv:2002.06440).
+    """Divide every class among the clients in proportions ~ Dir(alpha) (Wang et al., arXiv:2002.06440).
 
-    Nothing is left over: a class is cut at its rounded cumulative proportions. A client that gets
-    nothing (usual for alpha = .01, where a class goes to one or two clients) takes 2 rows from the
-    client that has most. With `fraction`, of every class a random part that large is divided.
+    Only a random `fraction` of every class is divided. It is cut at the rounded cumulative proportions, so no
+    row of it is left over. A client without rows (usual for alpha = .01, where a class goes to one or two
+    clients) takes 2 rows from the client with the most rows.
 
-    Differs: Wang et al. draw again until every client has 10 rows; the Gaussian-product release
-    truncates each share, drops what is left, and gives an empty client a point of class 0 that
-    another client may hold too (docs/references/published-numbers.md#splits).
+    Differs: Wang et al. draw again until every client has 10 rows. The Gaussian-product release truncates
+    each share, drops the remaining rows, and gives a client without rows a row of class 0 that another client
+    may also have (docs/references/published-numbers.md#splits).
     """
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for label in range(classes):
@@ -156,8 +154,8 @@ def dirichlet(
 
 
 def natural(rng: RandomState, centres: Indices, clients: int, fraction: float) -> Split:
-    """Client k has centre k, rows in file order; of each a random `fraction`. Further centres are unused."""
-    # sorted once: thousands of centres times a million rows would take seconds
+    """Give client k a random `fraction` of the rows of centre k, in file order; skip further centres."""
+    # Sort once: with thousands of centres and a million rows, one search per centre would take seconds.
     by_centre = np.argsort(centres, kind="stable").astype(np.int64)
     ends = np.cumsum(np.bincount(centres))[:clients]
     split = []
@@ -171,14 +169,14 @@ def natural(rng: RandomState, centres: Indices, clients: int, fraction: float) -
 def pachinko(
     rng: RandomState, targets: Indices, clients: int, coarse_alpha: float, fine_alpha: float, points: int
 ) -> Split:
-    """CIFAR-100's two-step LDA split (Reddi et al. 2021, arXiv:2003.00295, App. F; Li & McCallum 2006).
+    """Draw CIFAR-100's two-step LDA split (Reddi et al. 2021, arXiv:2003.00295; Li & McCallum 2006).
 
-    Each client draws a mix of the coarse classes ~ Dir(coarse_alpha) and, of every coarse class, a mix
-    of its fine classes ~ Dir(fine_alpha). Each of its `points` examples: a coarse class, a fine class of
-    it, and one of this class's remaining examples, all at random. What has no example left is taken out
-    and the mixes renormalised. Rows are in the order drawn.
+    Each client draws proportions of the coarse classes ~ Dir(coarse_alpha) and, for every coarse class,
+    proportions of its fine classes ~ Dir(fine_alpha) (Reddi et al., App. F). For each of `points` examples,
+    the client draws a coarse class, one of its fine classes, and a remaining example of that class. Classes
+    without remaining examples are removed and the proportions renormalised. Rows are in the order drawn.
 
-    Differs: a published file holds one draw of this (data set cifar100_lda); here it depends on the seed.
+    Differs: the published file (data set cifar100_lda) is one such draw; here the split depends on the seed.
     """
     left = [_shuffled_class(rng, targets, label).tolist() for label in range(len(CIFAR100_COARSE))]
     fine_of = [np.flatnonzero(np.array(CIFAR100_COARSE) == coarse).tolist() for coarse in range(20)]
@@ -201,13 +199,12 @@ def pachinko(
 
 
 def _mix(rng: RandomState, alpha: float, n: int) -> list[float]:
-    """A draw of Dir(alpha, ..., alpha) without zeros: the last class left may be one of tiny share."""
+    """Draw from Dir(alpha, ..., alpha), without zeros: the last remaining class may have a tiny share."""
     return np.maximum(_small_dirichlet(rng, alpha, n), 1e-300).tolist()  # type: ignore[no-any-return]
 
 
 def _picked(mix: Sequence[float], still: Sequence[bool], draw: float) -> int:
-    """The index of an available entry, drawn by its share: `draw` is in [0, 1), `still` marks available
-    ones."""
+    """Return the index of an entry that `still` marks as available, by share; `draw` is in [0, 1)."""
     open_ = [i for i, there in enumerate(still) if there]
     target = draw * sum(mix[i] for i in open_)
     for i in open_:
@@ -218,9 +215,9 @@ def _picked(mix: Sequence[float], still: Sequence[bool], draw: float) -> int:
 
 
 def by_table(rng: RandomState, targets: Indices, table: Sequence[tuple[int, int]]) -> Split:
-    """Client k gets table[k] = (negative, positive) rows of a shuffle per class, negative first.
+    """Give client k table[k] = (negative, positive) rows, negative first; both classes are shuffled.
 
-    At the end of a class the last clients get what is left.
+    If a class runs out, the last clients get the remaining rows.
     """
     parts: list[list[Indices]] = [[] for _ in table]
     for label in (0, 1):
@@ -235,7 +232,7 @@ def _shuffled_class(rng: RandomState, targets: Indices, label: int) -> Indices:
 
 
 def _deal(parts: list[list[Indices]], rows: Indices, counts: Sequence[int]) -> None:
-    """Append consecutive slices of `rows` to the clients' parts; slices past the end are short."""
+    """Append consecutive slices of `rows` to the clients' parts; slices at the end may be shorter."""
     start = 0
     for part, count in zip(parts, counts, strict=True):
         part.append(rows[start : start + count])
@@ -243,9 +240,9 @@ def _deal(parts: list[list[Indices]], rows: Indices, counts: Sequence[int]) -> N
 
 
 def _none_empty(split: Split) -> Split:
-    """Every client without rows, in order, takes the last 2 of the (first) largest client.
+    """Give each client without rows, in order, the last 2 rows of the (first) largest client.
 
-    It takes 1 if the largest has only 2 or 3, and none if it has 1: there are then too few rows.
+    The client gets 1 row if the largest client has only 2 or 3, and none if the largest client has 1.
     """
     filled = list(split)
     for k, rows in enumerate(split):
@@ -261,9 +258,9 @@ def _joined(parts: Sequence[Sequence[Indices]]) -> Split:
 
 
 def _small_dirichlet(rng: RandomState, alpha: float, n: int) -> npt.NDArray[np.float64]:
-    """(n,) draw of Dir(alpha, ..., alpha), exact also where Gamma(alpha) underflows to zero.
+    """Draw from Dir(alpha, ..., alpha), (n,); exact even if Gamma(alpha) underflows to zero.
 
-    Gamma(a) = Gamma(a + 1) * U ** (1 / a), kept as a logarithm until the largest is divided out.
+    Gamma(a) = Gamma(a + 1) * U ** (1 / a); logarithms are used until all are divided by the largest.
     """
     log = np.log(rng.standard_gamma(alpha + 1, n)) + np.log1p(-rng.random_sample(n)) / alpha
     weights = np.exp(log - log.max())

@@ -2,8 +2,8 @@
 
     0 PAD    1..V words, the most frequent first    V + 1 OOV    V + 2 BOS    V + 3 EOS        classes = V + 4
 
-OOV stands for every other word, BOS opens a sentence and EOS closes one that is shorter than a row.
-A place without a next word is PAD among the inputs and NO_TARGET among the targets: it has no loss.
+OOV is any other word. BOS begins every sentence; EOS ends a sentence that is shorter than a row. Inputs after
+the end are PAD. A position without a next token is NO_TARGET in the targets and has no loss.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 PAD = 0
 NO_TARGET = -1
 SPECIALS = 4
-"""PAD, OOV, BOS and EOS: what a model may predict besides words."""
+"""Number of ids that a model may predict besides words: PAD, OOV, BOS and EOS."""
 
 
 def words(classes: int) -> int:
-    """V: the ids 1..V are words, which accuracy counts; the others are not content."""
+    """Return V; the ids 1..V are words, and accuracy counts only positions whose target is a word."""
     return classes - SPECIALS
 
 

@@ -1,9 +1,9 @@
 """Formulas over whole parameter vectors, evaluated in blocks that stay in the processor's cache.
 
-A formula such as site * (q_k / q_g)^rho has six intermediate vectors in float64. On a model of 16 million
-parameters each of them is 130 MB that is written, read and given back. In blocks they are half a megabyte
-each, and every number of the arguments is read once. The results have the same bits, because every entry is
-computed by the same operations.
+A formula such as site * (q_k / q_g)^rho has six intermediate vectors in float64. For a model of 16 million
+parameters, each vector is 130 MB that is allocated, written, read and freed. In blocks, each is half a
+megabyte, and every number of the arguments is read once. The results have the same bits, because every entry
+is computed by the same operations.
 
 An algorithm states its formula as a method and decorates it:
 
@@ -26,17 +26,17 @@ from fedsim.learning.ownership import spent
 from fedsim.wire.schema import map_tensors, tensors_of
 
 BLOCK = 65_536
-"""Entries of a block: 512 KiB in float64."""
+"""Number of entries of a block: 512 KiB in float64."""
 CACHED = 4
-"""Blocks that the cache holds: a vector of so many is cheaper as a whole."""
+"""Number of blocks that fit into the cache; a vector of up to this size is faster without blocks."""
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def elementwise(formula: F) -> F:
-    """Decorate a method that is a formula over vectors: it is evaluated block by block.
+    """Decorate a method that is a formula over vectors, so that it is evaluated block by block.
 
-    Its positional arguments and its result are as in `by_blocks`; keyword arguments are passed as they are.
+    Positional arguments and result are as in `by_blocks`; keyword arguments are passed unchanged.
     """
 
     @wraps(formula)
@@ -47,10 +47,9 @@ def elementwise(formula: F) -> F:
 
 
 def accumulating(formula: F) -> F:
-    """Decorate a formula that gives the next value of its first argument, as `elementwise` does.
+    """Decorate, like `elementwise`, a formula that returns the next value of its first argument.
 
-    Where the owner of the first argument needs it no more (fedsim.learning.ownership), the result is written
-    over it.
+    If the owner has given up the first argument (fedsim.learning.ownership), the result overwrites it.
     """
 
     @wraps(formula)
@@ -63,12 +62,12 @@ def accumulating(formula: F) -> F:
 def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> T:
     """Return formula(*values), computed block by block.
 
-    formula: elementwise in all vectors (P,) of its arguments. It gives a tensor (P,), or a dataclass of such
-    tensors and of numbers that do not depend on the block. values: tensors and (nested) dataclasses of
-    tensors. Vectors (P,) are cut; tensors without dimensions are passed as they are. With a matrix among
-    them, with vectors that the cache holds, or on a GPU the formula is called once, with everything. out:
-    where the result may be written, which can be one of `values`: a sum of this caller's own, or what its
-    owner gave up (fedsim.learning.ownership).
+    formula: a function, elementwise in all vectors (P,) of its arguments. It returns a tensor (P,), or a
+    dataclass of such tensors and of numbers that do not depend on the block. values: tensors and (nested)
+    dataclasses of tensors. Vectors (P,) are cut into blocks; 0-d tensors are passed unchanged. The formula is
+    called once, with whole tensors, if one of them is a matrix or on a GPU, or if the vectors fit into the
+    cache. out: tensors that the result may overwrite; `out` can be one of `values` that belongs to the caller
+    or that its owner has given up (fedsim.learning.ownership).
     """
     tensors = [t for value in values for t in tensors_of(value)]
     size = max((t.numel() for t in tensors), default=0)
@@ -81,7 +80,7 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
         block = formula(*(_cut(value, part) for value in values))
         pieces = tensors_of(block)
         if result is None:
-            result = block  # for its numbers; its tensors are replaced
+            result = block  # keeps its numbers; its tensors are replaced below
             whole = _wholes(pieces, tensors_of(out), size)
         for vector, piece in zip(whole, pieces, strict=True):
             if piece.dim():
@@ -91,7 +90,7 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
 
 
 def _wholes(pieces: Sequence[Tensor], out: Sequence[Tensor], size: int) -> list[Tensor]:
-    """The vectors for these pieces: those of `out`, if they are of the same kind, else new ones."""
+    """The vectors for these pieces: those of `out` if dtypes and shapes match, else new vectors."""
     kinds = [(t.dtype, (size,) if t.dim() else ()) for t in pieces]
     if [(t.dtype, tuple(t.shape)) for t in out] == kinds:
         return [o if t.dim() else t for o, t in zip(out, pieces, strict=True)]
@@ -107,7 +106,7 @@ def _cut(value: T, part: slice) -> T:
 
 
 def add_by_blocks(total: Tensor, x: Tensor, factor: float) -> None:
-    """total += factor x, in place; both of one shape, of which x may have another dtype."""
+    """Add factor * x to `total` in place. `x` has the same shape and may have another dtype."""
     size = total.numel()
     if not _can_be_cut(total, size):
         total.add_(x, alpha=factor)

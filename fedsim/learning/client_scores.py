@@ -1,22 +1,23 @@
-"""Scores of the global model per client: nothing is sent or computed by a client.
+"""Scores of the global model per client; clients neither send nor compute anything for them.
 
-If the data set says whose test rows are whose, and the partition is by these clients, client k's score is
-that of its own test rows, and a client without any has no score (OwnTestRows). Otherwise client k's score is
-the score on the test set with its classes weighted as in the client's training rows (LabelShares):
+If the data set assigns test rows to clients, and the partition is by the same clients, client k is scored on
+its own test rows; a client without test rows has no score (OwnTestRows). Otherwise client k's score is the
+score on the whole test set, with the classes weighted as in the client's training rows (LabelShares):
 
     accuracy_k = sum_c p_k(c) accuracy_c,    nll_k = sum_c p_k(c) nll_c
 
-p_k(c) is the share of class c among the rows of client k, accuracy_c the accuracy on the test rows of class
-c. A class without test rows is left out, and the other shares of a client are divided by their sum; a client
-that has no other class has no score.
+p_k(c) is the share of class c among the rows of client k; accuracy_c is the accuracy on the test rows of
+class c. A class without test rows is left out, and the other shares of each client are divided by their sum.
+A client that has only such classes has no score.
 
 The weighted score measures label skew. It is the expected score on test rows with the client's distribution
 of classes, if each class has the same inputs at all clients, as in partitions by label. It does not measure
-feature skew, such as hospitals with other devices or writers with another hand; own test rows do.
+feature skew, such as hospitals with different devices or writers with different handwriting; scores on own
+test rows do.
 
-Mean, worst and spread (the population standard deviation) are over clients, each of which counts once,
-whatever the number of its rows. The worst accuracy is the smallest, the worst nll the largest. A centralised
-algorithm is scored on the K clients that its rows come from.
+Mean, worst and spread (the population standard deviation) are over clients. Each client counts once, whatever
+its number of rows. The worst accuracy is the smallest, the worst nll the largest. A centralised algorithm is
+scored on the K clients whose rows it trains on.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from fedsim.learning.score_names import CLIENT_LISTS, CLIENT_NUMBERS
 Values = npt.NDArray[np.float64]
 
 MOST_LISTED = 100
-"""The largest number of clients for which metrics.jsonl has the scores of each."""
+"""The largest number of clients for which metrics.jsonl lists the score of each client."""
 
 HISTOGRAM_BINS = 20
-"""The number of bins of equal width from 0 to 1; a bin includes its lower edge, the last one both."""
+"""The number of bins of equal width from 0 to 1; a bin includes its lower edge, the last bin both edges."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,7 @@ class LabelShares:
 
     @staticmethod
     def of(targets: npt.NDArray[Any], clients: Sequence[npt.NDArray[Any]], classes: int) -> LabelShares:
-        """Count labels. targets: the classes of all training rows, (n,). clients: the training rows of every
-        client.
-        """
+        """Count labels. targets: classes of all training rows, (n,). clients: training rows by client."""
         owner = np.repeat(np.arange(len(clients)), [len(rows) for rows in clients])
         cells = owner * classes + targets[np.concatenate(clients)]
         counts = np.bincount(cells, minlength=len(clients) * classes).reshape(-1, classes)
@@ -58,7 +57,7 @@ class LabelShares:
     def scores(self, tally: Sequence[float]) -> ClientScores:
         """The scores of the clients that have a class with test rows.
 
-        tally: the test rows per class, the correct ones among them and their summed nll, 3 C entries.
+        tally: test rows of each class, then the correct ones, then their summed nll; 3 C entries.
         """
         counts, correct, nll = np.array(tally, dtype=np.float64).reshape(3, -1)
         tested = counts > 0
@@ -80,7 +79,7 @@ class OwnTestRows:
     def scores(self, tally: Sequence[float]) -> ClientScores:
         """The scores of the clients that have test rows.
 
-        tally: the test rows of each client, the correct ones among them and their summed nll, 3 K entries.
+        tally: test rows of each client, then the correct ones, then their summed nll; 3 K entries.
         """
         counts, correct, nll = np.array(tally, dtype=np.float64).reshape(3, self.clients)
         scored = counts > 0
@@ -90,10 +89,10 @@ class OwnTestRows:
 
 @dataclass(frozen=True)
 class ClientScores:
-    """Scores by client: the share of examples that are right, and nll per example in nats.
+    """Scores of the clients that have one: the share of correct examples, and nll per example in nats.
 
-    A score is nan if that of a class of the client is not finite. scored: of all clients, (K,) bool, those
-    that have a score.
+    A score is nan if it is not finite, or if the score of one of the client's classes is not. scored: (K,)
+    bool, True for clients that have a score.
     """
 
     accuracy: Values
@@ -101,7 +100,7 @@ class ClientScores:
     scored: npt.NDArray[np.bool_]
 
     def numbers(self) -> dict[str, float | None]:
-        """CLIENT_NUMBERS: None if no client has a score, nan if one is nan."""
+        """The scores named in CLIENT_NUMBERS: None if no client has a score, nan if a client's is nan."""
         if not len(self.accuracy):
             return dict.fromkeys(CLIENT_NUMBERS)
         values: list[float] = []
@@ -110,9 +109,9 @@ class ClientScores:
         return dict(zip(CLIENT_NUMBERS, values, strict=True))
 
     def lists(self) -> dict[str, list[float | None]]:
-        """The scores by client id, with six digits; null if there is none, or it is not finite.
+        """The scores by client id, with six significant digits; None if missing or not finite.
 
-        Nothing if there are more than MOST_LISTED clients.
+        The result is empty if there are more than MOST_LISTED clients.
         """
         if len(self.scored) > MOST_LISTED:
             return {}
@@ -129,9 +128,9 @@ class ClientScores:
 
 
 def _average(shares: Values, scores: Values) -> Values:
-    """Scores of classes (C,) by the shares of each client (K, C): (K,)."""
+    """Average the scores of classes (C,) with the shares of each client (K, C); shape (K,)."""
     finite = np.isfinite(scores)
-    # no BLAS: its order of additions may depend on the number of threads
+    # einsum does not use BLAS here, whose order of additions may depend on the number of threads
     result: Values = np.einsum("kc,c->k", shares, np.where(finite, scores, 0.0))
     if not finite.all():
         result[(shares[:, ~finite] > 0).any(axis=1)] = np.nan

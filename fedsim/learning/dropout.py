@@ -1,7 +1,6 @@
-"""Dropout whose masks come from a generator of the network's own.
+"""Dropout whose masks come from a generator that belongs to the network.
 
-torch's dropout draws from the default generator of the process, which networks that train side by side would
-share.
+torch's dropout draws from the process's default generator, which concurrently trained networks would share.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class Draws:
 
 
 class SeededDropout(nn.Dropout):
-    """nn.Dropout with masks from `draws`; from a CPU generator the numbers are those of nn.Dropout."""
+    """nn.Dropout with masks from `draws`; with a CPU generator the masks are those of nn.Dropout."""
 
     def __init__(self, p: float, draws: Draws) -> None:
         super().__init__(p)
@@ -33,7 +32,7 @@ class SeededDropout(nn.Dropout):
 
 
 def seed_dropout(module: nn.Module) -> Draws | None:
-    """Replace every nn.Dropout in the module by a SeededDropout; None if there is none."""
+    """Replace every nn.Dropout in the module by a SeededDropout; return None if there is no nn.Dropout."""
     draws = Draws()
     replaced = False
     for parent in list(module.modules()):

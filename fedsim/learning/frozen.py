@@ -1,7 +1,7 @@
-"""Selects the trained parameters. The others are never sent; every process reads them from its own files.
+"""Selection of the trained parameters. Frozen parameters are never sent.
 
-A frozen parameter is part of the model but not of the Layout. Its values follow from the model (a seed, or a
-user's file), so every process creates them itself; the digest in a run's manifest proves that they are equal.
+A frozen parameter is part of the model but not of the Layout. Its values follow from the model (a seed or a
+user's file), so every process creates them itself. The digest in a run's manifest proves that they are equal.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fedsim.errors import UsageError
 def freeze(module: nn.Module, train: str = "", freeze: str = "") -> None:
     """Set requires_grad of all parameters of a model, in place.
 
-    train: comma-separated patterns of names, with * and ?, of the parameters to train; '': all. Parameters
-    that the model has frozen itself stay frozen, unless `train` matches them. freeze: patterns of those not
-    to train. A parameter that modules share has several names, each of which will do.
+    train: comma-separated name patterns, with * and ?, of the parameters to train; '': all. Parameters that
+    the model itself has frozen stay frozen unless `train` matches them. freeze: patterns of the parameters
+    not to train. A parameter that modules share matches by any of its names.
     """
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -51,8 +51,8 @@ def _fits(names: list[str], patterns: tuple[str, ...]) -> bool:
 
 
 def frozen_tensors(module: nn.Module, kept: Collection[nn.Module] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Frozen parameters and the buffers of frozen modules, by name. kept: other modules whose buffers are
-    constant."""
+    """Yield names and values of frozen parameters and of the buffers of frozen modules.
+    kept: other modules whose buffers are constant."""
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             yield name, parameter.detach()
@@ -63,15 +63,14 @@ def frozen_tensors(module: nn.Module, kept: Collection[nn.Module] = ()) -> Itera
 
 
 def put_frozen(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Let the frozen tensors of these names lie where others with the same values do; their own memory is
-    freed."""
+    """Point the named frozen tensors at other memory with the same values; their own memory is freed."""
     for name, there in tensors:
         owner, _, leaf = name.rpartition(".")
         getattr(module.get_submodule(owner), leaf).data = there
 
 
 def frozen_digest(module: nn.Module, kept: Collection[nn.Module] = ()) -> str:
-    """sha256 over names, shapes and values of frozen_tensors; '' if there are none."""
+    """sha256 over the names, dtypes, shapes and values of frozen_tensors; '' if there are none."""
     hashed, empty = sha256(), True
     for name, tensor in frozen_tensors(module, kept):
         hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -87,7 +86,7 @@ def is_frozen(part: nn.Module) -> bool:
 
 
 def running_statistics(module: nn.Module) -> dict[str, nn.Module]:
-    """Batch normalisation that is not frozen, whose running statistics training would change, by name."""
+    """Batch-normalisation modules, by name, whose running statistics training would change: not frozen."""
     return {
         name: part
         for name, part in module.named_modules()
@@ -96,11 +95,11 @@ def running_statistics(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def kept_in_evaluation(module: nn.Module, statistics: str = "") -> list[nn.Module]:
-    """The modules that stay in evaluation mode, because training mode would change their floating-point
-    buffers: frozen ones and, with statistics = frozen, batch normalisation.
+    """The modules that stay in evaluation mode, so that training does not change their float buffers.
 
-    statistics: the rule for trained batch normalisation (Experiment.statistics); '': it is refused. Other
-    trained modules with such buffers always are.
+    These are frozen modules and, with statistics 'frozen', batch normalisation. statistics: the rule for
+    trained batch normalisation (Experiment.statistics); '': it raises a UsageError. Other trained modules
+    with floating-point buffers always raise a UsageError.
     """
     kept, running = [], running_statistics(module)
     if statistics and not running:

@@ -1,5 +1,5 @@
-"""Memory points and the function term of FedLap-Func: cross-entropy against soft labels on a few inputs
-(Swaroop et al. 2025, arXiv:2501.17325, Eq. 17; docs/references/equations.md#fedlap-func)."""
+"""Memory points and function term of FedLap-Func: cross-entropy against soft labels on a few inputs.
+Source: Swaroop et al. 2025, arXiv:2501.17325, Eq. 17; docs/references/equations.md#fedlap-func."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MemoryGradient = Annotated[
 class Memory:
     """Some of a client's examples, without their labels.
 
-    inputs (M, I): as stored, flattened; weights (M,): examples of the point's class on this client per
-    point of that class in memory, so that they add up to N_k.
+    inputs: (M, I), as stored, flattened. weights: (M,), the number of the client's examples of the point's
+    class divided by the number of memory points of that class; the weights add up to N_k.
     """
 
     inputs: Tensor
@@ -34,8 +34,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Held:
-    """Memory of several clients, in the order of owners: inputs (M, I) as stored, weights (M,), owners (M,)
-    int64."""
+    """The memory points of several clients, sorted by owner.
+    inputs: (M, I), as stored. weights: (M,). owners: (M,) int64, client ids."""
 
     inputs: Tensor
     weights: Tensor
@@ -56,11 +56,11 @@ class Held:
         return Held(self.inputs[selected], self.weights[selected], self.owners[selected])
 
     def order_with(self, other: Held) -> Tensor:
-        """The permutation that sorts the rows of both by owner and keeps the order within one owner."""
+        """The permutation that sorts the rows of both memories by owner and keeps the order per owner."""
         return torch.cat([self.owners, other.owners]).argsort(stable=True)
 
     def joined(self, other: Held) -> Held:
-        """The rows of both, in the order of owners."""
+        """The rows of both memories, sorted by owner."""
         if not len(self.weights):
             return other
         order = self.order_with(other)
@@ -73,10 +73,10 @@ class Held:
     def labelled(
         self, labels: Tensor, owner: int, latest: Tensor, first: Memory | None
     ) -> tuple[Held, Tensor]:
-        """This memory and its labels after an upload of one client.
+        """The memory and its labels after an upload of the client `owner`.
 
-        labels: (M, C), of this memory's rows. latest: the owner's labels of its own rows, in their order.
-        first: the owner's memory, if this upload is the first one that has it; a second one is a WireError.
+        labels: (M, C), labels so far. latest: the upload's labels of the owner's rows, in order. first: the
+        owner's memory, if uploaded. A wrong number of labels, or a second memory, raises a WireError.
         """
         known = int((self.owners == owner).sum())
         if len(latest) != (known if first is None else len(first.weights)) or (first is not None and known):
@@ -94,8 +94,8 @@ class Held:
 class FunctionTerm:
     """sum_i weight_i * (- sum_c target_ic log softmax(f(x_i; w))_c).
 
-    inputs (M, *shape) float32; targets (M, C): soft labels, or a difference of two (the term is linear in
-    them, so a point with two terms of opposite sign needs one pass); weights (M,).
+    inputs: (M, *shape) float32. targets: (M, C), soft labels or a difference of two soft labels (the term is
+    linear in the targets, so a point with two terms of opposite sign needs one pass). weights: (M,).
     """
 
     inputs: Tensor
@@ -103,10 +103,10 @@ class FunctionTerm:
     weights: Tensor
 
     def divided(self, count: int, draws: torch.Generator) -> Iterator[FunctionTerm | None]:
-        """`count` terms for as many steps: a random part of the points each, `count` times as heavy.
+        """Split the points at random into `count` terms, one per step, with weights times `count`.
 
-        Every point is in one of them, so that all cost one pass over the points and their mean is this
-        term; each is an unbiased estimate of it. None: a part without points.
+        Every point is in one of the terms, so all terms together cost one pass over the points. The mean of
+        the terms is this term, and each is an unbiased estimate of this term. None: a part without points.
         """
         order = torch.randperm(len(self.weights), generator=draws).to(self.weights.device)
         for i in range(count):
@@ -115,16 +115,16 @@ class FunctionTerm:
             yield part if len(rows) else None
 
     def add_gradient(self, net: Net) -> None:
-        """net.grads += gradient at net.weights, in the mode the module is in."""
+        """Add the gradient at net.weights to net.grads, in the module's current mode."""
         logs = net.outputs(self.inputs).log_softmax(dim=1)
         loss = -(self.weights.to(logs)[:, None] * self.targets.to(logs) * logs).sum()
         loss.backward()  # type: ignore[no-untyped-call]
 
 
 def choose(inputs: Tensor, targets: Tensor, points: int, draws: torch.Generator) -> Memory:
-    """`points` random examples of every class that is present, by class.
+    """Choose `points` random examples of every class that is present, ordered by class.
 
-    A class with fewer examples gives all of them.
+    A class with fewer examples contributes all of them.
     """
     rows, weights = [], []
     for c in sorted(set(targets.tolist())):

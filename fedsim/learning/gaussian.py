@@ -1,9 +1,9 @@
-"""Gaussians (and Gaussian factors) by their natural parameters, closed under *, / and **.
+"""Gaussians and Gaussian factors in natural parameters, closed under *, / and **.
 
-A factor is exp(shift . w - 1/2 w' S w) up to a constant, with S the precision. The rank of S is the
+A factor is exp(shift . w - 1/2 w' S w) up to a constant, with precision S. The shape of S determines the
 family: a float (S I, isotropic or a fixed scale), a vector (P,) (diagonal), a matrix (P, P) (full,
-symmetric). A site t_k, that is a dual, is such a factor too; its precision may be zero or negative.
-Sign: the client's loss is l_k(w) + log t_k(w), so that the local problem's prior is the cavity
+symmetric). A site t_k (or dual) is such a factor, too; its precision may be zero or negative. Sign
+convention: a client minimises l_k(w) + log t_k(w), so that the prior of the local problem is the cavity
 q / t_k (docs/references/equations.md#notation-and-signs).
 """
 
@@ -33,8 +33,8 @@ def _relative_difference(a: Tensor, b: Tensor) -> float:
 def kl_divergence(mean: Tensor, precision: Tensor, other_mean: Tensor, other_precision: Tensor) -> float:
     """KL(q || p) in nats of diagonal Gaussians, q = N(mean, 1 / precision); all (P,), precisions positive.
 
-    1/2 sum [log(S / S_p) + S_p / S - 1 + S_p (m - m_p)^2], in float64. A sample of q can be sent in about as
-    many nats to who knows p (Havasi et al. 2019, https://arxiv.org/abs/1810.00440).
+    1/2 sum [log(S / S_p) + S_p / S - 1 + S_p (m - m_p)^2], in float64. A sample of q can be sent in about
+    this many nats to a receiver that knows p (Havasi et al. 2019, https://arxiv.org/abs/1810.00440).
     """
     ratio = other_precision.double() / precision.double()
     distance = mean.double() - other_mean.double()
@@ -43,33 +43,56 @@ def kl_divergence(mean: Tensor, precision: Tensor, other_mean: Tensor, other_pre
 
 @dataclass(frozen=True)
 class Point:
-    """A model without uncertainty."""
+    """A model without uncertainty.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> fedsim.Point(torch.zeros(2)).mean
+        tensor([0., 0.])
+    """
 
     mean: Tensor
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A posterior by draws of it, of equal weight: values (n, P), n > 0, the latest last; mean: (P,)."""
+    """A posterior as equally weighted draws: values (n, P), n > 0, the latest last; mean (P,).
+
+    Examples:
+        >>> import fedsim, torch
+        >>> draws = fedsim.Samples(mean=torch.ones(2), values=torch.tensor([[0.0, 0.0], [2.0, 2.0]]))
+        >>> list(draws.samples(1, torch.Generator()))
+        [tensor([2., 2.])]
+    """
 
     mean: Tensor
     values: Tensor
 
     def samples(self, count: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """The last `count` draws (P,), or all if there are fewer; nothing is drawn from the generator."""
+        """Yield the last `count` draws (P,), or all if there are fewer; the generator is not used."""
         yield from self.values[-count:]
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """shift = S m (P,), precision = S: float (isotropic), (P,) (diagonal) or (P, P) (full)."""
+    """shift = S m (P,), precision = S: float (isotropic), (P,) (diagonal) or (P, P) (full).
+
+    Examples:
+        >>> import fedsim, torch
+        >>> p = fedsim.Gaussian.at(torch.tensor([1.0]), torch.tensor([2.0]))
+        >>> q = fedsim.Gaussian.at(torch.tensor([4.0]), torch.tensor([4.0]))
+        >>> (p * q).mean, (p * q).precision
+        (tensor([3.], dtype=torch.float64), tensor([6.], dtype=torch.float64))
+        >>> (p * q / q).mean, (p**0.5).precision
+        (tensor([1.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
 
     shift: Tensor
     precision: Tensor | float
 
     @staticmethod
     def at(mean: Tensor, precision: Tensor | float) -> Gaussian:
-        """N(mean, S^-1), in float64: natural parameters are sums and differences of large numbers."""
+        """N(mean, S^-1), in float64 because natural parameters add and subtract large numbers."""
         exact = precision.double() if isinstance(precision, Tensor) else precision
         return Gaussian(times(exact, mean.double()), exact)
 
@@ -96,13 +119,13 @@ class Gaussian:
 
     @property
     def is_proper(self) -> bool:
-        """The precision is positive (definite), so that this factor is a distribution."""
+        """True if the precision is positive (definite), so that the factor is a distribution."""
         if is_full(self.precision):
             return not int(torch.linalg.cholesky_ex(self.precision).info)
         return bool((torch.as_tensor(self.precision) > 0).all())
 
     def samples(self, count: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """`count` draws (P,) of this distribution in the dtype of the mean; noise is drawn on the CPU.
+        """Yield `count` draws (P,) of this distribution in the dtype of the mean; the CPU draws the noise.
 
         Raises:
             TaskError: if the precision is not positive.
@@ -129,11 +152,11 @@ class Gaussian:
         return Gaussian(power * self.shift, power * self.precision)
 
     def floored(self, least: float) -> Gaussian:
-        """The same shift, and a precision of at least `least` (raised)."""
+        """The same shift with a precision of at least `least`; see `raised`."""
         return Gaussian(self.shift, raised(torch.as_tensor(self.precision), least))
 
     def mismatch(self, other: Gaussian) -> float:
-        """The largest difference of the natural parameters, relative to the largest of each."""
+        """The largest difference in shift or precision, relative to the largest absolute entry of each."""
         pairs = ((self.shift, other.shift), (self.precision, other.precision))
         exact = partial(torch.as_tensor, dtype=torch.float64)
         return max(_relative_difference(exact(a), exact(b)) for a, b in pairs)
@@ -144,7 +167,7 @@ class Gaussian:
         return Gaussian(self.shift.to(like), precision)
 
     def add_gradient(self, weights: Tensor, grads: Tensor) -> None:
-        """grads += gradient of -log factor = S w - shift."""
+        """Add the gradient of -log factor, S w - shift, to `grads`."""
         if isinstance(self.precision, float | int):
             grads.add_(weights, alpha=self.precision)
         elif is_full(self.precision):
@@ -160,7 +183,7 @@ def is_full(precision: Tensor | float) -> bool:
 
 
 def times(precision: Tensor | float, vector: Tensor) -> Tensor:
-    """S x for any family: (P,)."""
+    """The product S x, (P,), for any family."""
     return precision @ vector if is_full(precision) else precision * vector  # type: ignore[operator]
 
 
@@ -168,21 +191,22 @@ def diagonal(precision: Tensor | float, like: Tensor) -> Tensor:
     """The diagonal of S as a vector (P,) in the dtype of `like` (P,)."""
     if is_full(precision):
         return precision.diagonal().to(like)  # type: ignore[union-attr]
-    # times ones, because a float made a tensor by itself would be rounded to float32
+    # a product with ones, because torch.as_tensor would round a float to float32
     return torch.ones_like(like) * precision
 
 
 def identity(like: Tensor, scale: float, *, full: bool) -> Tensor:
-    """scale * I in float64: (P,) of a diagonal family, (P, P) of the full one."""
+    """scale * I in float64: (P,) for the diagonal family, (P, P) for the full family."""
     values = torch.full((len(like),), scale, dtype=torch.float64, device=like.device)
     return torch.diag(values) if full else values
 
 
 def raised(precision: Tensor, least: float) -> Tensor:
-    """A precision of at least `least` > 0, which the mathematics implies and rounding may not keep.
+    """Raise a precision to at least `least` > 0, a bound that only rounding can violate.
 
-    Entries of a diagonal one; of a full one all eigenvalues, where one is below least / 2. Directions that no
-    data touch have `least` itself, and a Cholesky factorisation tells the one from the other.
+    A diagonal precision is clamped by entry. All eigenvalues of a full precision are clamped if a Cholesky
+    factorisation shows that one is below least / 2. This threshold leaves directions without data alone:
+    their eigenvalue is `least` up to rounding.
     """
     if not is_full(precision):
         return precision.clamp(min=least)
@@ -194,9 +218,8 @@ def raised(precision: Tensor, least: float) -> Tensor:
 
 
 def count_raised(precision: Tensor, least: float) -> int:
-    """The number of entries, or eigenvalues, of least I + `precision` that are below `least`: of a full one
-    below least / 2, as `raised` has it.
-    """
+    """Count the entries of least I + `precision` below `least`, for a diagonal precision.
+    For a full precision, count the eigenvalues below least / 2, as in `raised`."""
     if not is_full(precision):
         return int((precision < 0).sum())
     if _exceeds(precision, -least / 2):
@@ -212,7 +235,7 @@ def _exceeds(precision: Tensor, least: float) -> bool:
 def relative(matrix: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
     """Ratios (P,) and axes (P, P) with matrix = axes diag(ratios) axes', unit = axes axes'.
 
-    matrix symmetric, unit symmetric positive definite, both (P, P).
+    matrix: (P, P), symmetric. unit: (P, P), symmetric positive definite.
     """
     root = torch.linalg.cholesky(unit)
     half = torch.linalg.solve_triangular(root, matrix, upper=False)
@@ -222,16 +245,16 @@ def relative(matrix: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def packed(matrix: Tensor) -> Tensor:
-    """The lower triangle of a symmetric (P, P), row by row: (P(P+1)/2,), each number once.
+    """The lower triangle of a symmetric matrix (P, P), row by row, shape (P(P+1)/2,).
 
-    The two triangles are averaged, so that rounding cannot make the halves of a matrix disagree.
+    The two triangles are averaged, because rounding may make them differ.
     """
     rows, columns = torch.tril_indices(*matrix.shape, device=matrix.device)
     return (matrix[rows, columns] + matrix[columns, rows]) / 2
 
 
 def unpacked(triangle: Tensor) -> Tensor:
-    """The symmetric (P, P) of its lower triangle (P(P+1)/2,): packed's inverse."""
+    """The symmetric matrix (P, P) with the lower triangle (P(P+1)/2,); the inverse of `packed`."""
     size = side_of(len(triangle))
     rows, columns = torch.tril_indices(size, size, device=triangle.device)
     matrix = triangle.new_empty((size, size))
@@ -241,7 +264,7 @@ def unpacked(triangle: Tensor) -> Tensor:
 
 
 def side_of(count: int) -> int:
-    """P of P(P+1)/2 numbers."""
+    """The side P of a matrix whose triangle has `count` = P(P+1)/2 entries."""
     return int(((8 * count + 1) ** 0.5 - 1) / 2 + 0.5)
 
 
@@ -249,8 +272,8 @@ def side_of(count: int) -> int:
 class Distance:
     """The penalty (strength / 2) ||w - centre||, the norm NOT squared.
 
-    This is what the released code of the FedLap paper computes where the paper has the squared norm
-    (docs/references/misprints.md). Its gradient at w = centre, the first step of a round, is taken as 0.
+    The released code of the FedLap paper computes this penalty where the paper has the squared norm
+    (docs/references/misprints.md). The gradient at w = centre, the first step of a round, is defined as 0.
     """
 
     centre: Tensor
@@ -269,7 +292,7 @@ Penalty = Gaussian | Distance
 
 
 def constant_part(penalty: Penalty) -> tuple[object, ...]:
-    """The numbers of Python in a penalty's gradient, and the shapes of its tensors."""
+    """The Python numbers in a penalty's gradient and the shape of a tensor precision."""
     if isinstance(penalty, Distance):
         return "distance", penalty.strength
     precision = penalty.precision
@@ -282,7 +305,7 @@ Plain = Point | Gaussian | Samples
 
 @dataclass(frozen=True)
 class Normalised:
-    """A model of a network with batch normalisation, and its running statistics (R,) float32."""
+    """A model of a network with batch normalisation, with the running statistics (R,) float32."""
 
     model: Plain
     statistics: Tensor
@@ -298,5 +321,5 @@ Model = Plain | Normalised
 
 
 def taken_apart(model: Model) -> tuple[Plain, Tensor | None]:
-    """A model's weights, and its running statistics if it has any."""
+    """Split a model into the plain model and its running statistics (None: it has none)."""
     return (model.model, model.statistics) if isinstance(model, Normalised) else (model, None)

@@ -1,4 +1,4 @@
-"""The likelihoods: what a network's outputs say about the targets, and how good predictions are.
+"""Likelihoods of the targets given a network's outputs: training losses and test scores.
 
     categorical   outputs (n, C) logits,     targets (n,) int64 classes      cross-entropy
     bernoulli     outputs (n, C) logits,     targets (n, C) 0/1              summed over C tags
@@ -6,10 +6,10 @@
     token_classes as tokens, with classes of any meaning
     gaussian      outputs (n, C) means,      targets (n, C) float32          1/2 |y - f(x)|^2
 
-Losses are MEANS over the examples of the batch (tokens: over its tokens), in nats; constants are left out.
+Losses are MEANS over the examples (tokens: over the tokens) of a batch, in nats, without constants.
 
-A tally is a tuple of float64 sums, of which every entry adds up over examples. So it does not matter which
-worker computes which part. Predictions that count as numbers of examples are whole, hence exact.
+A tally is a tuple of float64 sums over examples. Tallies of parts are added, so it does not matter which
+worker computes which part. Counts of examples are whole numbers, hence exact.
 
     likelihood    test_accuracy                               test_nll (nats)        more
     categorical   share of examples                           per example
@@ -20,15 +20,15 @@ worker computes which part. Predictions that count as numbers of examples are wh
     token_classes share of tokens                             per token
     gaussian      None                                        per example, 1/2 |y - f|^2
 
-All whose targets are classes have test_ece and test_brier, too (fedsim.learning.calibration): their tally
-is followed by a calibration tally. That of categorical is followed by a tally per class: the test examples of
-each class, the correct ones among them and their summed nll, from which fedsim.learning.client_scores is.
+All likelihoods but gaussian also have test_ece and test_brier (fedsim.learning.calibration): a calibration
+tally follows their own part of the tally. In a categorical tally, sums per class follow: the test examples of
+each class, then the correct ones, then their summed nll. fedsim.learning.client_scores uses these sums.
 
-precision and micro_f1 are over all pairs. macro_f1 is the mean of F1 over all tags; a tag that neither
-occurs nor is predicted counts as 0. recall_at_5 is the mean over examples with a tag of the share of
-their tags among the 5 largest outputs; micro_recall_at_5 the same share of all tags together, which is
-what TensorFlow's Recall(top_k=5), and so FedPA's table, reports. A ratio of nothing is None (precision,
-micro_f1: 0, as elsewhere).
+precision and micro_f1 are over all pairs. macro_f1 is the mean of F1 over all tags; a tag that neither occurs
+nor is predicted counts as 0. recall_at_5 is the share of an example's tags that are among the 5 largest
+outputs, averaged over the examples with a tag. micro_recall_at_5 is the same share over the tags of all
+examples together, as in TensorFlow's Recall(top_k=5) and thus in FedPA's table. A ratio with denominator 0
+is None, except that precision and micro_f1 are 0, as in other libraries.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Likelihood:
-    """One row of the table: how a network is trained and measured.
+    """A row of the tables above: how a network is trained and evaluated.
 
     Attributes:
-        loss: From outputs and targets of a batch to its mean negative log-likelihood, 0-d.
-        own: The length of the likelihood's own part of a tally, its beginning, from the number of classes.
-        tally: Of outputs (n, ..., C) float64 and their targets.
-        numbers: From a sum of tallies to test_accuracy, test_nll and, by name, what else there is.
-        calibration: Where a tally has its calibration tally; None: it has none.
-        per_class: Where a tally has the counts, correct ones and nll per class; None: it has none.
-        rows: How many examples' outputs are computed at a time, to bound memory.
+        loss: Function from a batch's outputs and targets to the mean negative log-likelihood, 0-d.
+        own: Function from the number of classes to the length of the likelihood's own part, a tally's start.
+        tally: Function from outputs (n, ..., C) float64 and their targets to their tally.
+        numbers: Function from a sum of tallies to test_accuracy, test_nll and further scores by name.
+        calibration: Position of the calibration tally in a tally; None: there is none.
+        per_class: Position of the counts, correct counts and nll per class in a tally; None: there are none.
+        rows: Number of examples whose outputs are computed at a time, to bound memory.
         averages: True if predictions can be averaged over samples of a posterior.
         has_accuracy: True if there is a test accuracy; targets that are numbers have none.
     """
@@ -89,11 +89,11 @@ class Likelihood:
         )
 
     def reliability(self, tally: Tally) -> ReliabilityTable | None:
-        """The reliability table of a sum of tallies; None if there is none or a prediction is nan."""
+        """The reliability table of a sum of tallies; None without one or if a prediction is nan."""
         return calibration.table(tally[self.calibration]) if self.calibration else None
 
     def classes_only(self, what: str) -> None:
-        """Check that targets are classes, which `what` relies on."""
+        """Raise a UsageError unless the targets are classes, which `what` needs."""
         if self.name != "categorical":
             raise UsageError(
                 f"{what} is for targets that are classes; this data set's are {self.name}. Choose an "
@@ -105,7 +105,7 @@ class Likelihood:
 
 
 def _fits(outputs: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Check the shape of outputs, where a loss would fail obscurely or would broadcast."""
+    """Check the shape of outputs, because a loss would fail obscurely or broadcast."""
     if outputs.shape != shape:
         raise UsageError(
             f"the model gives outputs of shape {tuple(outputs.shape)} where {what} need {tuple(shape)}"
@@ -133,7 +133,7 @@ def _gaussian_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def added(one: Tally, other: Tally) -> Tally:
-    """The tally of both parts together."""
+    """Add the tallies of two parts."""
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
@@ -162,9 +162,9 @@ def _per_class(log_probabilities: Tensor, right: Tensor, targets: Tensor) -> lis
 def _per_group(
     log_probabilities: Tensor, right: Tensor, targets: Tensor, groups: Tensor, count: int
 ) -> list[float]:
-    """The examples of each of `count` groups, then the correct ones, then their nll.
+    """Return the number of examples of each of `count` groups, then of correct ones, then the summed nll.
 
-    groups: (n,), on the CPU, where sums have one order.
+    groups: (n,), on the CPU, where the order of summation is fixed.
     """
     nll = F.nll_loss(log_probabilities, targets, reduction="none")
     rows = (torch.ones_like(nll), right.double(), nll)
@@ -176,8 +176,8 @@ def _per_group(
 def by_client(outputs: Tensor, targets: Tensor, clients: Tensor, count: int) -> Tally:
     """The tally of each client's own rows, 3 `count` entries: examples, then correct ones, then nll.
 
-    outputs: (n, C) logits. targets: (n,) classes. clients: (n,) 0 to count-1, on the CPU, or -1 for rows of
-    no client.
+    outputs: (n, C) logits. targets: (n,) classes. clients: (n,) client ids 0 to count-1, on the CPU; -1 for
+    rows that belong to no client.
     """
     here = clients >= 0
     log_probabilities, own = outputs[here].log_softmax(dim=1), targets[here]
@@ -204,7 +204,7 @@ _OF_TAGS = slice(-calibration.SIZE, None)
 def _bernoulli_tally(outputs: Tensor, targets: Tensor) -> Tally:
     applies, predicted = targets > 0, outputs > 0
     nll = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="sum")
-    # stable, so that equal outputs (a model of zeros) have an order: the lower class first
+    # stable, so that equal outputs (of a model of zeros) are in the order of their classes
     order = outputs.sort(dim=1, descending=True, stable=True).indices[:, :TOP]
     result, tags = applies.gather(1, order).sum(dim=1), applies.sum(dim=1)
     tagged = tags > 0
@@ -248,7 +248,7 @@ _OF_TOKENS = slice(_TOKENS, _TOKENS + calibration.SIZE)
 
 
 def _tokens_tally(outputs: Tensor, targets: Tensor, every: bool = False) -> Tally:
-    """With `every`, all targets are content."""
+    """The tally of tokens. With `every`, all targets count as content words."""
     there = targets >= 0
     log_probabilities, target = outputs[there].log_softmax(dim=1), targets[there]
     nll = F.nll_loss(log_probabilities, target, reduction="sum")
@@ -335,11 +335,11 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
 )
 
 SEQUENCES = ("tokens", "token_classes")
-"""The likelihoods with outputs at every place of a row of ids."""
+"""The likelihoods with outputs at every position of a sequence of ids."""
 
 
 def likelihood(name: str) -> Likelihood:
-    """The likelihood of a name."""
+    """Return the likelihood with this name."""
     if name not in LIKELIHOODS:
         raise unknown("likelihood", name, LIKELIHOODS)
     return LIKELIHOODS[name]

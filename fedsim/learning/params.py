@@ -1,7 +1,7 @@
-"""All parameters of a network as one flat float32 vector, and the module whose leaves are its views.
+"""A network's parameters as one flat float32 vector, of which the module's parameters are views.
 
-The vector is what crosses the wire, what the optimiser updates in one kernel and what prox terms,
-duals and priors act on; nothing is ever concatenated or scattered.
+The vector crosses the wire. The optimiser updates it in one kernel, and prox terms, duals and priors act on
+it, so parameters are never concatenated or scattered.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Slice:
 class Layout:
     """The order of trained parameters in the flat vector: module.parameters() order, each row-major.
 
-    A parameter that modules share stands once, under the first of its names.
+    A parameter that several modules share appears once, under its first name.
     """
 
     slices: tuple[Slice, ...]
@@ -53,7 +53,7 @@ class Layout:
 
     @staticmethod
     def named(tensors: Iterable[tuple[str, Tensor]]) -> Layout:
-        """The layout of these tensors, in their order."""
+        """Lay out named tensors in the order given."""
         slices, offset = [], 0
         for name, tensor in tensors:
             slices.append(Slice(name, tuple(tensor.shape), offset, tensor.numel()))
@@ -62,7 +62,7 @@ class Layout:
 
     @staticmethod
     def vector(size: int) -> Layout:
-        """One unnamed block of `size` values, for problems without a network."""
+        """A single block of `size` values, named "w", for problems without a network."""
         return Layout((Slice("w", (size,), 0, size),))
 
     @property
@@ -76,11 +76,11 @@ class Layout:
 
 
 class Net:
-    """A module on flat buffers: `weights` and `grads` (P,) float32; its trained leaves are views of them.
+    """A module whose trained parameters and gradients are views of `weights` and `grads`, (P,) float32.
 
-    The buffers are the scratch space of one task; no result is ever read from them later. `weights`
-    does not require gradients, so that each view can be a leaf; backward adds into the views of
-    `grads` in place. Zero them with `grads.zero_()`, never with set_to_none, which drops the views.
+    Both buffers are scratch space for one task; no result is read from them afterwards. `weights` does not
+    require gradients, so that each view can be a leaf. backward() adds to the views of `grads` in place: zero
+    the gradients with `grads.zero_()`, never with set_to_none, which drops the views.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Net:
         likelihood: Likelihood = CATEGORICAL,
         statistics: str = "",
     ) -> None:
-        """statistics: what happens to running statistics of batch normalisation (Experiment.statistics)."""
+        """Use flat buffers. statistics: rule for batch normalisation (Experiment.statistics)."""
         device = device or torch.device("cpu")
         for name, parameter in _trained(module):
             if parameter.dtype != torch.float32:
@@ -116,23 +116,22 @@ class Net:
             if buffer.is_floating_point()
         ]
         self.running = Layout.named(running)
-        """The names of the running statistics that training changes, in `statistics` (R,) float32."""
+        """The layout in `statistics`, (R,) float32, of the running statistics that training changes."""
         self.statistics = torch.cat([self.weights[:0], *(b.reshape(-1) for _, b in running)])
         for name, view in self.running.unflatten(self.statistics).items():
             module.get_buffer(name).data = view
         self._dropout = seed_dropout(module)
         self.stochastic = any(_may_draw(m) for m in module.modules())
-        """A forward pass in training mode may draw from torch's own generators."""
+        """True if a forward pass in training mode may draw from torch's global generators."""
         self.recordings: Recordings | None = None
-        """If there are any, training steps are recorded where that is possible."""
+        """If not None, training steps are recorded where possible."""
         self.draws_globally = False
-        """True inside a block in which torch's own generators are those of this network."""
+        """True inside a `noise` block that has seeded torch's global generators for this network."""
         self._trial: str | None = None
 
     @contextmanager
     def noise(self, key: int) -> Iterator[None]:
-        """A block in which the module's own draws (dropout) come from `key`, without changing other
-        generators."""
+        """Seed the module's own draws (dropout) with `key` for a block; other generators do not change."""
         globally = self.draws_globally
         with seeded_torch(key, self.device) if self.stochastic else nullcontext():
             self.draws_globally = globally or self.stochastic
@@ -146,7 +145,7 @@ class Net:
                     self._dropout.generator = None
 
     def draws(self, rng: RandomStream, part: str) -> torch.Generator:
-        """The generator of a task's draws on the network's device, in its state at the beginning."""
+        """Return a newly seeded generator on the network's device for the task's draws named `part`."""
         return self._generator(part, rng.key(part))
 
     def _generator(self, name: str, seed: int) -> torch.Generator:
@@ -155,41 +154,40 @@ class Net:
         return self.recordings.generator(name, seed)
 
     def refuse(self, why: str) -> None:
-        """Note why training steps are computed as they come, if they were to be recorded."""
+        """Note why training steps are not recorded; do nothing if there are no recordings."""
         if self.recordings is not None:
             self.recordings.refuse(why)
 
     def hold(self, name: str, value: T) -> T:
-        """The value in buffers that stay where they are from task to task, if steps are recorded; else as it
-        is. What is held is written over by the next task (owned_copy)."""
+        """Copy the value into buffers with fixed addresses, if steps are recorded; else return it unchanged.
+        The next task overwrites these buffers; `owned_copy` makes a held tensor safe to keep."""
         return value if self.recordings is None else self.recordings.hold(name, value)
 
     def hold_rows(self, name: str, rows: Tensor) -> Tensor:
-        """The same for rows (n, ...) of which later tasks may have more: in a buffer that may be longer."""
+        """Hold rows (n, ...) whose number may grow in later tasks; the returned buffer may be longer."""
         return rows if self.recordings is None else self.recordings.hold_rows(name, rows)
 
     @property
     def asks_freely(self) -> bool:
-        """A step may read a number from the device: on a CPU without recordings that costs nothing."""
+        """True if a step may read numbers from the device: on a CPU without recordings this is free."""
         return self.recordings is None and self.device.type == "cpu"
 
     def owned_copy(self, held: Tensor) -> Tensor:
-        """What was held, safe to keep."""
+        """Return a held tensor in a form that is safe to keep: a copy, if steps are recorded."""
         return held if self.recordings is None else held.clone()
 
     def number(self, name: str, value: float) -> float | Tensor:
-        """A factor of float32 vectors that may differ from task to task: as a tensor (0-d) on a device other
-        than the CPU, and where steps are recorded, because Python's numbers are part of a recording."""
+        """Return a factor of float32 vectors that may differ between tasks, as a number or a 0-d tensor.
+        It is a tensor off the CPU, and where steps are recorded: Python numbers are fixed in a recording."""
         if self.asks_freely:
             return value
         return self.hold(name, torch.tensor(value, dtype=torch.float32, device=self.device))
 
     def trial(self, shard: Shard, size: int) -> str:
-        """Compare recorded gradients with those that are computed as they come, on two batches of the shard;
-        once for this network.
+        """Compare recorded with unrecorded gradients on two batches of the shard, once for this network.
 
         Returns:
-            Why its training steps cannot be recorded; "" if they can.
+            The reason why the network's training steps cannot be recorded; "" if they can.
         """
         if self.running.slices:
             return "it has running statistics, which every step changes"
@@ -199,7 +197,7 @@ class Net:
         return self._trial
 
     def train(self) -> None:
-        """Go into training mode, except for frozen modules with running statistics."""
+        """Set training mode, except for the modules in `kept`."""
         self.module.train()
         for part in self.kept:
             part.eval()
@@ -215,7 +213,7 @@ class Net:
                 buffer.untyped_storage().resize_(0)
 
     def acquire(self) -> None:
-        """Give released buffers memory again, with any values; parameters stay views of them."""
+        """Allocate released buffers again, with arbitrary values; the parameters stay views of them."""
         for buffer in (self.weights, self.grads):
             if not buffer.untyped_storage().nbytes():
                 buffer.untyped_storage().resize_(buffer.nbytes)
@@ -233,7 +231,7 @@ class Net:
     ) -> Tensor:
         """Write weight * grad(mean loss) into `grads`; return the mean (0-d, detached).
 
-        mean_loss: from outputs and targets, in the place of the likelihood's.
+        mean_loss: function of outputs and targets that replaces the likelihood's loss.
         """
         self.grads.zero_()
         loss = (mean_loss or self.likelihood.loss)(self.outputs(inputs), targets)
@@ -246,8 +244,8 @@ class Net:
         return loss.detach()
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """The network's outputs in the mode that it is in. One example has no variance: for a batch of one,
-        batch normalisation uses its running statistics, and does not change them."""
+        """The network's outputs in its current mode.
+        For one example, which has no variance, batch normalisation uses and keeps its running statistics."""
         alone = [part for part in self._normalising.values() if part.training] if len(inputs) == 1 else []
         for part in alone:
             part.eval()
@@ -259,7 +257,7 @@ class Net:
     def logits(self, weights: Tensor, inputs: Tensor, of_batch: bool = False) -> Tensor:
         """The network's outputs (n, C) at `weights`, in evaluation mode, without gradients.
 
-        of_batch: batch normalisation uses the statistics of these inputs, not the running ones, which stay.
+        of_batch: batch normalisation uses the statistics of these inputs and keeps its running statistics.
         """
         self.load(weights)
         self.module.eval()
@@ -278,8 +276,7 @@ def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _may_draw(module: nn.Module) -> bool:
-    """True for dropout other than SeededDropout, and for modules of a user's own, whose forward may do
-    anything."""
+    """True for dropout other than SeededDropout, RReLU and user-defined modules, which may do anything."""
     if isinstance(module, SeededDropout):
         return False
     own = not type(module).__module__.startswith("torch.nn.modules.")
@@ -321,7 +318,7 @@ def _trial(net: Net, recordings: Recordings, shard: Shard, size: int) -> str:
 
 
 def _default_states(device: torch.device) -> list[bytes]:
-    """The states of torch's own generators."""
+    """The states of torch's global generators."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))

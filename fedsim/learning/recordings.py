@@ -1,13 +1,13 @@
-"""Training steps that a device repeats without Python, in recordings that last over tasks.
+"""Recordings of training steps, which a device repeats without Python in one task after another.
 
-A step of a small network is some forty kernels, and on a GPU starting them from Python takes longer than
-computing them. A recording starts them all at once: the same kernels on the same addresses, hence the same
-bits. So everything that a step reads or writes lies in buffers that stay where they are for as long as the
-network: a task copies its values in and its results out. The batch is selected on the device, by a counter
-that the step itself advances, so that several steps can be one recording.
+A step of a small network has about forty kernels, and on a GPU, launching them from Python takes longer than
+computing them. A recording launches all of them at once: the same kernels on the same addresses, hence the
+same bits. Everything that a step reads or writes must therefore be in buffers with fixed addresses, which
+exist as long as the network. A task copies its values into them and its results out of them. The device
+selects the batch by a counter that the step itself advances, so that one recording can have several steps.
 
-A recorded step must not read a number from the device. Python's numbers are those of the recording, so they
-are part of its key.
+A recorded step must not read a number from the device. Python numbers are fixed in a recording, so they are
+part of its key.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from torch import Tensor
 from fedsim.wire.schema import map_tensors
 
 Work = Callable[[], object]
-"""Kernels on buffers that stay where they are."""
+"""A function that launches kernels on buffers with fixed addresses."""
 Record = Callable[[Work, Sequence[torch.Generator]], Callable[[], object]]
-"""Executes work once, and returns a function that repeats it. The generators are those that it may draw from:
-a repetition draws from their states at that time."""
+"""A function that executes work once and returns a function that repeats it. Work may draw from the given
+generators; a repetition draws from their states at the time of the repetition."""
 
 STEPS = 8
-"""Steps that one recording of a network's training has, besides recordings of a single step."""
+"""Number of training steps in one recording; a network also has recordings of a single step."""
 KEPT = 64
-"""Recordings of a network; what was repeated longest ago goes first."""
+"""Largest number of recordings of a network; the least recently used one is dropped."""
 T = TypeVar("T")
 
 
@@ -47,9 +47,9 @@ class Recordings:
         self.before: Callable[..., None] = _nothing
         """Called before every repetition, like a hook of the forward pass."""
         self.settle: Callable[[], None] = _nothing
-        """Called before a number is read that the device may still compute."""
+        """Called before reading a number that the device may still be computing."""
         self.refusals: dict[str, None] = {}
-        """Why steps were computed as they come; each reason once."""
+        """The reasons why steps were not recorded, each once."""
         self._record, self._device = record, device
         self._buffers: dict[Hashable, Tensor] = {}
         self._generators: dict[str, torch.Generator] = {}
@@ -57,7 +57,7 @@ class Recordings:
         self._warm: set[Hashable] = set()
 
     def hold(self, name: str, value: T) -> T:
-        """Copy the value's tensors into the buffers of this name, and return the value in them."""
+        """Copy the value's tensors into the buffers of this name; return the value with these buffers."""
         numbered = count()
 
         def buffer(tensor: Tensor) -> Tensor:
@@ -71,9 +71,9 @@ class Recordings:
         return map_tensors(value, buffer)
 
     def hold_rows(self, name: str, rows: Tensor) -> Tensor:
-        """Copy rows (n, ...) to the beginning of a buffer that has room for the most rows so far.
+        """Copy rows (n, ...) to the beginning of a buffer that is as long as the most rows so far.
 
-        Where it must grow it moves, and all recordings are dropped.
+        A buffer that must grow gets a new address, so all recordings are dropped.
         """
         old = self._buffers.get(name)
         if old is None or old.shape[1:] != rows.shape[1:] or old.dtype != rows.dtype or len(old) < len(rows):
@@ -88,14 +88,14 @@ class Recordings:
         """The generator of this name on the device, seeded."""
         if name not in self._generators:
             self._generators[name] = torch.Generator(self._device)
-            self._repeats.clear()  # which do not know of it
+            self._repeats.clear()  # the recordings do not know the new generator
         return self._generators[name].manual_seed(seed)
 
     def run(self, key: Hashable, times: int, step: Work) -> None:
-        """Carry out `step` so many times.
+        """Execute `step` as often as `times` says.
 
-        The first step under a key is computed as it comes, because libraries set themselves up in it. The
-        others are recorded the first time, and then repeated.
+        The first step under a key is not recorded, because libraries initialise themselves in it. Later steps
+        are recorded the first time and then repeated.
         """
         if key not in self._warm:
             self._warm.add(key)
@@ -123,18 +123,18 @@ class Recordings:
             self._repeats.popitem(last=False)
 
     def once(self, work: Work) -> Callable[[], object]:
-        """Record work, which is executed, and return its repetition, which is not kept."""
+        """Execute and record work; return the function that repeats it, without storing the recording."""
         return self._record(work, tuple(self._generators.values()))
 
     def refuse(self, why: str) -> None:
-        """Note why steps are computed as they come."""
+        """Note and print, once, a reason why steps are not recorded."""
         if why not in self.refusals:
             self.refusals[why] = None
             print(f"training steps are not recorded: {why}", flush=True)
 
 
 def cuda_graphs() -> Record:
-    """Record as CUDA graphs on the current GPU. Its graphs take their memory from one pool."""
+    """Return a Record that makes CUDA graphs on the current GPU. All graphs share one memory pool."""
     stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
     kept: list[torch.cuda.CUDAGraph] = []
 
@@ -146,7 +146,7 @@ def cuda_graphs() -> Record:
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                work()  # nothing is computed yet
+                work()  # captured, not computed yet
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)

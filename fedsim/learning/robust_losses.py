@@ -1,14 +1,14 @@
-"""Robust losses of classifiers, in the place of the negative log-likelihood -log p_y of the target class y.
+"""Robust losses of classifiers, which replace the negative log-likelihood -log p_y of the target class y.
 
     gce             (1 - p_y^c) / c                                                 generalised cross-entropy
     density_power   (1 - p_y^c) / c + (sum_j p_j^(1+c) - 1) / (1+c)                 over all classes j
 
-As c falls to 0 both become -log p_y. An example's gradient of gce is p_y^c times that of -log p_y, so that
-one to which the model gives a small probability pulls little.
+As c falls to 0, both losses become -log p_y. The gradient of gce is p_y^c times the gradient of -log p_y, so
+an example whose class has a small probability p_y has little influence.
 
 Source: Mildner et al. 2025 (FedGVI), https://arxiv.org/abs/2502.00846, and its released code:
-`robust_cross_entropy`, and the formula above `expected_beta_loss` with beta = 1 + c, up to a constant; that
-function itself has other exponents.
+`robust_cross_entropy`, and the formula above `expected_beta_loss` with beta = 1 + c, up to a constant (the
+function itself uses other exponents).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LossName = Literal["nll", "gce", "density_power"]
 class RobustLoss:
     """The mean loss of a batch, from outputs (n, C) and classes (n,); 0-d.
 
-    power: c, in (0, 1]. Equal ones compute the same, so that a recording of steps may have one in its key.
+    power: c, in (0, 1]. Equal instances compute the same, so a loss can be part of a recording's key.
     """
 
     name: Literal["gce", "density_power"]
@@ -43,5 +43,5 @@ class RobustLoss:
 
 
 def robust_loss(name: LossName, power: float) -> RobustLoss | None:
-    """The loss of this name; None: the likelihood's own."""
+    """Return the loss of this name; None stands for the likelihood's own loss."""
     return None if name == "nll" else RobustLoss(name, power)

@@ -1,21 +1,21 @@
 """The names of scores, which are keys of metrics.jsonl.
 
-Nothing here imports torch: whoever reads a run needs them.
+This module does not import torch, because programs that only read a run need these names.
 """
 
 from __future__ import annotations
 
 CALIBRATION = ("test_ece", "test_brier")
-"""Keys of metrics.jsonl that the likelihoods of classes have."""
+"""Keys of metrics.jsonl for likelihoods with a calibration tally: all but gaussian."""
 
 EXTRA = ("recall_at_5", "micro_recall_at_5", "precision", "micro_f1", "macro_f1")
-"""Keys of metrics.jsonl that some likelihoods have besides test_accuracy and test_nll."""
+"""Keys of metrics.jsonl for some likelihoods, besides test_accuracy and test_nll."""
 
 CLIENT_NUMBERS = (
     *("client_accuracy_mean", "client_accuracy_worst", "client_accuracy_spread"),
     *("client_nll_mean", "client_nll_worst", "client_nll_spread"),
 )
-"""Keys of what is summed up over clients."""
+"""Keys of scores summarised over clients."""
 
 PERSONAL_NUMBERS = (
     *("personal_accuracy_mean", "personal_accuracy_worst", "personal_accuracy_gain"),

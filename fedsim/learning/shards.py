@@ -1,7 +1,7 @@
-"""A client's local loss, as its algorithm sees it: gradients, batches, curvature, memory points.
+"""A client's local loss, as an algorithm uses it: gradients, batches, curvature, memory points.
 
-Shard has examples and a network, and QuadraticShard a loss in closed form. Both have the same methods, except
-that only a QuadraticShard has a minimiser in closed form (`exact`).
+A Shard has examples and a network. A QuadraticShard has a loss in closed form, and also its minimiser
+(`exact`). Both have the same methods for algorithms.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
 
 SEQUENCES_AT_ONCE = 32
-"""Sequences per backward pass of the diagonal GGN; each has a softmax at every place."""
+"""Sequences per backward pass of the diagonal GGN; each has a softmax at every position."""
 
 
 def as_floats(rows: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
-    """Stored inputs (n, ...) as a network takes them: (n, *shape) float32, divided by `scale`."""
+    """Convert stored inputs (n, ...) to a network's inputs: (n, *shape) float32, divided by `scale`."""
     floats = rows.to(torch.float32).reshape(len(rows), *shape)
     return floats if scale == 1.0 else floats / scale
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples of a client, with its network."""
+    """A batch of a client's examples, with the client's network."""
 
     net: Net
     inputs: Tensor
@@ -50,7 +50,7 @@ class Batch:
     def loss_gradient(self, weights: Tensor) -> tuple[Tensor, float]:
         """The gradient of the mean loss in training mode, and the mean loss.
 
-        The gradient is the network's own buffer, valid until its next use.
+        The gradient is the network's own buffer, valid until the network is used again.
         """
         self.net.refuse("the algorithm asks for every gradient")
         self.net.load(weights)
@@ -63,9 +63,19 @@ class Batch:
 class Shard:
     """One client's examples and the network they train.
 
-    inputs (N_k, *shape) as stored (uint8 images stay uint8 until they are batched); targets (N_k,)
-    int64 classes, or what the network's likelihood takes; `scale` divides the inputs when they become
-    float32 (1 for raw inputs).
+    inputs: (N_k, *shape), as stored (uint8 images stay uint8 until they are batched). targets: (N_k,) int64
+    classes, or the targets of the network's likelihood. scale: divisor of the inputs when they are converted
+    to float32 (1 for raw inputs).
+
+    Examples:
+        >>> import fedsim, torch
+        >>> from fedsim.learning.params import Net
+        >>> net = Net(torch.nn.Linear(2, 3, bias=False))
+        >>> shard = fedsim.Shard(net, torch.eye(2), torch.tensor([0, 1]), scale=1.0)
+        >>> shard.size
+        2
+        >>> shard.gradient(torch.zeros(6)).shape, shard.logits(torch.zeros(6), torch.eye(2)).shape
+        (torch.Size([6]), torch.Size([2, 3]))
     """
 
     net: Net
@@ -83,15 +93,15 @@ class Shard:
 
     @property
     def like(self) -> Tensor:
-        """A number in the dtype and on the device of its computations."""
+        """A 0-d tensor with the dtype and device of the shard's computations."""
         return self.net.weights.new_empty(())
 
     def floats(self, rows: Tensor) -> Tensor:
-        """Stored inputs, flattened or not, as the network takes them: (n, *shape) float32."""
+        """Convert stored inputs, flattened or not, to the network's inputs: (n, *shape) float32."""
         return as_floats(rows, tuple(self.inputs.shape[1:]), self.scale)
 
     def memory(self, points: int, draws: torch.Generator) -> Memory:
-        """`points` random examples per class that this client has."""
+        """Choose `points` random examples of each class that this client has."""
         self.net.likelihood.classes_only("a memory of examples per class")
         return choose(self.inputs, self.targets, points, draws)
 
@@ -105,28 +115,28 @@ class Shard:
         return best_chunk(self.net.module, self.floats(self.inputs[:1]))
 
     def rows(self, size: int, order: torch.Generator, used: int | None = None) -> Iterator[Tensor]:
-        """The rows of the batches of one epoch in random order, int64; the short last batch is kept (as in
-        the released code). used: so many rows of the order; None: all."""
+        """Yield the row numbers, int64, of each batch of one epoch in random order.
+        The short last batch is kept, as in the released code. used: number of rows to use; None: all."""
         rows = torch.randperm(self.size, generator=order)[:used].to(self.targets.device)
         yield from torch.split(rows, size)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs as the network takes them, and targets, of these rows."""
+        """The network's inputs and the targets for these rows."""
         return self.floats(self.inputs[rows]), self.targets[rows]
 
     def batches(
         self, size: int, order: torch.Generator, used: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch in random order, of all rows or `used` ones."""
+        """Yield inputs and targets of each batch of one epoch in random order, of all or `used` rows."""
         return map(self.batch, self.rows(size, order, used))
 
     def epoch(self, size: int, order: torch.Generator) -> Iterator[Batch]:
-        """The batches of one epoch in random order, as losses of their own."""
+        """Yield the batches of one epoch in random order, as Batch objects."""
         for inputs, targets in self.batches(size, order):
             yield Batch(self.net, inputs, targets)
 
     def noise(self, key: int) -> AbstractContextManager[None]:
-        """A block in which the network's own draws (dropout) are those of `key`."""
+        """Seed the network's own draws (dropout) with `key` for a block."""
         return self.net.noise(key)
 
     def mean_fisher(self, weights: Tensor, chunk: int = 64) -> Tensor:
@@ -140,7 +150,7 @@ class Shard:
     def curvature(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
         """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative.
 
-        For sequences, whose loss is a mean over places, the sum is N_k times the mean over all places.
+        For sequences, whose loss is a mean over positions, this sum is N_k times the mean over all positions.
         """
         sequences = self.net.likelihood.name in SEQUENCES
         if not sequences:
@@ -179,9 +189,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class QuadraticShard:
-    """A client with l_k(w) = 1/2 w' A w - b' w, known in closed form: ridge regression, identities.
+    """A client with l_k(w) = 1/2 w' A w - b' w in closed form, for ridge regression and checks of identities.
 
-    hessian A (P, P), linear b (P,); size is the N_k that averages use.
+    hessian: A, (P, P). linear: b, (P,). size: N_k, as used in averages.
     """
 
     hessian: Tensor
@@ -193,11 +203,11 @@ class QuadraticShard:
 
     @property
     def like(self) -> Tensor:
-        """A number in the dtype and on the device of its computations."""
+        """A 0-d tensor with the dtype and device of the shard's computations."""
         return self.linear[0]
 
     def minimiser(self, weight: float, penalties: tuple[Penalty, ...]) -> Tensor:
-        """argmin weight/N_k * l_k(w) - sum of log factors.
+        """The minimiser of weight/N_k * l_k(w) - sum of log factors (the penalties).
 
         Raises:
             UsageError: If a penalty is not quadratic.
@@ -237,11 +247,11 @@ class QuadraticShard:
         return self.gradient(weights) / self.size, self.loss(weights)
 
     def epoch(self, size: int, order: torch.Generator) -> Iterator[QuadraticShard]:
-        """One batch with the whole loss: an epoch has one exact gradient."""
+        """Yield the whole loss as one batch, so that an epoch has one exact gradient."""
         yield self
 
     def noise(self, key: int) -> AbstractContextManager[None]:
-        """A block without effect, because a quadratic loss draws nothing."""
+        """Return a block without effect, because a quadratic loss makes no random draws."""
         return nullcontext()
 
     def mean_fisher(self, weights: Tensor, chunk: int = 64) -> Tensor:
@@ -253,25 +263,25 @@ class QuadraticShard:
         return Memory(torch.zeros(0, 0), torch.zeros(0))
 
     def logits(self, weights: Tensor, stored: Tensor) -> Tensor:
-        """The outputs of no examples."""
+        """No outputs, because there are no examples."""
         return torch.zeros(0, 0)
 
     def floats(self, rows: Tensor) -> Tensor:
-        """The rows as they are."""
+        """Return the rows unchanged."""
         return rows
 
 
 def endless_batches(
     shard: Shard | QuadraticShard, size: int, rng: RandomStream
 ) -> Iterator[Batch | QuadraticShard]:
-    """The batches of one epoch in random order, then those of the next, without an end."""
+    """Yield the batches of one epoch after another, each in random order, without end."""
     order = rng.torch("batches")
     while True:
         yield from shard.epoch(size, order)
 
 
 def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
-    """Check that the optimiser is 'exact' if the loss has a closed-form minimiser, and only then."""
+    """Check that the optimiser is 'exact' if and only if the loss has a closed-form minimiser."""
     if shard.exact and optimiser != "exact":
         raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
     if not shard.exact and optimiser == "exact":

@@ -1,5 +1,5 @@
 """Messages and their cost: schemas, codecs, envelopes, state files, the ledger.
 
-Whatever reads bytes that another process has written raises WireError if they are not as they should be. With
-a parameter `owner`, the text of the error begins with it.
+Functions that read the bytes of another process raise WireError if the bytes are not valid. If a function has
+the parameter `owner`, the text of the error begins with `owner`.
 """

@@ -1,4 +1,4 @@
-"""Selects the codec of each field of an algorithm's messages."""
+"""Selection of the codec of each field of an algorithm's messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedsim.wire.schema import RUNNING, TRIANGLE, FieldKind, all_fields, schema
 def select_codecs(
     options: Mapping[str, str], exchanges: tuple[Exchange, ...], stored_as_bytes: bool
 ) -> Mapping[str, Mapping[str, str]]:
-    """The codecs by direction ('down', 'up') and field.
+    """Return the codecs by direction ('down', 'up') and field.
 
     Args:
         options: Codecs by field or by direction.field, as `--codec` names them.
         exchanges: All exchanges of the run.
-        stored_as_bytes: Whether the data set's inputs are whole numbers of one byte.
+        stored_as_bytes: True if the data set's inputs are whole numbers of one byte.
 
     Raises:
         UsageError: If a field or codec is unknown, or if a codec cannot encode a field.
@@ -66,7 +66,7 @@ def unfit(
     exchanges: tuple[Exchange, ...],
     stored_as_bytes: bool,
 ) -> str:
-    """Why a codec cannot encode this field; '' if it can."""
+    """Return the reason why a codec cannot encode this field; '' if it can."""
     for_floats = candidate.lossy or candidate.delta
     if for_floats and not kind.dtype.startswith("f"):
         return f"{field!r} holds no floats"
@@ -90,8 +90,8 @@ def unfit(
         return f"an upload refers to its broadcast, not to the last one; write {candidate.alone}"
     if candidate.last and len(exchanges) > 1:
         return (
-            "+last refers to the broadcast of the round before, and a round of this algorithm has several; "
-            f"write {candidate.alone}"
+            "+last and +own refer to the broadcast of an earlier round, and a round of this algorithm has "
+            f"several; write {candidate.alone}"
         )
     if candidate.scaled and not all(_has_scale(e, side, field) for e in exchanges):
         return (
@@ -106,7 +106,7 @@ def unfit(
 
 
 def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
-    """Return whether every message of an exchange with `field` has a precision of all parameters."""
+    """Return whether a message with `field`, or the broadcast it answers, has a scale of all parameters."""
     messages = (exchange.down, exchange.up) if side == "up" else (exchange.down,)
     if field not in {f.name for f in all_fields(messages[-1])}:
         return True
@@ -114,7 +114,7 @@ def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
 
 
 def _refers(exchange: Exchange, field: str, kind: FieldKind) -> bool:
-    """Return whether the broadcast of each exchange that uploads `field` has it with the same shape."""
+    """Return whether the broadcast of an exchange that uploads `field` has it with the same shape."""
     if field not in {f.name for f in all_fields(exchange.up)}:
         return True
     down = {f.name: f for f in schema(exchange.down) if f.python is Tensor and not f.kind.elastic}

@@ -1,7 +1,7 @@
-"""An envelope is what crosses the wire: one header frame and the raw frames of its fields.
+"""Envelopes, the messages on the wire: one header frame and the raw frames of the fields.
 
-fedsim/wire/header.py has the layout of the header. Decoding is strict: a checksum covers every frame, sizes
-come from the schema and the layout, and anything unexpected is a WireError before any value is looked at.
+fedsim/wire/header.py describes the header. Decoding is strict: a checksum covers every frame, sizes come from
+the schema and the layout, and anything unexpected raises WireError before any value is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class Envelope:
-    """header as parsed, head as the bytes of its frame, frames as the buffers of all parts."""
+    """A parsed header, the bytes of its frame (head), and the buffers of all parts (frames)."""
 
     header: Header
     head: bytes
@@ -45,7 +45,7 @@ class Envelope:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of every frame: the header's, then the parts' (which the header announces)."""
+        """Bytes of every frame: the header frame, then the parts, as the header announces them."""
         return [len(self.head), *(p.nbytes for f in self.header.fields for p in f.parts)]
 
     def total_bytes(self) -> int:
@@ -54,7 +54,7 @@ class Envelope:
 
 @dataclass(frozen=True)
 class Payload:
-    """The encoded fields of a message: encoded once, sent in as many envelopes as there are clients."""
+    """The encoded fields of a message, which are encoded once and sent in one envelope per client."""
 
     fields: tuple[FieldHeader, ...]
     frames: tuple[Buffer, ...]
@@ -93,7 +93,7 @@ def frames_by_field(fields: Sequence[FieldHeader], frames: Sequence[Buffer]) -> 
 
 
 def slices_of(data: memoryview, sizes: Iterable[int]) -> list[memoryview]:
-    """Consecutive parts of `data` of these sizes."""
+    """Split `data` into consecutive parts of these sizes."""
     parts, at = [], 0
     for size in sizes:
         parts.append(data[at : at + size])
@@ -102,7 +102,7 @@ def slices_of(data: memoryview, sizes: Iterable[int]) -> list[memoryview]:
 
 
 def _as_tensor(value: Any, field: Field) -> Tensor:
-    """The field's value in its wire dtype; float64 sums become float32 here and nowhere else."""
+    """Convert a field's value to its wire dtype; only here are float64 sums converted to float32."""
     dtype = DTYPES[field.kind.dtype]
     if isinstance(value, Tensor):
         return value if field.kind.stored and value.dtype == torch.uint8 else value.to(dtype)
@@ -114,7 +114,7 @@ def _as_tensor(value: Any, field: Field) -> Tensor:
 def field_spec(
     f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None, context: MessageContext = NOTHING
 ) -> Spec:
-    """The spec of a field, which both sides know: a field over the parameters has the model's layers."""
+    """Return the spec of a field, equal on both sides; a field of shape (P,) has the model's layers."""
     layers = layout if f.kind.dims == ("P",) else None
     stream = replace(context.stream, purpose=f"{context.stream.purpose} {f.name}") if context.stream else None
     known = Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
@@ -144,10 +144,10 @@ def encode(
 ) -> Payload:
     """Encode every field of a message; `codecs` maps field names to codecs (others are dense).
 
-    context: the receiver's context of the message; layout: the layers of fields (P,), else one.
+    context: the context that the receiver also has. layout: the layers of fields (P,); None: one layer.
 
     Raises:
-        WireError: if a tensor's shape differs from its schema and `dims`, which is a bug of the algorithm.
+        WireError: If a tensor's shape differs from its schema and `dims`, which is a bug of the algorithm.
     """
     all_values = values_of(message)
     headers: dict[int, FieldHeader] = {}
@@ -168,7 +168,7 @@ def encode(
             selected = codec(selected.alone)
         ref, spec = reference(selected, f.name, context), field_spec(f, shape, dtype, layout, context)
         name, parts = pack_or_dense(selected, tensor, spec, ref)
-        if scales and context.scale is None and f.name in SCALES:  # as the other side will have it
+        if scales and context.scale is None and f.name in SCALES:  # as the other side will decode it
             seen = codec(name).unpack(tuple(data for _, data in parts), spec, ref)
             context = replace(context, scale=scale_of(f.name, seen))
         frames[place] = [data for _, data in parts]
@@ -187,10 +187,10 @@ def decode(
     context: MessageContext = NOTHING,
     layout: Layout | None = None,
 ) -> M:
-    """The message of an envelope that unpack has checked, against schema, layout and codecs.
+    """Decode an envelope that unpack has checked; check it against the schema, the layout and the codecs.
 
-    context and layout as the sender had them. Tensors are views of the received frames: they are read-only.
-    No partial message is ever returned.
+    context and layout must equal the sender's. Tensors are read-only views of the received frames. No partial
+    message is ever returned.
     """
     headers = envelope.header.fields
     expected, part = schema(message), optional_group(message)
@@ -228,7 +228,7 @@ def check_fields(
     owner: str,
     layout: Layout | None = None,
 ) -> None:
-    """Check the fields that a header announces, like decode, without their frames."""
+    """Check the fields that a header announces as decode does, but without their frames."""
     for f, h in zip(_present(message, headers, owner), headers, strict=True):
         label = f"{owner}: field {f.name!r}"
         _agreed(f, h, codecs, dims, label)
@@ -247,9 +247,9 @@ def _present(message: type[Any], headers: Sequence[FieldHeader], owner: str) -> 
 
 
 def _agreed(f: Field, h: FieldHeader, codecs: Mapping[str, str], dims: Dims, label: str) -> Codec:
-    """The codec of a field, if codec, dtype and shape are what both sides have agreed on."""
+    """Return the codec of a field; refuse a codec, dtype or shape that differs from those of the run."""
     selected = codec(codecs.get(f.name, "dense"))
-    # dense: its codec would not be smaller; alone: a broadcast without an earlier one
+    # dense: the codec would not make the field smaller; alone: there was no earlier broadcast
     if h.codec not in (selected.name, "dense", *([selected.alone] if selected.last else [])):
         raise WireError(f"{label} is encoded as {h.codec!r}; this run uses {selected.name!r}")
     if h.dtype not in f.dtypes:
@@ -260,7 +260,7 @@ def _agreed(f: Field, h: FieldHeader, codecs: Mapping[str, str], dims: Dims, lab
 
 
 def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], owner: str) -> None:
-    """Elastic fields of one message that share the name of their first size have it in common."""
+    """Check that elastic fields of a message with the same name of the first size have equally many rows."""
     rows: dict[str, tuple[str, int]] = {}
     for f in fields:
         if f.kind.elastic:
@@ -271,7 +271,7 @@ def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], owner: str)
 
 
 def _scalar(tensor: Tensor, field: Field, label: str) -> Any:
-    """A group, a float or a bool; a flag's byte has only two values, so it encodes to itself."""
+    """Return a group, a float or a bool; a flag's byte must be 0 or 1, so that it encodes to itself."""
     if field.members:
         return field.python(*tensor.tolist())
     value = tensor.item()
@@ -288,14 +288,14 @@ def decode_own(
     context: MessageContext = NOTHING,
     layout: Layout | None = None,
 ) -> M:
-    """The message as the other side decodes it; both sides compute with it."""
+    """Decode an own message as the other side does; both sides compute with the result."""
     envelope = Envelope(Header(VERSION, "own", "", fields=payload.fields), b"", payload.frames)
     return decode(message, envelope, codecs, dims, "own message", context, layout)
 
 
 def without_references(payload: Payload, message: object, dims: Dims, layout: Layout | None) -> Payload:
-    """An encoded broadcast for clients without the last one: fields that refer to it are sent dense, so that
-    these clients decode the same values. message: the decoded broadcast."""
+    """Replace fields that refer to the last broadcast by dense fields, for clients without that broadcast.
+    These clients then decode the same values. message: the decoded broadcast."""
     if not any(codec(f.codec).last for f in payload.fields):
         return payload
     dense = encode(message, {}, dims, layout=layout)

@@ -1,15 +1,15 @@
-"""The header of an envelope: its types, how it is written, and how a foreign one is read.
+"""The header of an envelope: its types, and functions that write a header and read an untrusted one.
 
 frame   = 8 bytes xxh3_64 of the rest | msgpack array [version, kind, run, numbers, fields]
 numbers = binary ">8q": epoch, round, exchange, client, base, folds, asked, micros
 field   = [name, codec, dtype, shape as binary ">q" per dimension, parts]
 part    = [layer, binary ">qQ": bytes, xxh3_64]
 
-Every integer except the version has a fixed width, so the size of a header depends on the schema and never
-on the values (otherwise the ledger would vary from run to run).
+Every integer except the version has a fixed width, so the size of a header depends only on the schema, not on
+the values. Otherwise the ledger would vary from run to run.
 
-msgpack reads a header value by value, along this layout and within limits, so that a hostile header cannot
-build large objects. msgspec then checks the types, and the numbers are checked against their ranges.
+msgpack reads a header value by value, following this layout and within limits, so that a hostile header
+cannot create large objects. msgspec then checks the types, and the numbers are checked against their ranges.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_FIELDS = 64
 MAX_PARTS = 8
 MAX_DIMS = 8
 NONE = -1
-"""Stands for 'no client' or 'no round' in a header."""
+"""'No client' or 'no round' in a header."""
 
 Buffer = bytes | memoryview
 _Name = Annotated[str, Meta(max_length=MAX_NAME)]
@@ -52,7 +52,7 @@ class PartHeader(msgspec.Struct, frozen=True):
 
 
 class FieldHeader(msgspec.Struct, frozen=True):
-    """One field: how it is encoded and where its frames are."""
+    """One field: its name, encoding and shape, and its frames."""
 
     name: str
     codec: str
@@ -62,11 +62,11 @@ class FieldHeader(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The subject of an envelope.
+    """The subject of an envelope, and the headers of its fields.
 
     `base` is the version of the client's state that the task starts from, `micros` the time that the sender
-    spent computing, `folds` the number of rounds that were folded so far, and `asked` the number of clients
-    that get the round's broadcast.
+    spent computing, `folds` the number of rounds folded so far, and `asked` the number of clients that get
+    the round's broadcast.
     """
 
     version: int
@@ -84,7 +84,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class _WirePart(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A part as msgpack carries it; the next two are a field and a header."""
+    """A part as msgpack carries it; _WireField is a field and _WireHeader a header."""
 
     layer: _Name
     numbers: Annotated[bytes, Meta(min_length=_SIZE_AND_DIGEST.size, max_length=_SIZE_AND_DIGEST.size)]
@@ -110,7 +110,7 @@ _packer = msgpack.Packer(use_bin_type=True)
 
 
 def _plain(field: FieldHeader) -> list[Any]:
-    """A field's header as the lists, strings and binaries that msgpack carries."""
+    """Convert a field's header to the lists, strings and binaries that msgpack carries."""
     parts = [[p.layer, _SIZE_AND_DIGEST.pack(p.nbytes, p.digest)] for p in field.parts]
     shape = struct.pack(f">{len(field.shape)}q", *field.shape)
     return [field.name, field.codec, field.dtype, shape, parts]
@@ -118,7 +118,7 @@ def _plain(field: FieldHeader) -> list[Any]:
 
 @lru_cache(maxsize=8)
 def _encoded_fields(fields: tuple[FieldHeader, ...]) -> bytes:
-    """A broadcast's fields are encoded once, however many envelopes carry them."""
+    """Encode the headers of fields; cached, because many envelopes carry the same broadcast."""
     encoded: bytes = _packer.pack([_plain(f) for f in fields])
     return encoded
 
@@ -129,7 +129,7 @@ def digest(data: Buffer) -> int:
 
 
 def write_header(header: Header) -> bytes:
-    """The header's frame."""
+    """Encode a header as its frame."""
     h = header
     numbers = _NUMBERS.pack(h.epoch, h.round, h.exchange, h.client, h.base, h.folds, h.asked, h.micros)
     start = [_packer.pack(value) for value in (h.version, h.kind, h.run, numbers)]
@@ -138,7 +138,7 @@ def write_header(header: Header) -> bytes:
 
 
 def read_header(head: bytes, owner: str) -> Header:
-    """The header in an untrusted frame, whose size has been checked."""
+    """Decode the header in an untrusted frame; the caller has checked the size of the frame."""
     if len(head) < 9 or struct.unpack(">Q", head[:8])[0] != digest(head[8:]):
         raise WireError(f"{owner}: the header's checksum does not match; it was damaged on the way")
     try:
@@ -151,9 +151,9 @@ def read_header(head: bytes, owner: str) -> Header:
 class _Reader:
     """Reads the msgpack of one header value by value.
 
-    The caller says where an array may stand. Anywhere else its first byte is refused, so that nested arrays
-    are never built: 64 KiB of them would become megabytes of objects. Maps and extensions have no content.
-    Every method raises ValueError if the bytes are of another form, msgpack.OutOfData if they end too early.
+    The caller specifies where an array is allowed. Elsewhere, the first byte of an array is refused, so that
+    nested arrays are never built: 64 KiB of them would become megabytes of objects. Maps and extensions must
+    be empty. Every method raises ValueError for bytes of another form, and msgpack.OutOfData for too few.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -171,14 +171,14 @@ class _Reader:
         self._unpacker.feed(body)
 
     def value(self) -> Any:
-        """The next value, which is not an array."""
+        """Read the next value, which must not be an array."""
         at = self._unpacker.tell()
         if at < len(self._body) and self._body[at] in _ARRAYS:
             raise ValueError(f"an array at byte {at}, where a single value belongs")
         return self._unpacker.unpack()
 
     def array(self, most: int) -> range:
-        """The places of an array, whose items follow."""
+        """Read the length of an array, whose items follow; return the range of item numbers."""
         length = self._unpacker.read_array_header()
         if length > most:
             raise ValueError(f"an array of {length} items, where at most {most} may stand")
@@ -222,7 +222,7 @@ def _checked(wire: _WireHeader) -> Header:
     if min(folds, asked, micros) < 0:
         raise ValueError(f"{folds} folds, {asked} asked and {micros} micros; none is ever negative")
     names = (s for f in wire.fields for s in (f.name, f.codec, f.dtype, *(p.layer for p in f.parts)))
-    for name in (wire.kind, wire.run, *names):  # they go into the ledger and into messages
+    for name in (wire.kind, wire.run, *names):  # names go into the ledger and into messages
         if one_line(name) != name:
             raise ValueError(f"{name!r} has control characters")
     fields = tuple(_checked_field(f) for f in wire.fields)

@@ -1,10 +1,9 @@
-"""The ledger: it books every byte on the streams by its meaning, at the endpoint that sends or receives it.
+"""The ledger, which books every byte on the streams by its meaning, at the endpoint that handles it.
 
 kind: algorithm (tasks and uploads), simulation (evaluation and other traffic that a real federation would not
 have; for a centralised reference also tasks and uploads), control (handshakes, set-up, stop), retry, edge
 (broadcasts and sums of uploads between edge servers and the root; the column hop names the edge server).
-direction is seen from the coordinator. layer: values, indices (per field), header, framing (ZMTP; per
-envelope).
+direction: up is towards the coordinator. layer: values or indices (of a field), header, or ZMTP framing.
 """
 
 from __future__ import annotations
@@ -43,14 +42,13 @@ class Ledger:
     """Entries not yet written, and totals of all entries ever booked."""
 
     def __init__(self, mechanism: Mechanism = NULL, *, centralised: bool = False) -> None:
-        """centralised: True if the algorithm is a centralised reference, so all its traffic is simulation."""
+        """Start empty. centralised: True for a centralised reference, whose traffic is all simulation."""
         self.mechanism = mechanism
         self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
         self.hops: Mapping[int, str] = {}
-        """Names of edge servers, by their workers' numbers and by their own, if edge servers are
-        processes."""
+        """Names of edge servers by their numbers and their workers' numbers, if they are processes."""
         self._streams: Counter[str] = Counter()
         """Bytes on this process's streams, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
@@ -73,9 +71,10 @@ class Ledger:
             self._add(entry)
 
     def book_edge(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
-        """Book an envelope between an edge server and the root when edge servers are not processes, so that
-        no socket carries it: its bytes are computed. number: the edge server's number in the column
-        worker."""
+        """Book an envelope between an edge server and the root if edge servers are not processes.
+
+        No socket carries the envelope, so its bytes are computed. number: the edge server's number in the
+        column worker."""
         for entry in self.rows_of(envelope, number, direction, retry=False):
             self._add(entry._replace(kind="edge", hop=name))
 
@@ -124,13 +123,13 @@ class Ledger:
             self.edge_rounds[entry.round, entry.direction] += sign * entry.bytes
 
     def restore(self, rows: Iterable[Entry]) -> None:
-        """Add rows that an earlier start of the run has written to the totals."""
+        """Add the rows that an earlier start of the run wrote to the totals."""
         for row in rows:
             self.totals[row.kind, row.direction, row.field, row.layer] += row.bytes
 
     def close(self, round: int) -> list[Entry]:
-        """Remove and return the entries of all rounds up to `round` and those without a round, in a fixed
-        order. Also remove these rounds' byte counts."""
+        """Remove and return, sorted, the entries of rounds up to `round` and those without a round.
+        Also remove the byte counts of these rounds."""
         ready = [e for e in self._open if e.round <= round]
         self._open = [e for e in self._open if e.round > round]
         for rounds in (self.rounds, self.edge_rounds):
@@ -150,7 +149,7 @@ class Ledger:
         self._open = [e for e in self._open if e.round <= after]
 
     def booked(self, direction: str) -> int:
-        """All bytes of one direction on this process's streams, whatever their kind."""
+        """All bytes of one direction on this process's streams, of any kind."""
         return self._streams[direction]
 
     def bytes_of(self, kind: str, direction: str) -> int:
@@ -165,6 +164,7 @@ class Ledger:
 
 
 def stream_bytes(envelope: Envelope) -> int:
-    """The bytes of an envelope on an unencrypted stream. The virtual clock counts these bytes, because its
-    time must not depend on the workers or the transport of the run."""
+    """Return the bytes of an envelope on an unencrypted stream, as the virtual clock counts them.
+
+    The time of the virtual clock must not depend on the workers or the transport of the run."""
     return sum(envelope.sizes) + framing(envelope.sizes)

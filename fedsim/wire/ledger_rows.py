@@ -1,4 +1,4 @@
-"""The rows of ledger.csv. Nothing here imports torch: whoever reads a run needs them."""
+"""The rows of ledger.csv. This module does not import torch, so that runs are read without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     dense_bytes: int
     bytes: int
     hop: str = ""
-    """The edge server whose connection to the root carried the envelope; empty: that of a client."""
+    """The edge server whose connection to the root carried the envelope; empty for a client's connection."""
 
 
 TREE_COLUMNS = Entry._fields

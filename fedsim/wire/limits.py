@@ -1,14 +1,14 @@
-"""A message's cost and its limits: bits on the wire, entropy of its integers, KL divergence.
+"""The cost of a message and its limits: bits on the wire, entropy of its integers, KL divergence.
 
-    bits       of a field's frames, per value
-    entropy    zeroth-order, of the integers of an entropy-coded field, per value
-    step       c of a mean in units of the posterior's standard deviation (sigma)
-    rounding   the root mean square of its rounding, relative to that of the upload's change
-    kl         KL(q_k || q_g) per parameter, in bits, of an upload with mean and diagonal precision; q_g is of
-               the broadcast that it answers. A sample of q_k costs about that if the receiver knows q_g
+    bits       bits of a field's frames per value
+    entropy    zeroth-order entropy of the integers of an entropy-coded field, in bits per value
+    step       step c of a mean (codec sigma), in units of the posterior's standard deviation
+    rounding   root mean square of the rounding of a mean, relative to that of the upload's change of the mean
+    kl         KL(q_k || q_g) per parameter, in bits; q_k is an upload with mean and diagonal precision, and
+               q_g the broadcast that it answers. A sample of q_k costs about kl if the receiver knows q_g
 
-A run measures one upload per round, so that the cost does not grow with K. Clients take turns, because they
-differ: of the M participants it is number (round mod M), or the next one that is folded.
+A run measures one upload per round, so that the cost of measuring does not grow with K. Clients differ, so
+they take turns: participant number (round mod M) of the M is measured, or the next one that is folded.
 Sources: docs/compression.md#the-limit-as-a-column; for the KL, Havasi et al. 2019,
 https://arxiv.org/abs/1810.00440.
 """
@@ -24,13 +24,19 @@ from torch import Tensor
 from fedsim.learning.blocks import BLOCK
 from fedsim.learning.gaussian import kl_divergence
 from fedsim.learning.params import Layout
+from fedsim.round_events import Open
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import Payload, field_spec, frames_by_field
 from fedsim.wire.schema import all_fields
 
 
+def measured(opened: Open) -> int:
+    """Return the participant of this exchange whose messages are measured."""
+    return opened.participants[opened.round % len(opened.participants)]
+
+
 def of_message(kind: type, payload: Payload, layout: Layout) -> dict[str, Any]:
-    """The cost of every entropy-coded field in an encoded message of this class, by name."""
+    """Return the cost of every entropy-coded field, by name, in an encoded message of class `kind`."""
     known, out = {f.name: f for f in all_fields(kind)}, {}
     frames_of = frames_by_field(payload.fields, payload.frames)
     for header, frames in zip(payload.fields, frames_of, strict=True):
@@ -48,7 +54,7 @@ def of_message(kind: type, payload: Payload, layout: Layout) -> dict[str, Any]:
 
 
 def with_rounding(measured: dict[str, Any], up: Any, down: Any, scale: Tensor | None) -> dict[str, Any]:
-    """`measured` of an upload, with the rounding of its mean; scale: S of the broadcast, (P,)."""
+    """Add the rounding of the mean to the `measured` cost of an upload; scale: S of the broadcast, (P,)."""
     mean, before = _vector(up, "mean"), _vector(down, "mean")
     if "step" not in measured.get("mean", {}) or mean is None or before is None or scale is None:
         return measured
@@ -58,7 +64,7 @@ def with_rounding(measured: dict[str, Any], up: Any, down: Any, scale: Tensor | 
 
 
 def divergence(up: Any, down: Any) -> float | None:
-    """KL(q_k || q_g) per parameter in bits; None without a mean and a diagonal precision on both sides."""
+    """Return KL(q_k || q_g) per parameter in bits; None unless both have a mean and a diagonal precision."""
     each = (_vector(message, name) for message in (up, down) for name in ("mean", "precision"))
     vectors = [v for v in each if v is not None]
     if len(vectors) < 4 or len({len(v) for v in vectors}) > 1:
@@ -73,6 +79,6 @@ def _vector(message: Any, name: str) -> Tensor | None:
 
 
 def _squares(mean: Tensor, before: Tensor, scale: Tensor) -> float:
-    """sum S (m - m_g)^2, in float64, block by block."""
+    """Return sum S (m - m_g)^2 in float64, computed block by block."""
     blocks = zip(*(torch.split(v, BLOCK) for v in (mean, before, scale)), strict=True)
     return sum(float((s.double() * (m.double() - b.double()) ** 2).sum()) for m, b, s in blocks)

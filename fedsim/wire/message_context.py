@@ -1,9 +1,9 @@
 """The context that both ends of a message share: reference tensors, and a random stream.
 
 An upload refers to the broadcast that it answers, as the client decoded it. A broadcast refers to the last
-one, if the client is known to have it (workers.coordinator.broadcasts). The codec sigma scales a mean by a
-precision. For an upload, it is the broadcast's precision; if the broadcast has no positive precision, it is
-the message's own.
+one if the client is known to have it (workers.coordinator.broadcasts). The codec sigma scales the mean of an
+upload by the broadcast's precision. If that is missing or not positive, and for a broadcast, the codec scales
+the mean by the message's own precision.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FLOOR = 1e-3
 
 @dataclass(frozen=True)
 class MessageContext:
-    """fields: the broadcast's tensors by name, to which an upload may refer. last: the last broadcast's
-    tensors by name, to which a broadcast may refer. scale: a positive precision, (P,). stream: the random
-    stream of random codecs; None if no codec is random."""
+    """Tensors by field name, to which a message may refer, and the scale and the random stream of codecs.
+    fields: of the broadcast, for uploads. last: of the last broadcast, for broadcasts. scale: a positive
+    precision, (P,). stream: the random stream of random codecs; None if no codec is random."""
 
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     last: Mapping[str, Tensor] = field(default_factory=dict)
@@ -60,10 +60,10 @@ def codec_stream(seed: int, round: int, exchange: int, client: int = -1) -> Rand
 
 
 def scale_of(name: str, values: Tensor) -> Tensor | None:
-    """A field of SCALES as a scale, (P,); None if it cannot be one."""
+    """Return a field of SCALES as a scale, (P,); None if its values cannot be a scale."""
     if values.dim() != 1 or not values.numel():
         return None
-    least, most = (float(end) for end in torch.aminmax(values))  # NaN if there is one
+    least, most = (float(end) for end in torch.aminmax(values))  # NaN if any value is NaN
     if not (math.isfinite(least) and math.isfinite(most)):
         return None
     if name == "curvature":

@@ -1,4 +1,4 @@
-"""Messages are frozen dataclasses whose fields say what they mean.
+"""Message schemas: messages are frozen dataclasses whose annotations give the meaning of each field.
 
     @dataclass(frozen=True)
     class Up:
@@ -6,15 +6,15 @@
         precision: Precision  # (P,) float32, positive
         loss: Scalar
 
-The codec, the ledger and `fedsim describe` read the schema from the annotations; nothing about a
-message is written down twice.
+The codec, the ledger and `fedsim describe` read the schema from the annotations, so that nothing about a
+message is defined twice.
 
-A field `info: Info`, with Info a frozen dataclass of scalars, is a group: diagnostics that cross the wire
+A field `info: Info`, where Info is a frozen dataclass of scalars, is a group: diagnostics that cross the wire
 as one vector of float64.
 
-A field `memory: Memory | None = None`, where Memory is such a message, too, is optional: only some envelopes
-contain it. In a broadcast it has data that this client does not have yet, in an upload data that the client
-sends once.
+A field `memory: Memory | None = None`, where Memory is also a message class, is optional: only some envelopes
+contain it. In a broadcast, it has data that the client does not have yet; in an upload, it has data that the
+client sends once.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from fedsim.errors import UsageError, WireError
 from fedsim.learning.gaussian import Gaussian, unpacked
 
 Dims = Mapping[str, int]
-"""Sizes by name: P parameters, TRIANGLE of a symmetric matrix, C classes, K clients, I features of an
-input, L posterior samples of an evaluation, R running statistics, and what the algorithm adds. They come
-from the set-up, never from a message."""
+"""Sizes by name: P parameters, TRIANGLE entries of a symmetric matrix, C classes, K clients, I features of an
+input, L posterior samples of an evaluation, R running statistics, and names that the algorithm adds. Sizes
+come from the set-up, never from a message."""
 
 TRIANGLE = "P(P+1)/2"
 RUNNING = "R"
@@ -44,13 +44,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FieldKind:
-    """The mathematical meaning of a field, and its shape by the names of Dims.
+    """The mathematical meaning of a field, and its shape as names in Dims.
 
-    unit: its values lie in [0, 1].
-    elastic: the first size may be anything up to its Dims entry, which is a bound.
-    stored: integers of the sender's data set (uint8 pixels) are sent as they are stored.
-    over: the aggregation of a round's uploads in metrics.jsonl (scalars only): the N_k-weighted mean,
-    the least, the sum, the root of the sum of squares, or not at all.
+    unit: True if all values are in [0, 1].
+    elastic: True if the first size may be any number up to its entry in Dims.
+    stored: True if integers of the sender's data set (uint8 pixels) are sent as they are stored.
+    over: aggregation of a scalar over a round's uploads in metrics.jsonl: N_k-weighted mean, minimum, sum,
+    root of the sum of squares ("rss"), or none ("nothing").
+
+    Examples:
+        >>> from typing import Annotated
+        >>> import fedsim, torch
+        >>> Variance = Annotated[torch.Tensor, fedsim.FieldKind("variance", positive=True)]
+        >>> fedsim.Scalar.__metadata__[0].over
+        'mean'
     """
 
     name: str
@@ -89,12 +96,12 @@ Total = Annotated[float, FieldKind("scalar", (), dtype="f64", over="sum")]
 Norm = Annotated[float, FieldKind("scalar", (), dtype="f64", over="rss")]
 Check = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
 Draws = Annotated[Tensor, FieldKind("mean", ("L", "P"), elastic=True)]
-"""At most L samples of the weights, as evaluation requests have them."""
+"""At most L samples of the weights, in evaluation requests."""
 Sum = Annotated[Tensor, FieldKind("sum", dtype="f64")]
 """A sum over an edge server's uploads (fedsim.tree); float64, so that sums of sums agree."""
 FullSum = Annotated[Tensor, FieldKind("sum", (TRIANGLE,), dtype="f64")]
 Count = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
-"""A sum of weights, or of uploads."""
+"""A sum of weights, or a number of uploads."""
 Flag = Annotated[bool, FieldKind("scalar", (), dtype="u8")]
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": torch.int64}
@@ -145,7 +152,7 @@ def schema(message: type[Any]) -> tuple[Field, ...]:
     """The fields of a message class that every envelope carries, in order.
 
     Raises:
-        UsageError: for a class that is no frozen dataclass of annotated fields.
+        UsageError: If the class is not a frozen dataclass of annotated fields.
     """
     return _schema(message)[0]
 
@@ -213,13 +220,13 @@ def _members(group: type[Any]) -> tuple[Field, ...]:
 
 
 def scalars_of(message: type[Any]) -> tuple[tuple[Field, str], ...]:
-    """The numbers of a message class, each with its group ('' for none)."""
+    """Return the scalar fields of a message class, each with the name of its group ('' for none)."""
     own = [(f, "") for f in schema(message) if f.python is float]
     return (*own, *((m, f.name) for f in schema(message) for m in f.members))
 
 
 def summed_scalars(message: Any) -> dict[str, float]:
-    """The numbers of a message that a round aggregates in metrics.jsonl; for a message class, all are 0."""
+    """Return the scalars of a message that metrics.jsonl aggregates; for a message class, all are 0."""
     named = scalars_of(message if isinstance(message, type) else type(message))
     summed = [(f.name, group) for f, group in named if f.kind.over != "nothing"]
     if isinstance(message, type):
@@ -244,10 +251,10 @@ def values_of(message: Any) -> list[tuple[Field, Any]]:
 
 
 def check_values(message: object, owner: str, max_norm: float = math.inf) -> None:
-    """Raise WireError unless every float of a decoded message is finite, every precision positive, every
-    probability in [0, 1] and no tensor's Euclidean norm above `max_norm`.
+    """Check the values of a decoded message; raise WireError if a value is not valid.
 
-    A finite sum proves that all values are finite at a fifth of the cost of isfinite.
+    Floats must be finite, precisions positive, probabilities in [0, 1], and tensors' Euclidean norms at most
+    `max_norm`. A finite sum proves that all values are finite, at a fifth of the cost of isfinite.
     """
     for f, value in values_of(message):
         if f.members:
@@ -283,7 +290,7 @@ def check_values(message: object, owner: str, max_norm: float = math.inf) -> Non
 
 
 def zeros_of(message: type[T], like: Tensor) -> T:
-    """A message whose sums are all 0, in float64, for vectors like `like` (P,)."""
+    """Return a message whose sums are all 0, in float64, for vectors with the shape of `like`, (P,)."""
     P = len(like)
     dims = {"P": P, TRIANGLE: P * (P + 1) // 2}
     values = {
@@ -294,7 +301,7 @@ def zeros_of(message: type[T], like: Tensor) -> T:
 
 
 def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
-    """The same (nested) dataclass with `change` applied to every tensor: moving between devices."""
+    """Apply `change` to every tensor of a (nested) dataclass, for example to move it to another device."""
     if isinstance(value, Tensor):
         return change(value)  # type: ignore[return-value]
     if isinstance(value, tuple):

@@ -1,8 +1,8 @@
-"""States as bytes: the same values that the wire carries, for files and digests; no pickle.
+"""Encoding of states as bytes, for files and digests; tensors are encoded as on the wire, without pickle.
 
-A state is a frozen dataclass of tensors, numbers, strings, None, tuples and nested such dataclasses.
-Decoding is directed by the class's annotations and covered by a checksum, so a damaged or foreign
-file raises WireError and never becomes half a state.
+A state is a frozen dataclass of tensors, numbers, strings, None, tuples and nested dataclasses of this kind.
+Decoding follows the annotations of the class and checks a checksum: a damaged or foreign file raises
+WireError and is never decoded in part.
 
 bytes = b"FEDSTATE" | xxh3_64 of the rest | header length (u32) | msgpack header | tensors, in order
 """
@@ -33,10 +33,10 @@ S = TypeVar("S")
 
 
 def _plain(value: Any, hint: Any, tensors: list[Tensor]) -> Any:
-    """`value` with every tensor replaced by its description.
+    """Replace every tensor in `value` by its description, and append the tensor to `tensors`.
 
-    An int where only a float may stand is written as a float: 0 is a good float to Python, but equal
-    states must have equal bytes and the decoder is strict.
+    An int in a field that is annotated as float only is written as a float, because equal states must have
+    equal bytes and the decoder is strict.
     """
     accepted = _alternatives(hint)
     if isinstance(value, Tensor):
@@ -63,7 +63,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types that an annotation admits, Annotated and unions taken apart."""
+    """Return the types that an annotation allows; Annotated and unions are unpacked."""
     origin = get_origin(hint)
     if origin is Annotated:
         return _alternatives(get_args(hint)[0])
@@ -73,7 +73,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _inner(hint: Any, count: int) -> tuple[Any, ...]:
-    """The annotations of the items of a tuple: tuple[X, ...] of any length, tuple[X, Y] of two."""
+    """Return the annotation of each of `count` items of a tuple: tuple[X, ...], or tuple[X, Y] for two."""
     inner = get_args(hint)
     if inner[-1:] == (Ellipsis,):
         return inner[:1] * count
@@ -83,10 +83,10 @@ def _inner(hint: Any, count: int) -> tuple[Any, ...]:
 
 
 def state_chunks(state: object) -> list[bytes | memoryview]:
-    """The bytes of a state in pieces, tensors without a copy: what encode_state joins.
+    """Return the bytes of a state in pieces, which encode_state joins; tensors are not copied.
 
     Raises:
-        UsageError: for a value that a state cannot hold, or for too many of them beside tensors.
+        UsageError: If a state cannot hold a value, or has too many values that are not in tensors.
     """
     tensors: list[Tensor] = []
     try:
@@ -109,7 +109,7 @@ def encode_state(state: object) -> bytes:
 
 
 def decode_state(kind: type[S], data: bytes | memoryview, owner: str) -> S:
-    """The state of class `kind`."""
+    """Decode a state of class `kind`."""
     header, body = opened_state(data, owner)
     reader = _Reader(body, owner)
     state: S = reader.value(kind, header, kind.__qualname__)
@@ -118,7 +118,7 @@ def decode_state(kind: type[S], data: bytes | memoryview, owner: str) -> S:
 
 
 class _Reader:
-    """Builds values from a plain header, directed by annotations, taking tensors off one buffer."""
+    """Builds values from a decoded header by annotations, and reads tensors in order from one buffer."""
 
     def __init__(self, data: memoryview, owner: str) -> None:
         self.data, self.at, self.owner = data, 0, owner

@@ -1,4 +1,4 @@
-"""The header of a state's bytes (fedsim.wire.state_file), which is read without torch."""
+"""Reader of the header of an encoded state (fedsim.wire.state_file), without importing torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedsim.errors import WireError
 
 MAGIC = b"FEDSTATE"
 MAX_HEADER = 1 << 19
-"""Bytes; of a foreign file they may become seventy times as many in memory before they are refused."""
+"""Bytes. A foreign header may take up to seventy times as many in memory before it is refused."""
 
 
 def state_header(data: bytes, owner: str) -> dict[str, Any]:
-    """The fields of a state whose class is not known.
+    """Return the fields of a state whose class is not known.
 
-    As decode_state, but tensors and nested states are plain lists and mappings that describe them.
+    Unlike decode_state, it returns tensors and nested states as lists and mappings that describe them.
     """
     header, _ = opened_state(data, owner)
     if not isinstance(header, dict):
@@ -27,7 +27,7 @@ def state_header(data: bytes, owner: str) -> dict[str, Any]:
 
 
 def opened_state(data: bytes | memoryview, owner: str) -> tuple[Any, memoryview]:
-    """The header of a state and the bytes of its tensors."""
+    """Check a state; return its decoded header and the bytes of its tensors."""
     if data[:8] != MAGIC or len(data) < 20:
         raise WireError(f"{owner}: not a fedsim state")
     body = memoryview(data)[16:]

@@ -1,11 +1,11 @@
 """The bytes of an envelope, from its schema, the model's layout and the codecs, without encoding anything.
 
-ZMTP 3.1 adds bytes to frames on the stream. The formulas and how they were checked to the byte against a
-counting relay: docs/wire.md and docs/references/bytes.md. They hold for ipc and tcp alike; connections have
-no routing id.
+ZMTP 3.1 adds bytes to frames on the stream. docs/wire.md and docs/references/bytes.md have the formulas, and
+their check, exact to the byte, against a counting relay. The formulas are the same for ipc and tcp;
+connections have no routing id.
 
-The size is exact for codecs whose size does not depend on the values (dense, bf16, f16, log8, csr). For the
-others, and for parts of a message that may be absent or shorter, it is an upper bound.
+The size is exact for codecs whose size does not depend on the values (dense, bf16, f16, log8, csr). For other
+codecs, and for parts of a message that may be absent or shorter, it is an upper bound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Mechanism:
 
     Attributes:
         per_frame: Bytes that encryption adds to a frame's content.
-        handshake: Bytes of a new connection by direction: its greeting and commands. A worker sends up.
+        handshake: Bytes of a new connection (greeting and commands), by direction; up is from the worker.
     """
 
     name: str
@@ -37,21 +37,21 @@ class Mechanism:
     handshake: Mapping[str, int]
 
     def framing(self, frame_bytes: Iterable[int]) -> int:
-        """Overhead of one message: encryption, and a flag byte and a length of 1 or 8 bytes per frame."""
+        """Overhead of one message: for each frame, encryption, a flag byte and a length of 1 or 8 bytes."""
         extra = self.per_frame
         return sum(extra + (2 if n + extra <= 255 else 9) for n in frame_bytes)
 
 
 NULL = Mechanism("NULL", 0, MappingProxyType({"up": 107, "down": 107}))
 CURVE = Mechanism("CURVE", 33, MappingProxyType({"up": 567, "down": 301}))
-"""A worker's HELLO and INITIATE, the coordinator's WELCOME and READY."""
+"""The handshake has a worker's HELLO and INITIATE, and the coordinator's WELCOME and READY."""
 
 framing = NULL.framing
 
 
 @dataclass(frozen=True)
 class EnvelopeSize:
-    """rows: bytes by (field, layer), as the ledger has them ('' for header and framing)."""
+    """Size of an envelope. rows: bytes by (field, layer), as in the ledger ('' for header and framing)."""
 
     rows: Mapping[tuple[str, str], int]
     exact: bool
@@ -71,10 +71,10 @@ def envelope_size(
     run: str,
     stored: str = "f32",
 ) -> EnvelopeSize:
-    """The size of an envelope of this kind ('task', 'upload') that has such a message with all its parts.
+    """Return the size of an envelope of this kind ('task', 'upload') with all parts of a message.
 
-    codecs: by field; dense for others. run: the name of the run, whose length is part of the header. stored:
-    the dtype of fields that are sent as they are stored.
+    message: the class of the message. codecs: codecs by field; others are dense. run: the name of the run,
+    which the header contains. stored: the dtype of fields that are sent as they are stored.
     """
     headers, exact = [], optional_group(message) is None
     for f in all_fields(message):
@@ -93,18 +93,18 @@ def envelope_size(
 
 
 def without_fields(kind: str, run: str) -> int:
-    """The bytes of an envelope of this kind without fields: a message that its rule has not sent (+event)."""
+    """Return the bytes of an envelope without fields, which replaces a message that +event does not send."""
     envelope = pack(Header(VERSION, kind, run))
     return len(envelope.head) + framing(envelope.sizes)
 
 
 def _field(f: Field, name: str, dims: Dims, layout: Layout, dtype: str) -> tuple[FieldHeader, bool]:
-    """The field's header, and whether its sizes are the only possible ones."""
+    """Return the field's header, and whether its sizes are exact."""
     shape = f.shape(dims)
     spec, selected = field_spec(f, shape, dtype, layout), codec(name)
     bounds = selected.bounds(spec)
     fixed = all(b.least == b.most for b in bounds)
-    if sum(b.most for b in bounds) > spec.dense_bytes:  # the sender would take dense instead
+    if sum(b.most for b in bounds) > spec.dense_bytes:  # the sender would use dense instead
         selected = codec("dense")
         bounds = selected.bounds(spec)
     parts = tuple(PartHeader(b.layer, b.most, 0) for b in bounds)

@@ -1,1 +1,1 @@
-"""One module for each command that only looks at a run or a catalogue."""
+"""The commands of the command line: one module for each, or for several related ones."""

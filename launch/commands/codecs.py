@@ -1,4 +1,4 @@
-"""fedsim codecs: every codec on the messages that a run would send next."""
+"""fedsim codecs: compare all codecs on the messages that a run would send next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch.commands.shared import FILE, PATH, data_dir_option, json_option, num
 from launch.configuration.completion import run_folders
 
 ROUNDS = 3
-"""Rounds of the run that is trained if none is named."""
+"""Number of rounds of the run that is trained if none is named."""
 
 
 @click.command(cls=Command)
@@ -34,8 +34,8 @@ ROUNDS = 3
 def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> None:
     """Show bytes, speed and error of every codec on the messages that RUN would send next.
 
-    One client, the largest of the next round's, computes its next task here from its committed state;
-    nothing in the folder is changed. Without RUN, the main job is trained for 3 rounds first.
+    The participant of the next round with the most examples computes its next task here, from its committed
+    state. Nothing in the folder is changed. Without RUN, the main job is trained for 3 rounds first.
     """
     prepare_torch(numerics_of(run))
     from launch.results.codecs import codecs
@@ -48,7 +48,7 @@ def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> No
 
 @contextmanager
 def _trained() -> Iterator[Path]:
-    """The folder of a short run of the main job, removed behind the block."""
+    """Yield the folder of a short run of the main job, and remove it after the block."""
     from fedsim.experiment import Experiment
     from launch.configuration.execution import Execution
     from launch.session.run import launch

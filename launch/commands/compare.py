@@ -1,4 +1,4 @@
-"""fedsim compare: runs side by side, as a page, tables and CSV."""
+"""fedsim compare: compare runs side by side, as a page, tables and CSV."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from launch.configuration.completion import run_folders
     "--to", multiple=True, metavar="ACCURACY", help="Show the bytes until it (0.75 or 75%); repeatable."
 )
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only runs with it; repeatable.")
+@click.option(
+    "--against",
+    metavar="LABEL",
+    help="The group, or a part of its label, from which differences are taken.  [the best]",
+)
 @click.option("--markdown", **FILE, help="Write the tables there, too.")
 @click.option("--csv", **FILE, help="Write one line per group of runs there, too.")
 @json_option
 def compare(runs: tuple[Path, ...], **options: Any) -> None:
     """Compare runs, or folders of runs such as runs/sweep.
 
-    Runs that differ only in their seed are one line, with their mean and range.
+    Runs that differ only in their seed share one line. Differences are paired by seed
+    and tested. Fewer than five seeds do not establish a ranking (docs/statistics.md).
     """
     from launch.results.compare import compare
 

@@ -1,4 +1,4 @@
-"""fedsim describe: an algorithm's messages, cost and hyperparameters, or a model's parameters."""
+"""fedsim describe: show an algorithm's messages, cost and hyperparameters, or a model's parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def describe(
 ) -> None:
     """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters.
 
-    With --model, the parameters of a model: which are trained and travel, and which are frozen.
+    With --model, list the parameters of a model: those that are trained and sent, and those that are frozen.
     """
     if (algo is None) == (model is None):
         raise click.UsageError("name an algorithm (fedsim describe fedlap_cov), or a model with --model")

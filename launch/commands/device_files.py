@@ -132,8 +132,8 @@ def availability(
 ) -> None:
     """Write the trace of participation.
 
-    clients: their number; by default, that of the export. every: the time from round to round; round 1 is at
-    time 0. per_round: the largest number of clients in a round, which are drawn from the available ones; by
+    clients: their number; by default, as many as in the export. every: the time from round to round; round 1
+    is at time 0. per_round: the largest number of clients in a round, drawn from the available ones; by
     default, all of these.
     """
     step = parse_time(every, "--every")
@@ -177,7 +177,7 @@ def _entries(file: Path) -> dict[str, Mapping[str, Any]]:
     """Read the export's entries by client; there is at least one."""
     try:
         with file.open("rb") as start:
-            no_json = start.read(1) == b"\x80"  # as a pickle begins
+            no_json = start.read(1) == b"\x80"  # the first byte of a pickle
         content = None if no_json else json.loads(read_text(file))
     except OSError as e:
         raise UsageError(f"{file}: {e.strerror}") from None

@@ -1,4 +1,4 @@
-"""The commands that write files of devices: devices generate, capacity, availability. Imports are inside."""
+"""The commands devices generate, capacity and availability. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def devices() -> None:
 def generate(out: Path, **options: Any) -> None:
     """Draw every client's devices, and write them as --link FILE.csv takes them.
 
-    A column is log-normal: MEDIAN exp(SIGMA z), z from N(0, 1), the same for a client whatever N is. Columns
-    that are not named are left out. No energy and no spread is preset: published figures differ too much.
+    A column is log-normal: MEDIAN exp(SIGMA z), z from N(0, 1). A client's value does not depend on N.
+    Columns that are not named are left out. Energy and spread have no preset: published figures differ much.
     """
     from launch.commands.device_files import generate
 
@@ -87,7 +87,7 @@ def generate(out: Path, **options: Any) -> None:
 def capacity(file: Path, out: Path, **options: Any) -> None:
     """Write the devices of a JSON export of FedScale's client_device_capacity as --link FILE.csv takes them.
 
-    An entry is {"computation": milliseconds of an inference, "communication": kbit/s}, for both directions.
+    An entry is {"computation": milliseconds per inference, "communication": kbit/s in both directions}.
     """
     from launch.commands.device_files import capacity
 
@@ -108,10 +108,10 @@ def capacity(file: Path, out: Path, **options: Any) -> None:
 @_seed
 @_out
 def availability(file: Path, out: Path, **options: Any) -> None:
-    """Write who is there in each round, by a JSON export of FedScale's client_behave_trace.
+    """Write which clients are available in each round, by a JSON export of FedScale's client_behave_trace.
 
-    For --participation trace:FILE. A client is there from active[i] to inactive[i] (seconds), and begins
-    again after finish_time.
+    The file is for --participation trace:FILE. A client is available from active[i] to inactive[i] (seconds);
+    these intervals repeat after finish_time.
     """
     from launch.commands.device_files import availability
 

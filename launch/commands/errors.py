@@ -1,4 +1,4 @@
-"""The end of a command: a mistake is one line and an exit code, and output that nobody reads is no error.
+"""The end of a command: an error prints one line and sets an exit code; a closed output is no error.
 
 click's own errors are printed in the same form as all others and name the option as the user typed it.
 """
@@ -22,7 +22,7 @@ from fedsim.experiment import is_utf8
 from launch import terminal
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of writing to standard output if it is redirected to a file."""
+"""Error numbers of failed writes to standard output that is redirected to a file."""
 
 _NO_FOLDER = "No usable temporary directory"
 """Part of the error message of tempfile.gettempdir, which dill calls when torch imports dill."""
@@ -76,7 +76,7 @@ class LazyCommands(Mapping[str, click.Command]):
     """
 
     def __init__(self, modules: Mapping[str, str]) -> None:
-        """modules: by command, the module that defines it under its name."""
+        """modules: the module of each command, in which the command has its name."""
         self._modules = modules
 
     def __getitem__(self, name: str) -> click.Command:
@@ -97,7 +97,7 @@ class Commands(Group):
     """Commands whose mistakes are one clear line and an exit code, never a traceback."""
 
     def __init__(self, commands: Mapping[str, str], short_helps: Mapping[str, str], **options: Any) -> None:
-        """commands: module by command; short_helps: a line per command, so that help imports no module."""
+        """commands: the module of each command. short_helps: a line for each: help imports nothing."""
         super().__init__(**options)
         self.commands = LazyCommands(commands)  # type: ignore[assignment]
         self._short_helps = short_helps
@@ -184,7 +184,7 @@ _TYPED = "fedsim.typed"
 
 
 def _worded(e: click.UsageError) -> str:
-    """The text of one of click's errors."""
+    """Return the text of one of click's errors."""
     if isinstance(e, click.NoSuchOption):
         return _no_such_option(e)
     if isinstance(e, click.MissingParameter) and e.param is not None:
@@ -210,7 +210,7 @@ def _no_such_option(e: click.NoSuchOption) -> str:
 
 
 def _bad_value(e: click.BadParameter, parameter: click.Parameter) -> str:
-    """The text for a wrong value, such as --rounds 'x': must be a whole number."""
+    """Return the text for a wrong value, such as --rounds 'x': must be a whole number."""
     name, kind = _typed(parameter, e.ctx), parameter.type
     value, known, _ = e.message.partition(" is not ")
     expected = _expected(kind)
@@ -221,7 +221,7 @@ def _bad_value(e: click.BadParameter, parameter: click.Parameter) -> str:
 
 
 def _expected(kind: Any) -> str:
-    """Describe a value of a type; '' if it is not known."""
+    """Describe the values of a type; '' for an unknown type."""
     if isinstance(kind, click.Choice):
         return f"one of {', '.join(map(str, kind.choices))}"
     if isinstance(kind, click.types.IntParamType):
@@ -254,7 +254,7 @@ def _path(ctx: click.Context | None) -> str:
 
 
 def _usage(ctx: click.Context | None) -> str:
-    """Return the usage line: fedsim resume [OPTIONS] RUN, with the options that it needs."""
+    """Return the usage line, such as fedsim resume [OPTIONS] RUN, with the required options."""
     pieces = ctx.command.collect_usage_pieces(ctx) if ctx else []
     parameters = ctx.command.get_params(ctx) if ctx else []
     needed = [p for p in parameters if isinstance(p, click.Option) and p.required]

@@ -1,4 +1,4 @@
-"""fedsim ledger: where a run's bytes went."""
+"""fedsim ledger: show where a run's bytes went."""
 
 from __future__ import annotations
 

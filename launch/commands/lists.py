@@ -1,4 +1,4 @@
-"""fedsim list: from launch.configuration.names, because importing what the names stand for takes seconds."""
+"""fedsim list: print launch.configuration.names. Importing the named objects would take seconds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def print_list(kind: str, as_json: bool = False) -> None:
 
 
 def to_json(kind: str) -> list[dict[str, Any]]:
-    """The list for --json, with one object per name."""
+    """Return the list for --json, with one object per name."""
     if kind == "presets":
         presets_ = map(presets.Preset.read, presets.names())
         return [

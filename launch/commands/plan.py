@@ -1,4 +1,4 @@
-"""fedsim plan: what an experiment would send, without running it."""
+"""fedsim plan: compute what an experiment would send, without running it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from launch.configuration.options import Configured, configuration_of
 @json_option
 @configuration_of("plan")
 def plan(as_json: bool, **options: Any) -> None:
-    """Say what the same launch would send, from its schedule and its messages' sizes, without training.
+    """Compute what the same launch would send, from the schedule and the messages' sizes, without training.
 
-    Equal to the ledger of the run to the byte where no codec's size depends on the values; at most that
-    elsewhere. Costs a million clients, too: fedsim plan --clients 1000000 --rounds 1000 --participation 0.001
+    It equals the run's ledger to the byte, or is an upper bound if a codec's size depends on the values. A
+    million clients are possible: fedsim plan --clients 1000000 --rounds 1000 --participation 0.001
     """
     from launch.configuration.config import Overrides
 

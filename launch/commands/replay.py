@@ -16,8 +16,8 @@ from launch.commands.shared import data_dir_option, numerics_of, prepare_torch, 
 def replay(run: Path, data_dir: Path | None) -> None:
     """Fold the uploads of RUN again, from the start to the end, and compare the results.
 
-    For runs that were launched with --keep-uploads. Every broadcast is made again, no client computes. Exit
-    code 1 if a checkpoint or the final model differs; nothing in the folder is changed.
+    RUN must have been launched with --keep-uploads. Every broadcast is made again; no client computes. The
+    exit code is 1 if a checkpoint or the final model differs. Nothing in the folder is changed.
     """
     prepare_torch(numerics_of(run))
     from launch.results.replay import replay

@@ -1,4 +1,4 @@
-"""fedsim report: a run's page."""
+"""fedsim report: write a run's page."""
 
 from __future__ import annotations
 

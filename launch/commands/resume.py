@@ -20,8 +20,8 @@ from launch.configuration.options import Configured, configuration_of
 def resume(run: Path, quiet: bool, **options: Any) -> None:
     """Resume after the last committed round; the results are bit-identical to an uninterrupted run.
 
-    Options may change its execution and give it more --rounds, or another --until. Settings that the bits
-    depend on cannot change. A complete run stays as it is.
+    Options may change the execution, increase --rounds or set another --until. Settings on which the
+    results depend cannot change. A complete run is left as it is.
     """
     from launch.session.run import resume
 

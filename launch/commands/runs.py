@@ -33,8 +33,8 @@ NONE = "-"
 def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the runs in DIR, or in runs/, in the order in which they were begun.
 
-    A run is running, done, interrupted (by a signal), failed (with an error), or killed: its coordinator is
-    gone and has left no summary. `fedsim resume` continues the last three.
+    A run is running, done, interrupted (by a signal), failed (with an error), or killed (its
+    coordinator has ended without a summary). `fedsim resume` continues the last three.
     """
     runs = listed(folders or ([DEFAULT] if DEFAULT.is_dir() else []))
     if as_json:
@@ -59,9 +59,9 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One line. state: RunFolder.status. rounds_done: the last committed round. rounds: the most rounds if
-    there is `until`. bytes_down, bytes_up: those of the algorithm in all committed rounds. started: in ISO
-    8601. error: the damage, or the reason of a failure."""
+    """One line of the list. state: RunFolder.status. rounds_done: the last committed round. rounds: the
+    number of rounds, at most if there is `until`. bytes_down, bytes_up: the algorithm's bytes in committed
+    rounds. started: the time in ISO 8601. error: the damage, or the reason for a failure."""
 
     run: Path
     state: str
@@ -79,7 +79,7 @@ class ListedRun:
 
 
 def listed(folders: Sequence[Path]) -> list[ListedRun]:
-    """All runs in these folders, which are run folders or folders of them, in the order of their starts."""
+    """Return the runs in these folders, which are run folders or contain some, ordered by start time."""
     runs: dict[Path, None] = {}
     for folder in folders:
         runs |= dict.fromkeys([folder] if (folder / MANIFEST).is_file() else run_folders(folder))

@@ -1,4 +1,4 @@
-"""fedsim schedule: a participation schedule as a grid of clients and rounds, before it is used."""
+"""fedsim schedule: print a participation schedule as a grid of clients and rounds, before its use."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def schedule(spec: str, clients: int, rounds: int, seed: int, as_json: bool) -> 
 
 
 def to_json(created: Schedule, rounds: int) -> list[dict[str, Any]]:
-    """The grid for --json: one object per round; `lost` and `gone` are among the participants."""
+    """Return the grid for --json, one object per round; `lost` and `gone` are subsets of `participants`."""
     participations = [(r, created(r)) for r in range(1, rounds + 1)]
     return [
         {
@@ -66,7 +66,7 @@ def to_json(created: Schedule, rounds: int) -> list[dict[str, Any]]:
 
 
 def lines(created: Schedule, clients: int, rounds: int, width: int) -> Iterator[str]:
-    """The grid: a line per client, a column per round, cut to `width` rounds and MOST_LINES clients."""
+    """Yield the grid: a line per client, a column per round, cut to `width` rounds and MOST_LINES clients."""
     participations = [created(r) for r in range(1, rounds + 1)]
     columns, many = participations[:width], min(clients, MOST_LINES)
     label = len(str(max(clients - 1, 0))) + 8
@@ -90,7 +90,7 @@ def cell(participation: Participation, k: int) -> str:
 
 
 def _projection(columns: int) -> str:
-    """The line with the numbers of rounds 1, 10, 20, ... above their columns."""
+    """Return the line with the numbers of rounds 1, 10, 20, ... above their columns."""
     out = [" "] * (columns + 4)
     for r in (1, *range(10, columns + 1, 10)):
         out[r - 1 : r - 1 + len(str(r))] = str(r)

@@ -1,4 +1,4 @@
-"""Shared by commands: arguments, options, and the preparation of torch."""
+"""Arguments and options that commands share, and the preparation of torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ run_argument = click.argument("run", type=PATH, shell_complete=run_folders)
 
 
 def prepare_torch(numerics: str = "native") -> None:
-    """Set the environment that torch reads when it is imported; numerics: the run's, if there is one."""
+    """Set the environment that torch reads when it is imported; numerics: --numerics of the run."""
     from launch.processes.fork_server import ENVIRONMENT
     from workers.portable import environment_for
 
@@ -34,13 +34,13 @@ data_dir_option = click.option("--data-dir", **FOLDER, help="Folder of the data 
 
 
 def print_path(path: Path | None, quiet: bool) -> None:
-    """Print, with --quiet, the one line of standard output: the path that a script continues with."""
+    """Print the path if --quiet is given: it is then the only line of output, for use in scripts."""
     if quiet and path is not None:
         click.echo(path)
 
 
 def numerics_of(run: Path | None) -> str:
-    """Return --numerics of a run's manifest; native without a run."""
+    """Return --numerics from a run's manifest; "native" without a run."""
     from launch.runs.folder import RunFolder
 
     if run is None:

@@ -1,4 +1,4 @@
-"""fedsim trace: a run's timeline as a file for ui.perfetto.dev."""
+"""fedsim trace: write a run's timeline as a file for ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STDOUT = Path("-")
 def trace(run: Path, out: Path | None) -> None:
     """Write the timeline of RUN, which may be running, as a trace that ui.perfetto.dev opens.
 
-    A lane a worker and two of the coordinator, arrows from broadcast to task to fold, bytes over time.
+    It has a lane per worker, two of the coordinator, arrows from broadcast to task to fold, bytes over time.
     """
     opened = RunFolder.open(run)
     if out != STDOUT:
@@ -41,7 +41,7 @@ def trace(run: Path, out: Path | None) -> None:
 
 
 def trace_lines(run: RunFolder) -> Iterator[str]:
-    """The trace of a run, which may be running, an event a line."""
+    """Return the trace of a run, which may still be running, one event per line."""
     run.check_files(TIMELINE, LEDGER, JOURNAL)
     traced = TracedRun(
         run.path.resolve().name,
@@ -58,7 +58,7 @@ def trace_lines(run: RunFolder) -> Iterator[str]:
 
 
 def write_trace(run: RunFolder, path: Path) -> Path:
-    """Write the trace of a run to a file; returns its path."""
+    """Write the trace of a run to a file; return the path of the file."""
     lines = trace_lines(run)
     with output_file(path) as file:
         file.writelines(line.encode() for line in lines)
@@ -66,7 +66,7 @@ def write_trace(run: RunFolder, path: Path) -> Path:
 
 
 def _committed(journal: Path) -> Mapping[int, Committed]:
-    """The rounds that a journal has as committed; of one that was committed again, the last time counts."""
+    """Return the committed rounds of a journal. If a round was committed again, the last commit counts."""
     rounds: dict[int, Committed] = {}
     start = 0
     try:
@@ -83,7 +83,7 @@ def _committed(journal: Path) -> Mapping[int, Committed]:
 
 
 def _workers(run: RunFolder) -> Mapping[int, str]:
-    """Machine and device of the workers of the last start, as far as processes.json has them."""
+    """Return machine and device of the last start's workers, as far as processes.json has them."""
     known = {}
     for row in run.processes:
         index, places = row.get("index"), [str(row[key]) for key in ("node", "device") if row.get(key)]

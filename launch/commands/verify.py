@@ -21,9 +21,9 @@ from launch.commands.shared import data_dir_option, json_option, numerics_of, pr
 def verify(run: Path, **options: Any) -> None:
     """Compute tasks of RUN again, in this process, and compare their digests with the run's.
 
-    Finds client code that is not deterministic and names it. The rounds that can be computed again are those
-    whose predecessor's checkpoint is kept, the last ones, and the first. Compares the digests of the summary
-    with the files, too. Exit code 1 if anything differs; nothing in the folder is changed.
+    This finds and names client code that is not deterministic. The first round can be computed again, and so
+    can rounds whose previous round still has its checkpoint (the last ones). The digests in the summary are
+    compared with the files, too. The exit code is 1 if anything differs. Nothing in the folder is changed.
     """
     prepare_torch(numerics_of(run))
     from launch.results.verify import verify

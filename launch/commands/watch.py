@@ -1,4 +1,4 @@
-"""fedsim watch: a run's progress from another terminal, from small files, without a lock or torch."""
+"""fedsim watch: show a run's progress in another terminal, from small files, without a lock or torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launch.terminal import counted, percentage
 from workers.storage.growing_file import METRICS
 
 EXIT = {"done": 0, "interrupted": Interrupted.exit_code, "killed": 137}
-"""The exit code of a run's status; another one, such as failed, is 1."""
+"""The exit code for a run's status; other statuses, such as failed, give 1."""
 GRACE = 5.0
 """Seconds until a run without coordinator counts as killed, or a sweep without running runs as ended."""
 
@@ -45,8 +45,8 @@ def watch(run: Path, interval: float) -> None:
     """Print RUN's evaluated rounds until it ends, on any machine that sees its folder; for a folder of
     runs, print a line when each one ends.
 
-    Reads files and takes no lock. Ctrl-C ends the watch, not the run. Exit code: 0 if it is done, 1 failed,
-    130 interrupted, 137 killed; of several runs, the first that is not 0.
+    Reads files and takes no lock. Ctrl-C ends the watch, not the run. Exit code: 0 if the run is done, 1
+    failed, 130 interrupted, 137 killed; for several runs, the first code that is not 0.
     """
     sys.exit(follow(run, interval))
 
@@ -55,9 +55,9 @@ def watch(run: Path, interval: float) -> None:
 class WatchedRun:
     """The part of a run that has been read.
 
-    shown: the last round that look() has returned, -1 for none. spent: the algorithm's bytes of the rounds so
-    far; None after a round that was not evaluated, whose bytes are not in metrics.jsonl. seconds: those of
-    the rounds so far. status: RunFolder.status once the run has ended, '' before.
+    shown: the last round that look() has yielded, -1 for none. spent: the algorithm's bytes of the rounds so
+    far; None after a round that was not evaluated, whose bytes are not in metrics.jsonl. seconds: the
+    duration of these rounds. status: RunFolder.status once the run has ended, '' before.
     """
 
     path: Path
@@ -73,9 +73,9 @@ class WatchedRun:
         self._lines = GrowingLines(self.path / METRICS)
 
     def look(self, now: float) -> Iterator[dict[str, Any]]:
-        """Read what is new: lines of rounds, with `spent` and `seconds` up to each, and then the status. now:
-        seconds of a clock that never goes back."""
-        status = RunFolder(self.path).status  # before the lines: all are there once it has ended
+        """Yield new lines of rounds, with `spent` and `seconds` updated for each; then update the status.
+        now: seconds of a monotonic clock."""
+        status = RunFolder(self.path).status  # read before the lines: an ended run has written all
         for line in self._new():
             if line["round"] > self.shown:
                 whole = self.spent is not None and line["round"] == self.shown + 1
@@ -100,7 +100,7 @@ class WatchedRun:
 
     @property
     def outcome(self) -> str:
-        """A sentence about the end of the run."""
+        """A sentence on the end of the run."""
         accuracy = self.last.get("test_accuracy")
         score = f", test accuracy {percentage(accuracy)}" if accuracy is not None else ""
         why = f": {self.error}" if self.error else ""
@@ -116,13 +116,13 @@ class WatchedRun:
             if not whole:
                 if self._lines.at == len(text) + 1:
                     raise DataError(f"{self._lines.path} is damaged: its first line is no line of a round")
-                self._lines.at = 0  # cut and grown again since: what was shown is not shown again
+                self._lines.at = 0  # the file was cut and has grown; `shown` prevents repeats
                 return
             yield line
 
 
 def follow(folder: Path, interval: float = 1.0) -> int:
-    """Show a run, or the runs in a folder, every `interval` s until they end; returns the exit code."""
+    """Show a run, or the runs in a folder, every `interval` s until they end; return the exit code."""
     if not (folder / MANIFEST).is_file() and _run_folders(folder):
         return _watch_all(folder, interval)
     experiment, watched = RunFolder.open(folder).experiment, WatchedRun(folder)
@@ -145,7 +145,7 @@ def follow(folder: Path, interval: float = 1.0) -> int:
 
 
 def _watch_all(folder: Path, interval: float) -> int:
-    """A line for each run that ends, until no run was running for GRACE seconds."""
+    """Print a line for each run that ends, until no run has been running for GRACE seconds."""
     known: dict[Path, WatchedRun] = {}
     display = ProgressDisplay(0)
     idle_since: float | None = None

@@ -1,4 +1,4 @@
-"""The arguments of fedsim.run and its companions: their types, and what they stand for."""
+"""The arguments of fedsim.run and its companions: their types, and their conversion to an experiment."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OBJECTS = ("algo", "dataset", "partition", "model", "participation")
 
 
 class ExperimentOptions(TypedDict, total=False):
-    """The fields of fedsim.Experiment, which decide the bits of a run; what is left out has its default."""
+    """The fields of fedsim.Experiment, which determine a run's results; missing ones have their defaults."""
 
     algo: AlgorithmChoice
     dataset: DatasetChoice
@@ -87,7 +87,7 @@ class ExperimentOptions(TypedDict, total=False):
 
 
 class Options(ExperimentOptions, total=False):
-    """An experiment, and how it is run (launch.configuration.execution.Execution), which changes no bit."""
+    """An experiment and its execution (launch.configuration.execution), which does not change results."""
 
     workers: int | Literal["auto"]
     lanes: int | Literal["auto"]
@@ -110,7 +110,7 @@ class Options(ExperimentOptions, total=False):
 
 
 def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-    """The experiment and its execution, checked."""
+    """Return the checked experiment and its execution."""
     check_keywords(options)
     base = experiment or DEFAULTS
     values = {f.name: getattr(base, f.name) for f in fields(base)}
@@ -133,19 +133,19 @@ def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple
 
 
 def text_of(key: str, value: Any) -> str:
-    """An argument as the command line has it: an object gets a name (fedsim.live_objects)."""
+    """Return an argument as text of the command line; an object gets a name (fedsim.live_objects)."""
     if key == "algo":
         return _algorithm(value)[0]
     if key == "participation" and isinstance(value, numbers.Integral):
         return str(int(value))
-    if key == "participation" and isinstance(value, numbers.Real):  # a share has a point
+    if key == "participation" and isinstance(value, numbers.Real):  # a share needs a decimal point
         text = repr(float(value))
         return text if "e" not in text else f"{float(value):.20f}".rstrip("0")
     return value if isinstance(value, str) else live_objects.register(value, key)
 
 
 def text_in_file(key: str, value: Any) -> Any:
-    """An argument of a sweep, whose runs are processes of their own: an object is refused."""
+    """Return an argument for a sweep. Objects are refused, because the runs are other processes."""
     if key not in OBJECTS:
         return str(value) if isinstance(value, Path) else value
     text = text_of(key, value)
@@ -155,12 +155,12 @@ def text_in_file(key: str, value: Any) -> Any:
 
 
 def setting(value: Any) -> str:
-    """A value as --set and --over have it."""
+    """Return a value as text for --set and --over."""
     return str(value).lower() if isinstance(value, bool) else str(plain_number(value))
 
 
 def _algorithm(choice: Any) -> tuple[str, dict[str, Any]]:
-    """The text of an algorithm, by its name if it is one of ours, and the hyperparameters that it brings."""
+    """Return an algorithm as text (its name if it is one of ours), and the hyperparameters of an instance."""
     if isinstance(choice, str):
         return choice, {}
     brought: dict[str, Any] = {}
@@ -171,12 +171,12 @@ def _algorithm(choice: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted name; numbers of numpy become Python's."""
+    """Return hyperparameters by dotted name, with NumPy numbers as Python numbers."""
     return {key: plain_number(value) for key, value in dotted(hyperparameters)}
 
 
 def _execution(values: Mapping[str, Any]) -> Execution:
-    """The execution of the run: in this process, unless workers say otherwise."""
+    """Return the execution: in this process, unless workers are given."""
     texts = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
     if not texts.get("remote_workers"):
         texts.setdefault("workers", 0)
@@ -186,7 +186,7 @@ def _execution(values: Mapping[str, Any]) -> Execution:
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Refuse a keyword that is no argument; the error has the nearest name, or says how to set it."""
+    """Refuse an unknown keyword. The error suggests the nearest argument, or `hyperparameters`."""
     known = {*EXECUTION, *(f.name for f in fields(Experiment))} - {"device"}
     for key, value in keywords.items():
         if key in known:
@@ -201,7 +201,7 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
 
 
 def check_objects(experiment: Experiment, execution: Execution) -> None:
-    """Refuse objects of this process where other processes compute."""
+    """Refuse objects of this process if other processes compute."""
     for key in ("algo", "dataset", "partition", "model"):
         spec = getattr(experiment, key)
         if execution.workers and live_objects.is_live(spec):

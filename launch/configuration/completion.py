@@ -22,7 +22,7 @@ else:
     Item = CompletionItem  # before click 8.5 it is not generic
 Completer = Callable[[click.Context, click.Parameter, str], list[Item]]
 BREAKS = "=:"
-"""The characters at which bash divides words."""
+"""Characters at which bash divides words."""
 
 
 def _items(candidates: Iterable[tuple[str, str]], incomplete: str) -> list[Item]:
@@ -43,7 +43,7 @@ def named(kind: str) -> Completer:
 
 
 def _names(kind: str) -> list[tuple[str, str]]:
-    """Names with a colon where an argument must follow, and their lines of `fedsim list`."""
+    """Return the names, with a colon if an argument must follow, and their descriptions."""
     return [
         (name + ":" * (len(known.form.arguments) > known.form.optional), known.cells[-1])
         for name, known in names.names(kind).items()
@@ -52,7 +52,7 @@ def _names(kind: str) -> list[tuple[str, str]]:
 
 
 def codecs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """FIELD=, of the messages of the selected algorithm; then the codec."""
+    """Complete FIELD= by a message field of the selected algorithm, then the codec."""
     field, equals, _ = incomplete.partition("=")
     if equals:
         return _items(((f"{field}={name}", text) for name, text in _names("codecs")), incomplete)
@@ -62,30 +62,30 @@ def codecs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 
 def hyperparameters(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """KEY=, of the selected algorithm."""
+    """Complete KEY= by a hyperparameter of the selected algorithm."""
     return _items(((f"{key}=", "") for key in _algorithm(ctx).hyperparameters), incomplete)
 
 
 def _algorithm(ctx: click.Context) -> names.Name:
-    """The command line's algorithm, or the default, also for a user's file."""
+    """Return the command line's algorithm; the default one if none is given, or for a user's file."""
     known, selected = names.names("algorithms"), ctx.params.get("algo") or DEFAULTS.algo
     return known.get(selected, known[DEFAULTS.algo])
 
 
 def preset_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """The names of presets."""
+    """Complete the names of presets."""
     return _items(((name, presets.Preset.read(name).title) for name in presets.names()), incomplete)
 
 
 def trackers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """Names of trackers, the next one behind a comma."""
+    """Complete a list of trackers, separated by commas."""
     before, comma, _ = incomplete.rpartition(",")
     left = [choice for choice in TRACKERS.values() if choice.name not in before.split(",")]
     return _items(((f"{before}{comma}{choice.name}", choice.title) for choice in left), incomplete)
 
 
 def run_folders(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """Run folders in runs/ and in what is typed so far; otherwise folders."""
+    """Complete run folders in runs/ and in the folder typed so far; any folder if none matches."""
     typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     bases = dict.fromkeys((Path("runs"), typed))
     matches = (base.glob(f"{depth}/manifest.json") for base in bases for depth in ("*", "*/*"))
@@ -108,7 +108,7 @@ OF_FIELDS: dict[str, Completer] = {
 
 
 class BashWords(BashComplete):
-    """Bash divides words at = and :, and replaces the last part only."""
+    """Completion in bash, which divides words at = and : and replaces only the last part."""
 
     source_template = BashComplete.source_template.replace(
         "    return 0\n",
@@ -117,7 +117,7 @@ class BashWords(BashComplete):
     _typed = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Join bash's parts to the words before the cursor and the one at it."""
+        """Join the parts to words; return the words before the cursor, and the word at the cursor."""
         arguments, incomplete = super().get_completion_args()
         words: list[str] = []
         for word in (*arguments, incomplete):

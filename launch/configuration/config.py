@@ -30,7 +30,7 @@ from workers.transport.tcp_address import TcpAddress
 class Overrides:
     """The values that differ from the defaults, with absolute paths.
 
-    origins: where each value was set, for error messages. preset: the name of the preset that they override.
+    origins: where each value was set, for error messages. preset: the preset that they override.
     """
 
     experiment: Mapping[str, Any] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def with_auto(values: Mapping[str, Any], named: Named) -> Mapping[str, Any]:
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what may be written as a percentage: until (78%) and a share of the clients (30%)."""
+    """Convert values that may be written as a percentage: until (78%) and a share of the clients (30%)."""
     result = dict(values)
     if isinstance(result.get("until"), str):
         result["until"] = parsed_until(result["until"])
@@ -175,11 +175,11 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 USERS = ("algo", "model", "dataset", "partition")
-"""Keys whose whole value may be FILE.py:NAME. `participation` is treated apart: modifiers may follow it."""
+"""Keys whose whole value may be FILE.py:NAME. `participation` may have modifiers and is handled apart."""
 
 
 def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Name files so that they are found from any working directory, such as a worker's."""
+    """Make paths of files absolute, so that any working directory, such as a worker's, will do."""
     absolute = absolute_users_files(values)
     if isinstance(absolute.get("participation"), str):
         absolute["participation"] = traces.absolute(absolute["participation"])
@@ -222,7 +222,7 @@ def _refuse_unset(experiment: Mapping[str, Any], origins: Origins) -> None:
 
 
 def _remote(execution: Execution, here: int) -> Execution:
-    """Count remote workers and those of this machine together, all over tcp."""
+    """Count remote workers and workers of this machine together, all over tcp."""
     if not execution.bind:
         raise UsageError(
             f"--remote-workers {execution.remote_workers} needs an address for them: "
@@ -247,7 +247,7 @@ def once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def general_first(codecs: Mapping[str, str]) -> dict[str, str]:
-    """Sort codecs so that those of one direction (up.mean) follow and override those of both (mean)."""
+    """Sort codecs so that codecs of one direction (up.mean) follow and override codecs of both (mean)."""
     return dict(sorted(codecs.items(), key=lambda item: "." in item[0]))
 
 

@@ -2,7 +2,7 @@
 
     [experiment]  [hyperparameters]  [codecs]  [execution]         configuration: any of these tables
     docs/recipes/fashion_mnist.toml:fedlap_cov                     recipe: FILE.toml:LABEL of a variant
-    runs/20261121-fedlap_cov-0/manifest.json, or the run folder    manifest: its experiment, run anew
+    runs/20261121-fedlap_cov-0/manifest.json, or the run folder    manifest: its experiment, for a new run
 
 A variant gets the recipe's first seed, so the run equals the sweep's first run of that variant.
 Imports nothing heavy, because options are resolved before the fork server is made.

@@ -16,9 +16,9 @@ AUTO = -1
 
 @dataclass(frozen=True)
 class Execution:
-    """The execution of a run: nothing here changes a bit of its result.
+    """The execution of a run. Its settings do not change a bit of the results.
 
-    workers counts those of other machines, too; on the command line it is those of this machine.
+    `workers` includes the workers on other machines; on the command line it is the number on this machine.
     """
 
     workers: Annotated[
@@ -75,7 +75,7 @@ class Execution:
             "Edge servers of --tree as processes, over tcp; where the workers are.", "", "execution resume"
         ),
     ] = False
-    """Else the coordinator adds up as they would, and their traffic is booked by the closed form."""
+    """Otherwise the coordinator computes the edge servers' sums, and a closed form gives their traffic."""
     devices: Annotated[
         str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST", "execution resume")
     ] = "auto"
@@ -105,7 +105,7 @@ class Execution:
     allow_drift: Annotated[
         bool, option("Admit workers and machines that compute other bits.", "", "execution resume")
     ] = False
-    """They are named in manifest, summary and report: what they compute depends on who computes it."""
+    """Such workers are named in manifest, summary and report: results then depend on who computes them."""
     durability: Annotated[
         Literal["", "process", "power", "none"],
         option(
@@ -115,8 +115,8 @@ class Execution:
             default="power; process from 4 million parameters on",
         ),
     ] = ""
-    """power syncs a round's files before it counts; process leaves that to the kernel; none keeps states in
-    memory, and the run cannot be resumed."""
+    """power syncs a round's files before the round counts; process leaves syncing to the kernel; none keeps
+    states in memory, and the run cannot be resumed."""
     lease: Annotated[
         float,
         option("Replace a worker that has been silent for this long.", "SECONDS", "execution resume", gt=0),
@@ -125,7 +125,7 @@ class Execution:
     patience: Annotated[
         float, option("Stop if nothing happens for this long.", "SECONDS", "execution resume", gt=0)
     ] = 3600.0
-    """Longer than the longest task."""
+    """This must exceed the time of the longest task."""
 
     @property
     def local_workers(self) -> int:

@@ -1,4 +1,4 @@
-"""The address for remote workers, tried before anything is started."""
+"""Check the address for remote workers, before anything is started."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from workers.transport.tcp_address import TcpAddress, interfaces
 
 
 def check_bind(bind: str) -> None:
-    """Refuse what is no tcp://ADDRESS:PORT, or where this machine cannot listen."""
+    """Refuse an address that is not tcp://ADDRESS:PORT, or at which this machine cannot listen."""
     address = TcpAddress.to_listen(bind)
-    if address.host in interfaces():  # ZeroMQ finds its address
+    if address.host in interfaces():  # the name of an interface, which ZeroMQ resolves
         return
     try:
         family, host = address.resolved()[0]
@@ -42,7 +42,7 @@ def _cause(error: OSError, address: TcpAddress) -> str:
 
 
 def own_address() -> str:
-    """The address of this machine that others would see; '' without a network. Nothing is sent."""
+    """Return this machine's address as others would see it; '' without a network. Nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))

@@ -1,7 +1,7 @@
-"""The names that users choose from, by kind, without importing what they name: torch takes seconds.
+"""The names from which users choose, by kind, without importing the named objects: torch takes seconds.
 
-names.json has them. `python -m launch.configuration.write_names` writes it from the registries, and
-tests/launch/test_names.py compares the two.
+They are in names.json. `python -m launch.configuration.write_names` writes that file from the registries,
+and tests/launch/test_names.py compares the file with the registries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Defaults:
     """The defaults that an experiment takes from an algorithm given by name only.
 
     Attributes:
-        hyperparameters: By dotted name.
+        hyperparameters: The values by dotted name.
     """
 
     hyperparameters: Mapping[str, Any]
@@ -43,18 +43,20 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Name:
-    """A choice: how it is written, and its line of `fedsim list`.
+    """A name that users can choose: its syntax, and its line in `fedsim list`.
 
     Attributes:
         usage: The name with all its arguments.
-        cells: Its cells, one per column.
-        form: How it is parsed.
-        hyperparameters: An algorithm's names for --set.
+        cells: The cells of the line, one per column.
+        form: The form of its arguments, for parsing.
+        hyperparameters: The names of an algorithm's hyperparameters, for --set.
         fields: The fields of an algorithm's messages.
-        once: An algorithm's one-time fields per client: exchange, direction and field.
+        once: The fields that an algorithm sends once per client, as (exchange, direction, field).
         defaults: An algorithm's defaults for an experiment.
-        steps: Of an algorithm, hyperparameters whose default, such as 1/K, counts all clients, although the
-            same with |S| in the place of K is possible.
+        url: The address of an algorithm's paper.
+        differs: The differences of an algorithm from its paper; "" if there are none.
+        steps: The hyperparameters of an algorithm whose default, such as 1/K, counts all K clients, and which
+            also accept |S| in place of K, with their defaults.
     """
 
     usage: str
@@ -65,6 +67,8 @@ class Name:
     once: tuple[tuple[int, str, str], ...] = ()
     steps: Mapping[str, str] = field(default_factory=dict)
     defaults: Defaults | None = None
+    url: str = ""
+    differs: str = ""
 
 
 @cache
@@ -74,7 +78,7 @@ def _file() -> Mapping[str, Any]:
 
 @cache
 def names(kind: str) -> Mapping[str, Name]:
-    """All names of a kind (one of KINDS), in the order in which they are listed."""
+    """Return all names of a kind (one of KINDS), in the order of `fedsim list`."""
     return {
         name: Name(
             entry["usage"],
@@ -85,20 +89,22 @@ def names(kind: str) -> Mapping[str, Name]:
             tuple((exchange, side, field) for exchange, side, field in entry.get("once", ())),
             entry.get("steps", {}),
             Defaults(**entry["defaults"]) if "defaults" in entry else None,
+            entry.get("url", ""),
+            entry.get("differs", ""),
         )
         for name, entry in _file()[kind].items()
     }
 
 
 def heads(kind: str) -> tuple[str, ...]:
-    """The columns of `fedsim list KIND`; none for two columns without a head."""
+    """Return the column heads of `fedsim list KIND`; () for two columns without heads."""
     return ("algorithm", "down", "up", "paper") if kind == "algorithms" else ()
 
 
 def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda table, key: "") -> None:
-    """Refuse a name that does not exist, before anything is imported; the rest is checked where it is used.
+    """Refuse unknown names before anything is imported; other values are checked where they are used.
 
-    whence: from a table and a key, the file that it is in, for errors.
+    whence: a function from a table and a key to the file that contains the key, for errors.
     """
     check_name("algorithms", experiment.algo)
     if not experiment.dataset.startswith(("hf:", "leaf:")) and not is_table(experiment.dataset):
@@ -129,15 +135,15 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
 
 
 def of_those_asked(step: str) -> str:
-    """A step that counts the clients asked in a round, |S|, where `step` counts all K: 1/|S| for 1/K."""
+    """Return a step that counts the |S| clients asked in a round instead of all K: 1/|S| for 1/K."""
     return f"{step.removesuffix('K')}|S|"
 
 
 def asks_fewer(experiment: Experiment) -> bool:
-    """True if a synchronous run may have rounds that ask fewer than all clients."""
+    """Return True for a synchronous run in which some rounds may ask fewer than all clients."""
     base, _ = traces.split(experiment.participation)
     kind, _, argument = base.partition(":")
-    count = number(argument if kind in ("coin", "robin", "size") else base)  # NaN of other schedules
+    count = number(argument if kind in ("coin", "robin", "size") else base)  # NaN for other schedules
     if kind == "coin":
         count *= experiment.clients
     elif "." in base and count <= 1:
@@ -148,7 +154,7 @@ def asks_fewer(experiment: Experiment) -> bool:
 def check_once(algo: str, hyperparameters: Iterable[str], where: str) -> None:
     """Refuse a hyperparameter that is set twice, by its short and by its dotted name.
 
-    A user's own algorithm has unknown names. where: their place, for the error.
+    The hyperparameters of a user's own algorithm are not known here. where: their origin, for the error.
     """
     known = names("algorithms").get(algo)
     full: dict[str, str] = {}
@@ -171,7 +177,7 @@ _LABELS = {
 
 
 def check_name(kind: str, spec: str) -> None:
-    """Check the name of a spec NAME[:ARGUMENTS], and how many arguments it has; files of users pass."""
+    """Check the name of a spec NAME[:ARGUMENTS], and how many arguments it has; users' files are accepted."""
     if plugins.is_spec(spec):
         return
     if kind in ("algorithms", "models"):
@@ -182,7 +188,7 @@ def check_name(kind: str, spec: str) -> None:
 
 
 def _check_model(text: str) -> None:
-    """Check the name of a model, what stands behind it, and that its files exist."""
+    """Check the name of a model and its arguments, and that its files exist."""
     spec = ModelSpec.parse(text)
     if not spec.library:
         check_name("models", spec.base)
@@ -204,5 +210,5 @@ def _forms(kind: str) -> Mapping[str, Form]:
 
 
 def hyperparameters() -> Iterable[str]:
-    """The names of all algorithms' hyperparameters."""
+    """Return the names of all algorithms' hyperparameters."""
     return {name for known in names("algorithms").values() for name in known.hyperparameters}

@@ -30,15 +30,15 @@ SECTIONS = {
     "engine": "On an engine",
     "output": "Output",
 }
-"""The sections of --help-all, in their order. Others stand under "Other options"."""
+"""The sections of --help-all, in their order. The others are under "Other options"."""
 NOT_FIELDS = {
     **dict.fromkeys(("preset", "config"), "algorithm"),
     **dict.fromkeys(("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"), "engine"),
     **dict.fromkeys(("quiet", "as_json"), "output"),
 }
-"""The sections of options that are no fields of an experiment or its execution."""
+"""The sections of options that are not fields of an experiment or its execution."""
 USUAL = ("preset", "quiet")
-"""The ones that --help shows."""
+"""Options of NOT_FIELDS that --help shows."""
 _EVERY = "fedsim.every_option"
 
 _FILES: tuple[Callable[[Function], Function], ...] = (
@@ -78,7 +78,7 @@ class Configured(Command):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; for an option that is a hyperparameter's name, errors suggest --set."""
+        """Parse the arguments. If an unknown option names a hyperparameter, the error suggests --set."""
         texts = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -118,13 +118,13 @@ _HELP_ALL = click.Option(
 
 @cache
 def _described() -> Mapping[str, Mapping[str, Any]]:
-    """The annotations of all fields of an experiment and its execution."""
+    """Return the annotations of all fields of an experiment and its execution."""
     hints = (get_type_hints(kind, include_extras=True) for kind in (Experiment, Execution))
     return {name: _annotation(hint)[1].extra or {} for of_kind in hints for name, hint in of_kind.items()}
 
 
 def section(name: str) -> str:
-    """The section of an option; '' for one of the command's own."""
+    """Return the section of an option; '' for an option of the command alone."""
     return str(_described().get(name, {}).get("section") or NOT_FIELDS.get(name, ""))
 
 
@@ -135,9 +135,9 @@ def _is_usual(name: str) -> bool:
 def configuration_of(verb: str = "", default: str | None = None) -> Callable[[Function], Function]:
     """Give a command the options of an experiment and of its execution, --config and --preset.
 
-    A command takes all of them, to name one that does not fit; its help has those of `verb`: "plan" or
-    "resume", the fields that name it (fedsim.experiment.option); "", all. A "sweep" takes those of the
-    experiment, without the seed. default: the help's text for every default; None: the default itself.
+    A command accepts all options, so that errors can name an option that does not fit. Its help shows all of
+    them, but with the `verb` "plan" or "resume" only the fields that list it (fedsim.experiment.option). A
+    "sweep" has the experiment's options except the seed. default: the help's text for all defaults, if any.
     """
     kinds = (Experiment,) if verb == "sweep" else (Experiment, Execution)
     shown = verb if verb in ("plan", "resume") else ""
@@ -154,7 +154,7 @@ def configuration_of(verb: str = "", default: str | None = None) -> Callable[[Fu
 def _options(
     kind: type, shown: str, default: str | None, sweep: bool
 ) -> Iterator[Callable[[Function], Function]]:
-    """One per field, in the fields' order; an option that is not given is None, or an empty tuple."""
+    """Yield one option per field, in order. An option that is not given is None, or an empty tuple."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         hint, meta = _annotation(hints[field.name])
@@ -192,11 +192,11 @@ PARSED: Mapping[str, Callable[[str], Any]] = {
     "workers": _number_or_auto("--workers", 0),
     "lanes": _number_or_auto("--lanes", 1),
 }
-"""Fields whose texts are not those of their type."""
+"""Parsers of the fields whose texts are not values of the field's type."""
 
 
 def _annotation(hint: Any) -> tuple[Any, Meta]:
-    """The type of a field, and its description."""
+    """Return the type of a field, and its description."""
     if get_origin(hint) is not Annotated:
         raise TypeError(f"{hint} has no description: write Annotated[..., option(...)]")
     kind, *metas = get_args(hint)
@@ -204,7 +204,7 @@ def _annotation(hint: Any) -> tuple[Any, Meta]:
 
 
 def _help(field: Field[Any], meta: Meta, general: str | None) -> str:
-    """The description, with the default in brackets; a switch has none."""
+    """Return the help of an option, with its default in brackets; a switch has no default."""
     shown = (meta.extra or {})["default"]
     if shown is None and isinstance(field.default, bool):
         shown = ""

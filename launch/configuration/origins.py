@@ -1,7 +1,7 @@
 """The origin of a value, and its name in errors: --clients 0, clients = 0 in FILE, or clients=0.
 
-Most checks name an option of the command line. Where a value has come from a file or from Python, its name is
-put into that form before the error is shown.
+Most checks name an option of the command line. If the value came from a file or from Python, the name is
+changed to the form used there before the error is shown.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from launch.configuration.execution import Execution
 
 PYTHON = "Python"
 REPEATED = ("hyperparameters", "codecs")
-"""Tables, each of whose keys is an option of its own: --set KEY=VALUE, --codec FIELD=CODEC."""
+"""Tables whose keys are set one by one: --set KEY=VALUE, --codec FIELD=CODEC."""
 _OPTION = re.compile(
     r"(?<![\w-])--([a-z][a-z-]*)"
     r"(?: ('[^']*'|[^\s']\S*(?=:\s)|tcp://[^\s,;]+|[^\s:=]+=[^\s,;:]+|\d[\w.%]*|"
     r"(?:auto|cpu|native|none|portable|tcp)\b|[A-Z]+\b))?"
 )
-"""An option in a message, and its value if that is there: --clients 0: ..., --set lr=1, --link 'up=x'."""
+"""Pattern of an option in a message, with any value: --clients 0: ..., --set lr=1, --link 'up=x'."""
 
 
 @cache
 def options() -> Mapping[str, str]:
-    """The option of every field of Experiment and of Execution."""
+    """Return the option of every field of Experiment and of Execution."""
     result = {}
     for kind in (Experiment, Execution):
         hints = get_type_hints(kind, include_extras=True)
@@ -44,7 +44,7 @@ def options() -> Mapping[str, str]:
 
 @cache
 def _fields() -> Mapping[str, str]:
-    """The argument of each option, also of those that fedsim.compare and fedsim.sweep have."""
+    """Return the argument of each option, including the options of fedsim.compare and fedsim.sweep."""
     others = {f"--{name}": name for name in ("to", "where", "over", "seeds", "jobs", "runs")}
     return {option: name for name, option in options().items() if option} | others
 
@@ -55,8 +55,8 @@ class Origins:
 
     Attributes:
         typed: The dotted keys on the command line, by table.
-        file: What --config names; "" without it, and "Python" for arguments of Python.
-        written: The keys that it has, by table.
+        file: The file of --config; "" without --config, and "Python" for arguments in Python.
+        written: The keys in that file, by table.
     """
 
     typed: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Origins:
     written: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def named(self, table: str, key: str, value: Any) -> str:
-        """A value with its key, as it was given."""
+        """Return a key with its value in the form in which they were given."""
         if self.file == PYTHON:
             return f"{table}={{{key!r}: {value!r}}}" if table in REPEATED else f"{key}={value!r}"
         if self._in_file(table, key):
@@ -75,7 +75,7 @@ class Origins:
         return f"{options().get(key) or key} {text}"
 
     def whence(self, table: str, key: str) -> str:
-        """The place of a key that does not fit: "" for the command line."""
+        """Return the place of a key, for an error about it; "" for the command line."""
         return f"it is in {self.file}" if self._in_file(table, key) else ""
 
     def _in_file(self, table: str, key: str) -> bool:
@@ -83,7 +83,7 @@ class Origins:
 
     @contextmanager
     def own_words(self) -> Iterator[None]:
-        """Let errors that name options of the command line name what was given instead."""
+        """Reword errors that name options of the command line, so that they name what the user gave."""
         try:
             yield
         except (UsageError, DataError, MismatchError) as e:
@@ -106,7 +106,7 @@ class Origins:
 
 
 def _as_argument(match: re.Match[str]) -> str:
-    """--participation '11' as participation='11', --set lr=1 as hyperparameters={'lr': 1}."""
+    """Return participation='11' for --participation '11', hyperparameters={'lr': 1} for --set lr=1."""
     key, value = _fields().get(f"--{match[1]}", ""), match[2]
     if not key:
         return match[0]

@@ -1,4 +1,4 @@
-"""The target accuracy of a run (--until): how it is written, and when and for how much it was reached."""
+"""The target accuracy of a run (--until): its syntax, and the round and the bytes that reached it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NONE = "none"
 
 
 def parsed(text: str, option: str) -> float:
-    """Read an accuracy, such as 0.75 or 75%; `option` is for the error."""
+    """Read an accuracy, such as 0.75 or 75%; `option` is named in the error."""
     try:
         number = Decimal(text.strip().removesuffix("%"))
         value = float(number / 100 if text.strip().endswith("%") else number)  # 76.4% is exactly 0.764
@@ -33,12 +33,12 @@ def parsed_until(text: str) -> float:
 
 
 def percent(target: float) -> str:
-    """A target accuracy as it was asked for: 0.78 as 78 %, 0.7825 as 78.25 %."""
+    """Return the text of a target accuracy: 78 % for 0.78, 78.25 % for 0.7825."""
     return f"{float(100 * Decimal(str(target))):.6g} %"
 
 
 def below_target(accuracy: float) -> str:
-    """An accuracy for people, rounded down, so that less than 78 % is never shown as 78.0 %."""
+    """Return the text of an accuracy, rounded down: less than 78 % is never shown as 78.0 %."""
     return percentage(math.floor(1000 * accuracy + 1e-9) / 1000)
 
 
@@ -47,10 +47,10 @@ class TargetAccuracy:
     """The results of a run's evaluated rounds so far.
 
     Attributes:
-        until: The accuracy at which the run ends; 0: there is none.
-        reached: The first evaluated round that has it; None: no round yet.
-        best: The highest accuracy of a round; None: no round was evaluated.
-        best_round: The first round that has it.
+        until: The accuracy at which the run ends; 0 for none.
+        reached: The first evaluated round with at least this accuracy; None if there is none so far.
+        best: The highest accuracy of a round; None if no round was evaluated.
+        best_round: The first round with the highest accuracy.
     """
 
     until: float
@@ -59,7 +59,7 @@ class TargetAccuracy:
     best_round: int = 0
 
     def after(self, lines: Iterable[Mapping[str, Any]]) -> TargetAccuracy:
-        """The same after these lines of metrics.jsonl."""
+        """Return the results after these lines of metrics.jsonl."""
         result = self
         for line in lines:
             round, accuracy = line["round"], line.get("test_accuracy")
@@ -70,7 +70,7 @@ class TargetAccuracy:
         return result
 
     def outcome(self, spent: int | None) -> str:
-        """Return the last line of the terminal; spent: the algorithm's bytes until it was reached."""
+        """Return the output's last line. spent: the algorithm's bytes until the target was reached."""
         if self.reached is not None and spent is not None:
             return f"reached {percent(self.until)} after round {self.reached} with {megabytes(spent)}"
         if self.best is None:

@@ -1,8 +1,10 @@
-"""Write launch/names.json from the registries: python -m launch.configuration.write_names."""
+"""Write launch/configuration/names.json from the registries: python -m launch.configuration.write_names."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -70,6 +72,8 @@ def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
     return {
         "usage": algorithm.name,
         "cells": [*costs, algorithm.paper],
+        "url": algorithm.url,
+        **({"differs": differs} if (differs := _differs(algorithm)) else {}),
         "hyperparameters": sorted(hyperparameter_names(type(algorithm))),
         "fields": sorted(set(_fields(algorithm))),
         **({"once": once} if (once := sorted(sent_once(algorithm))) else {}),
@@ -81,8 +85,14 @@ def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
     }
 
 
+def _differs(algorithm: AnyAlgorithm) -> str:
+    """Return the text after "Differs:" in the algorithm's module docstring, to the end of the paragraph."""
+    text = re.search(r"^Differs: (.+?)(?:\n\n|\Z)", inspect.getmodule(algorithm).__doc__ or "", re.M | re.S)
+    return " ".join(text[1].split()) if text else ""
+
+
 def _steps(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str]]:
-    """The hyperparameters whose default counts all K clients, and that could count those of a round."""
+    """Yield the hyperparameters whose default counts all K clients, and which also accept |S|."""
     for name, value in resolved_hyperparameters(algorithm).items():
         if isinstance(value, str) and value.endswith("/K"):
             with suppress(UsageError):

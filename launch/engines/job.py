@@ -1,4 +1,4 @@
-"""A job for an engine, and the protocol of an engine."""
+"""A job for an engine, and the interface of an engine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Job:
         return self.folder / "job.toml"
 
     def toml(self) -> str:
-        """The tables as a config file."""
+        """Return the tables as the text of a config file."""
         parts = [
             f"[{table}]\n" + "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in values.items())
             for table, values in self.tables.items()
@@ -83,7 +83,7 @@ def asked(command: Sequence[str], text: str = "") -> str:
     """Run an engine's own command with `text` as its input and return its output.
 
     Raises:
-        TaskError: If it fails or takes longer than SUBMIT_DEADLINE.
+        TaskError: If the command fails or takes longer than SUBMIT_DEADLINE.
     """
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SUBMIT_DEADLINE)
@@ -101,4 +101,4 @@ class Engine(Protocol):
         """Return the job as text that the engine's own command reads."""
 
     def submit(self, job: Job) -> str:
-        """Submit the job, or raise TaskError; returns a line on what was submitted and how to follow it."""
+        """Submit the job, or raise TaskError; return a line on the submitted job and how to follow it."""

@@ -1,9 +1,9 @@
 """`fedsim launch --on kubernetes`: manifests of a coordinator's Job and an Indexed Job of node agents.
 
-The keys are made here, before anything runs: a Secret has the coordinator's, another one the join files, of
-which a node agent's container sees its own only (subPathExpr). The Jobs restart what ends: a coordinator that
-was moved or killed resumes its run from a PersistentVolumeClaim, and a node agent joins again, at most three
-times an index. podReplacementPolicy is Failed, because a key is of one process at a time.
+The keys are made here, before any pod runs. One Secret contains the coordinator's keys, another the join
+files; the container of a node agent sees only its own join file (subPathExpr). The Jobs restart pods that
+end: a coordinator resumes its run from a PersistentVolumeClaim, and a node agent joins again, at most three
+times per index. podReplacementPolicy is Failed, because only one process at a time may use a key.
 
 References:
     https://kubernetes.io/docs/concepts/workloads/controllers/job/ (backoffLimitPerIndex, podFailurePolicy)
@@ -28,18 +28,18 @@ from workers.transport.run_keys import RunKeys
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """launch.engines.job.Engine. Its options are the fields of Options. keys: makes a run's keys."""
+    """An Engine for Kubernetes; its options are the fields of Options. keys: function that makes run keys."""
 
     keys: Callable[[int, str], RunKeys] = RunKeys.new
 
     def plan(self, job: Job) -> str:
-        """The manifests, as YAML: kubectl apply takes them. None is read here."""
+        """Return the manifests as YAML for kubectl apply."""
         try:
             import yaml
         except ImportError:
             raise UsageError("--on kubernetes needs the package PyYAML: pip install pyyaml") from None
 
-        dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # the library's own stays as it is
+        dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # does not change the library's own Dumper
 
         def text(representer: Any, value: str) -> Any:
             style = "|" if "\n" in value else None
@@ -64,20 +64,20 @@ class Kubernetes:
 
 PORT = 7711
 RUNS, DATA, KEYS = "/runs", "/data", "/keys"
-"""Folders of a container: the run's, the data set's, and its keys'."""
+"""Folders in a container, for the run, the data set and the keys."""
 FINAL = (2, 3, 4, 5)
-"""Exit codes that a restart would repeat."""
+"""Exit codes after which a restart would fail again."""
 USER = 1000
 """The user and group of the image (Dockerfile)."""
 LONGEST_NAME = 52
-"""A pod's name appends an index and five characters, and has 63 at most."""
+"""A pod's name has at most 63 characters; Kubernetes appends an index and five characters to this name."""
 JOB = "batch.kubernetes.io/job-name"
 """The label that a Job gives its pods."""
 Manifest = dict[str, Any]
 
 
 def name_of(job: Job) -> str:
-    """The name of a run's objects: that of its folder, in letters, digits and hyphens."""
+    """Return the name of a run's objects: the name of its folder, in letters, digits and hyphens."""
     plain = re.sub("[^a-z0-9]+", "-", job.run.name.lower()).strip("-")
     return f"fedsim-{plain}"[:LONGEST_NAME].rstrip("-")
 
@@ -165,7 +165,7 @@ def _nodes(job: Job, name: str, options: Options) -> Manifest:
 
 
 def _policy(container: str, final: str) -> Manifest:
-    """Return a failure policy: no restart after FINAL, a free one after an interruption or a pod's move."""
+    """Return a failure policy: no restart after FINAL; interruptions and a pod's move are not failures."""
 
     def codes(*values: int) -> Manifest:
         return {"containerName": container, "operator": "In", "values": [*values]}
@@ -189,7 +189,7 @@ def _pod(
     limits: Mapping[str, str],
     workers: int = 0,
 ) -> Manifest:
-    """A pod of one container, which talks to no API server and gains no rights; workers: of a node agent."""
+    """Return a pod of one container, without API access or privileges. workers: number in a node agent."""
     data = {"data": {"persistentVolumeClaim": {"claimName": options.data, "readOnly": True}}}
     reads = {"data": {"mountPath": DATA, "readOnly": True}}
     volumes, mounts = ({**volumes, **data}, {**mounts, **reads}) if options.data else (volumes, mounts)
@@ -217,7 +217,7 @@ def _pod(
 
 
 def _template(pod: Manifest, grace: int) -> Manifest:
-    """A Job's template; grace: seconds between SIGTERM and SIGKILL."""
+    """Return a Job's template. grace: seconds between SIGTERM and SIGKILL."""
     return {"spec": {**pod, "terminationGracePeriodSeconds": grace}}
 
 
@@ -231,9 +231,9 @@ MISSING = "--on kubernetes needs --image IMAGE, which has fedsim (docs/clusters.
 class Options:
     """The options of a run on Kubernetes.
 
-    image: a container image that has fedsim. namespace: '' for kubectl's own. claim: a PersistentVolumeClaim
-    for run folders, '' for a new one of size `storage`. data: a claim with data files. memory: a limit for
-    each worker, and for the coordinator. gpu: the name of the resource.
+    image: a container image that has fedsim. namespace: '' for kubectl's default. claim: a
+    PersistentVolumeClaim for run folders; '' for a new one of size `storage`. data: a claim with data files.
+    memory: a limit for each worker, and for the coordinator. gpu: the name of the GPU resource.
     """
 
     image: str = ""

@@ -16,7 +16,7 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The engine options of a command. options: KEY=VALUE or KEY, of the engine's own."""
+    """The engine options of a command. options: the engine's own options, each KEY=VALUE or KEY."""
 
     on: str
     nodes: int = 1
@@ -26,7 +26,7 @@ class EngineOptions:
 
     @staticmethod
     def taken(options: dict[str, Any]) -> EngineOptions | None:
-        """Remove the engine's options from a command's options; None without an engine."""
+        """Remove the engine's options from a command's options and return them; None without an engine."""
         on, image = options.pop("on"), options.pop("image", None)
         names = ("nodes", "gpus_per_worker", "engine_options", "dry_run")
         nodes, gpus, own, dry = (options.pop(name, None) for name in names)

@@ -1,12 +1,12 @@
-"""`fedsim launch --on ray`: the coordinator here, and a node agent in an actor on every machine.
+"""`fedsim launch --on ray`: the coordinator on this machine, and a node agent in an actor on every machine.
 
-Ray places the agents (a placement group) and gives them GPUs; it restarts nothing (max_restarts = 0) and
-carries no tensor: an actor gets the keys of its machine's workers, starts `fedsim node` and returns its exit
-code. An actor whose node is gone is asked for again, and until Ray has a place its tasks are computed by the
-others.
+Ray places the agents (a placement group) and assigns GPUs to them. It restarts nothing (max_restarts = 0) and
+transfers no tensors: an actor gets the keys of its machine's workers, starts `fedsim node` and returns its
+exit code. If the node of an actor is lost, a new actor is requested. Until Ray has a place for it, other
+workers compute its tasks.
 
 Ray has no access control between the jobs of a cluster: anyone who can submit a job can read an actor's
-arguments, the keys among them. A cluster is trusted as a whole (SECURITY.md).
+arguments, including the keys. A cluster is trusted as a whole (SECURITY.md).
 
 References:
     https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
@@ -36,16 +36,16 @@ from workers.scratch import Scratch
 from workers.transport.join_credentials import JOIN, JoinCredentials
 
 LOOK = 0.2
-"""Seconds between two looks at coordinator and actors."""
+"""Seconds between two checks of coordinator and actors."""
 ANSWER = 5.0
-"""Seconds for a cluster's head to take a connection."""
+"""Seconds that a cluster's head may take to accept a connection."""
 
 
 class Ray:
-    """launch.engines.job.Engine. Its option is address: auto (the cluster of this machine) or ray://HEAD."""
+    """An Engine for Ray. Its option is address: auto (the cluster of this machine) or ray://HEAD."""
 
     def plan(self, job: Job) -> str:
-        """The bundles that Ray would be asked for, and the commands that would run in them."""
+        """Return the bundles to request from Ray and the commands to run, as text."""
         agents = f"fedsim node --workers {job.per_node} --threads {job.threads}"
         return (
             f"placement group: {job.nodes} x {self._bundle(job)}, strategy SPREAD\n"
@@ -54,10 +54,10 @@ class Ray:
         )
 
     def submit(self, job: Job) -> str:
-        """Run to the end; TaskError if the coordinator fails. The same command resumes an interrupted run."""
+        """Run to the end, or raise TaskError. The same command resumes an interrupted run."""
         ray = connected(job.options or {})
         job.write_config()
-        (job.run / JOIN).unlink(missing_ok=True)  # an earlier start's: its keys open nothing any more
+        (job.run / JOIN).unlink(missing_ok=True)  # of an earlier start: its keys are no longer valid
         parent = os.getpid()
         coordinator = subprocess.Popen(
             self._coordinator(job), preexec_fn=lambda: die_with_parent(parent), start_new_session=True
@@ -99,7 +99,7 @@ class Ray:
 
 
 def connected(options: Mapping[str, str] | Sequence[str]) -> Any:
-    """The module ray, connected to the cluster that the option address names."""
+    """Return the module ray, connected to the cluster that the option address names."""
     pairs = dict(options if isinstance(options, Mapping) else (o.partition("=")[::2] for o in options))
     address = pairs.pop("address", "auto")
     if pairs:
@@ -117,7 +117,7 @@ def connected(options: Mapping[str, str] | Sequence[str]) -> Any:
 
 
 def _answers(address: str) -> None:
-    """Raise OSError if nothing listens at HOST:PORT or ray://HOST:PORT: ray.init waits for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT or ray://HOST:PORT; ray.init would wait for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=ANSWER).close()
@@ -127,15 +127,15 @@ def _answers(address: str) -> None:
 
 FEDSIM = (sys.executable, "-m", "launch")
 END = 20.0
-"""Seconds for the agents to end with the run, before they are killed."""
+"""Seconds that the agents may take to end after the run; then they are killed."""
 
 
 class NodeActor:
     """The actor of a bundle."""
 
     def serve(self, credentials: bytes, workers: int, threads: int) -> int:
-        """Run the node agent of these keys' workers; returns its exit code. The agent ends with this process,
-        however that ends."""
+        """Run a node agent for the workers of these keys; return its exit code. The agent ends when this
+        process ends for any reason."""
         parent, keys = os.getpid(), msgspec.json.decode(credentials, type=JoinCredentials)
         with Scratch("fedsim-node-") as folder:
             path = folder / JOIN
@@ -149,16 +149,16 @@ class NodeActor:
 
 
 class RayAgents:
-    """The actors of a run. Ray restarts none; one whose node is gone is asked for again."""
+    """The actors of a run. Ray restarts no actor; an actor whose node is lost is requested again here."""
 
     def __init__(self, ray: Any, group: Any, job: Job) -> None:
-        """ray: the module, connected. group: the placement group, with a bundle for each node of the job."""
+        """ray: the connected module. group: the placement group, with a bundle for each node of the job."""
         self._ray, self._group, self._job, self._per_node = ray, group, job, job.per_node
         self._futures: dict[Any, int] = {}
         self._actors: dict[int, Any] = {}
 
     def look_after(self) -> None:
-        """Start the agents once the join file is there; restart agents whose actor has died."""
+        """Start the agents once the join file exists; restart agents whose actor has died."""
         if not self._actors:
             for bundle in range(self._job.nodes):
                 self._start(bundle)
@@ -166,12 +166,12 @@ class RayAgents:
         for future in self._ray.wait(futures, num_returns=len(futures), timeout=0)[0] if futures else []:
             bundle = self._futures.pop(future)
             try:
-                self._ray.get(future)  # it ended by itself: with the run, or refused, as the coordinator says
+                self._ray.get(future)  # the agent ended with the run, or the coordinator refused it
             except self._ray.exceptions.RayError:
                 self._start(bundle)
 
     def _start(self, bundle: int) -> None:
-        """Ask for an actor with this bundle's keys; do nothing where the run has no join file (any more)."""
+        """Request an actor with this bundle's keys; do nothing if the run has no join file (any more)."""
         job, first = self._job, bundle * self._per_node
         try:
             keys = JoinCredentials.read(job.run / JOIN).part(range(first, first + self._per_node))

@@ -1,9 +1,9 @@
 """`fedsim launch --on slurm`: one batch job with the coordinator and the node agents.
 
 The batch step, on the first node of the allocation, is the coordinator: no process stays on a login node, and
-no connection comes from outside. Every node has a step with its node agent, which restarts after a kill.
-Before its time is over, or when it is pre-empted, Slurm sends SIGTERM: the coordinator commits and ends with
-exit code 130, and the job puts itself back into the queue, where it resumes, as after kill -9.
+no connection is made from outside. Every node runs a step with its node agent; a killed step is restarted.
+Slurm sends SIGTERM before the time limit or when it pre-empts the job. The coordinator then commits and ends
+with exit code 130, and the job requeues itself. The restarted job resumes the run, as it does after kill -9.
 
 References:
     https://slurm.schedmd.com/sbatch.html (--requeue, --signal)
@@ -22,9 +22,9 @@ from fedsim.errors import UsageError
 from launch.engines.job import JOIN_WITHIN, Job, asked, write
 
 NOTICE = 90
-"""Seconds between SIGTERM and the end of the time limit; a commit takes a fraction of one."""
+"""Seconds between SIGTERM and the end of the time limit; a commit takes less than a second."""
 INHERITED = ("CPUS_PER_TASK", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "NTASKS_PER_NODE", "TRES_PER_TASK")
-"""Variables SLURM_* of the batch step that srun would take as options of the nodes' step."""
+"""Variables SLURM_* of the batch step that srun would use as options of the node agents' steps."""
 
 SCRIPT = """#!/bin/bash
 {directives}
@@ -71,7 +71,7 @@ exit "$code"
 
 
 class Slurm:
-    """launch.engines.job.Engine. Its options are those of sbatch: partition=gpu, time=2:00:00."""
+    """An Engine for Slurm. Its options are the options of sbatch, such as partition=gpu and time=2:00:00."""
 
     def plan(self, job: Job) -> str:
         cores = job.per_node * job.threads
@@ -92,7 +92,7 @@ class Slurm:
         )
 
     def _directives(self, job: Job, cores: int) -> Iterator[str]:
-        """Options of sbatch; the user's come last, and the last one counts."""
+        """Yield options of sbatch. The user's options are last, because sbatch uses the last value."""
         yield f"job-name=fedsim-{job.run.name}"
         yield f"nodes={job.nodes}"
         yield "ntasks-per-node=1"
@@ -102,7 +102,7 @@ class Slurm:
         yield f"output={job.folder / 'job.log'}"
         yield "open-mode=append"
         yield "requeue"
-        yield "no-kill"  # a node that fails takes its own step only
+        yield "no-kill"  # a failed node ends only its own step
         yield f"signal=B:TERM@{NOTICE}"
         for name, value in (job.options or {}).items():
             yield one_line(f"{name}={value}" if value else name)
@@ -116,19 +116,19 @@ class Slurm:
 
 
 def one_line(option: str) -> str:
-    """A user's option of sbatch, refused if it would end the line."""
+    """Return a user's option of sbatch; refuse one that contains a line break."""
     if "\n" in option:
         raise UsageError(f"--engine-option {option.partition('=')[0]}: an option of sbatch is one line")
     return option
 
 
 def check_slurm() -> None:
-    """Check that there is a sbatch, before anything is written."""
+    """Raise UsageError if there is no sbatch; called before anything is written."""
     if shutil.which("sbatch") is None:
         raise UsageError("--on slurm: there is no sbatch on this machine; --dry-run prints the script")
 
 
 def submit_script(script: str, path: Path) -> str:
-    """Write a batch script and give it to sbatch; returns the job's number."""
+    """Write a batch script and submit it with sbatch; return the job's number."""
     write(path, script)
     return asked(["sbatch", "--parsable", str(path)]).strip().partition(";")[0]

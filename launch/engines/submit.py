@@ -1,4 +1,4 @@
-"""Makes a job of the options of `fedsim launch --on ENGINE`, and submits it."""
+"""Create a job from the options of `fedsim launch --on ENGINE`, and submit it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from launch.runs.writer import RunDir
 
 ENGINES: Mapping[str, Callable[[], Engine]] = {"slurm": Slurm, "ray": Ray, "kubernetes": Kubernetes}
 OWN = ("workers", "out", "remote_workers", "bind", "keys", "transport", "join_within")
-"""Keys of an execution that the engine's job sets itself."""
+"""Keys of [execution] that the engine's job sets."""
 
 
 def submit(overrides: Overrides, engine: EngineOptions) -> str:
-    """Submit a run; returns what to print: what was submitted, or with dry_run what would be."""
+    """Submit a run and return a message; with dry_run, submit nothing and return the job as text."""
     job, carried = _job(overrides, engine), ENGINES[engine.on]()
     return carried.plan(job) if engine.dry_run else carried.submit(job)
 

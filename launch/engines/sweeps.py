@@ -1,7 +1,7 @@
-"""`fedsim sweep --on ENGINE`: a run is an element of a job array (Slurm) or a task (Ray).
+"""`fedsim sweep --on ENGINE`: each run is an element of a job array (Slurm) or a task (Ray).
 
-A run of a sweep computes in one process, so the engine only has to place it. All machines see the folder of
-runs, which is what a sweep on one machine leaves; so either can continue what the other has begun.
+Each run of a sweep is one process, so the engine only has to place it. All machines share the folder of runs.
+It has the same content as after a sweep on one machine, so either kind of sweep can continue the other.
 
 References:
     https://slurm.schedmd.com/job_array.html
@@ -25,7 +25,7 @@ from launch.sweep.runner import Progress
 from launch.sweep.task import Tasks, run_task
 
 LOOK = 0.5
-"""Seconds between two looks at the tasks' progress."""
+"""Seconds between two updates of the tasks' progress."""
 RETRIES = 20
 """Restarts of a task whose node was lost."""
 
@@ -36,7 +36,7 @@ exec {python} -m launch.sweep.task {file} "$SLURM_ARRAY_TASK_ID"
 
 
 def array_script(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | None) -> str:
-    """The batch script of an array with an element for each run, at most `jobs` of them at a time."""
+    """Return the batch script of an array with one element per run, at most `jobs` of them at a time."""
     at_once = f"%{jobs}" if jobs else ""
     own = [
         f"job-name=fedsim-{file.stem}",
@@ -55,7 +55,7 @@ def array_script(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | No
 
 
 def submit_array(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | None) -> str:
-    """Submit the array; returns a line on it. The tables come from the same command with --no-run."""
+    """Submit the array and return a message. The same command with --no-run writes the tables later."""
     script = array_script(tasks, engine, file, jobs)
     check_slurm()
     tasks.write(file)
@@ -67,11 +67,11 @@ def submit_array(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | No
 def run_on_ray(
     tasks: Tasks, engine: EngineOptions, jobs: int | None, watch: Callable[[Progress], None]
 ) -> dict[str, str]:
-    """Compute the runs as tasks; returns errors by trial id.
+    """Compute the runs as tasks; return errors by trial id.
 
-    engine: has the option address, and gpus_per_worker for each run. jobs: the most runs at a time; None: as
-    many as the cluster has room for. watch: called with their progress. Interrupted is raised after Ctrl-C;
-    runs that were under way count as not run.
+    engine: its option address names the cluster; gpus_per_worker is the number of GPUs of each run. jobs: the
+    maximum number of runs at a time; None for as many as fit on the cluster. watch: called with the progress.
+    Interrupted is raised after Ctrl-C; runs that have not ended count as not run.
     """
     ray = connected(engine.options)
     count = len(tasks.tasks)
@@ -113,7 +113,7 @@ def _outcome(ray: Any, future: Any) -> str:
 
 
 def _threads(tasks: Tasks) -> int:
-    """The cores that every run gets: as many as the run with the most threads needs."""
+    """Return the number of cores of every run: the largest number of threads of any run."""
     if not tasks.tasks:
         raise UsageError("no runs are to be done")
     return max(int(task.experiment["threads"]) for task in tasks.tasks)

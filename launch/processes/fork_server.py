@@ -1,14 +1,14 @@
-"""Starts workers by forking from a process that has already imported torch.
+"""Start workers by forking a process that has already imported torch.
 
-Ten workers cost about one CPU-second instead of thirteen, and share the library's memory. The server
-has only imported: no ZeroMQ context, no CUDA call (a forked process could not use the GPU then), thread
-variables 1. It dies with the coordinator (PR_SET_PDEATHSIG is the first thing it sets) and every worker dies
-with it.
+Ten workers cost about one CPU-second instead of thirteen, and share the memory of torch. The server only
+imports: it has no ZeroMQ context, makes no CUDA call (a forked process could not use the GPU after one), and
+limits libraries to one thread. The kernel ends the server with the coordinator (PR_SET_PDEATHSIG is the first
+thing that the server sets), and every worker with the server.
 
 The coordinator talks to it over a socket pair with JSON datagrams:
     {"start": {...}}            ->  {"started": index, "pid": pid}
     a worker has ended          ->  {"ended": index, "status": exit code, negative for a signal}
-End of file ends everything.
+End of file ends the server and the workers.
 
 ForkServer, the coordinator's side, starts the server by forking the coordinator. A process that has done
 nothing but import is safe to fork, and forking it saves a second import of torch: 300 MB and more than a
@@ -51,25 +51,25 @@ ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "THP_MEM_ALLOC_ENABLE": "1",
 }
-"""Threads per task are set by --threads; what a library would start by itself is one thread. Tensors of 2 MiB
-and more lie on huge pages: a fresh one of 65 MB costs a third (docs/decisions/026-large-models.md)."""
+"""--threads sets the threads per task; by themselves, libraries use one thread. Tensors of 2 MiB and more use
+huge pages: a new tensor of 65 MB then costs a third (docs/decisions/026-large-models.md)."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _pristine() -> bool:
-    """True if nothing can have run in torch or numpy here."""
+    """Return True if no code of torch or numpy can have run in this process."""
     return "torch" not in sys.modules and "numpy" not in sys.modules
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL this process when its parent ends; at once if the parent has ended already."""
+    """Let the kernel kill this process when its parent ends; exit if the parent has already ended."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def main(fd: int, packages: Sequence[str] = ()) -> None:
-    """The server's loop; `fd` is its end of the socket pair, and `packages` are imported for all workers."""
+    """Run the server. fd: its end of the socket pair. packages: imported once, for all workers."""
     link = socket.socket(fileno=fd)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -116,9 +116,9 @@ def _tell(link: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _preload(packages: Sequence[str]) -> None:
-    """Import what every worker needs before the first fork, and set the BLAS up by one product.
+    """Import what every worker needs before the first fork, and initialise the BLAS by one product.
 
-    No backward: autograd's engine must not be started before a fork.
+    There is no backward pass, because autograd's engine must not be started before a fork.
     """
     import numpy.ma  # noqa: F401 (np.unique imports it late: 12 MB in every worker)
     import torch
@@ -126,14 +126,14 @@ def _preload(packages: Sequence[str]) -> None:
     import workers.worker.remote  # noqa: F401
 
     for package in packages:
-        with suppress(UsageError):  # the worker that needs it says so
+        with suppress(UsageError):  # a worker that needs it reports the error
             needed(package, "the run's model")
     torch.set_num_threads(1)
     torch.nn.functional.linear(torch.zeros(32, 8), torch.zeros(8, 8))
 
 
 def _become_worker(spec: dict[str, Any]) -> None:
-    """In the child: log file, environment, cores; then the worker's main."""
+    """Set log file, environment and cores in the child, then run the worker's main function."""
     code = 1
     try:
         log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -143,7 +143,7 @@ def _become_worker(spec: dict[str, Any]) -> None:
         os.sched_setaffinity(0, spec["cores"])
         if "edge" in spec:
             from workers.edge.main import run_edge as run
-        elif "join" in spec:  # of another machine's coordinator
+        elif "join" in spec:  # the coordinator is on another machine
             from workers.worker.remote import run_joined as run
         else:
             from workers.worker.main import run
@@ -160,20 +160,20 @@ def _become_worker(spec: dict[str, Any]) -> None:
 
 
 class ForkServer:
-    """A running fork server: its pid, our end of the link, and what it printed."""
+    """A running fork server: its pid, this end of the link, and its output."""
 
     def __init__(self, fresh: bool = False, packages: Sequence[str] = ()) -> None:
-        """Start it; the kernel ends it when the calling thread ends.
+        """Start the server, which the kernel ends when the calling thread ends.
 
         Args:
             fresh: Always start a new interpreter, which shares nothing with this process.
-            packages: Further packages for this run's workers: imported once, and shared by all.
+            packages: Further packages for this run's workers, imported once and shared by all workers.
         """
         self._packages = tuple(packages)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._output: IO[bytes] = _temporary_file()
         pristine = not fresh and _pristine()
-        if pristine:  # Ctrl-C ends it
+        if pristine:  # Ctrl-C may end the import
             os.environ.update(ENVIRONMENT)
             importlib.import_module("workers.worker.main")
             gc.collect()
@@ -225,7 +225,7 @@ class ForkServer:
         return self._process.pid
 
     def end(self, patience: float) -> int:
-        """Close the link, wait, kill after `patience` seconds; returns the exit code, also when repeated."""
+        """Close the link, wait, and kill the server after `patience` seconds; return its exit code."""
         if self._status is None:
             self.link.close()
             deadline = time.monotonic() + patience
@@ -241,10 +241,10 @@ class ForkServer:
 
 
 def _temporary_file() -> IO[bytes]:
-    """Open a file without a name, which lives as long as the server.
+    """Open a file without a name, for the output of the server.
 
     Raises:
-        DiskError: if none can be made.
+        DiskError: if no temporary file can be made.
     """
     try:
         return tempfile.TemporaryFile()

@@ -1,7 +1,7 @@
-"""The node agent of the coordinator's own machine, in a run whose other workers are elsewhere.
+"""The node agent on the coordinator's own machine, in a run that also has remote workers.
 
-Workers of this machine then join as all others do: with a key, over CURVE. So a run has one kind of
-worker, whose messages and bytes do not depend on where it is.
+Workers of this machine then join as remote workers do: with a key, over CURVE. All workers of a run are thus
+of one kind, and their messages and bytes do not depend on their machine.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from workers.transport.tcp_address import TcpAddress
 
 END = 10.0
 """Seconds for the agent to end with the run, before it is killed."""
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that one can listen at but not connect to, and what this machine connects to instead."""
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
+"""Addresses at which to listen but not to connect, and the address to which this machine connects."""
 
 
 class LocalNode:
-    """`fedsim node` for the last of the run's workers; it ends with this process."""
+    """A `fedsim node` for the run's workers with the highest numbers; it ends with this process."""
 
     def __init__(self, join: Path, *, threads: int, devices: str, data_dir: str | None) -> None:
-        """Start it. join: the join file of its workers. threads: cores for each. devices: as in node."""
+        """Start the agent. join: its workers' join file. threads: cores per worker. devices: as in node."""
         keys = JoinCredentials.read(join)
         here = TcpAddress.to_connect(keys.url, "address")
         here = replace(here, host=ANYWHERE.get(here.host, here.host))
@@ -53,7 +53,7 @@ class LocalNode:
                 )
 
     def end(self, gently: bool) -> None:
-        """Wait until it has ended with the run, or end it; none of its processes is left."""
+        """Wait until the agent has ended with the run, or end it; none of its processes is left."""
         if not gently:
             self._process.send_signal(signal.SIGTERM)
         try:

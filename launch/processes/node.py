@@ -1,8 +1,8 @@
 """`fedsim node`: several workers of one machine, from one import of torch.
 
 An engine (Slurm, Ray, Kubernetes, or a person with ssh) places one node agent per machine. The agent starts
-workers through a fork server, pins each to its cores and its GPU among those that the engine has given, and
-restarts killed ones. It ends with its workers, and they end with it.
+workers through a fork server, pins each worker to some of the cores and one of the GPUs that the engine has
+assigned, and restarts killed workers. The agent ends with its workers, and the workers end with the agent.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ MAX_RESTARTS = 3
 class Node:
     """The workers that a machine adds to a run.
 
-    join: the join file. workers: how many to start. seat: the first of their numbers, auto: rank times
-    `workers`, or None: the free ones. devices: auto, cpu or a list of this machine's GPUs. threads: cores for
-    each worker. options: of workers.worker.remote.run_joined, for all of them. logs: a folder for their logs,
-    None: a temporary one.
+    join: the join file. workers: how many to start. seat: the number of the first worker, auto for rank times
+    `workers`, or None for free numbers. devices: auto, cpu or a list of this machine's GPUs. threads: cores
+    per worker. options: options of workers.worker.remote.run_joined for all workers. logs: the folder of the
+    logs; None for a temporary one.
     """
 
     join: Path
@@ -54,9 +54,9 @@ class Node:
         """Start the workers, and return when all have ended because the run is over.
 
         Raises:
-            UsageError: if the join file or a number does not fit.
+            UsageError: if the join file or a worker's number is wrong.
             AccessError: if the run refuses a worker.
-            TaskError: if one fails, or is killed too often.
+            TaskError: if a worker fails, or is killed too often.
             Interrupted: after Ctrl-C or SIGTERM, or if the run was interrupted.
         """
         credentials = JoinCredentials.read(self.join)
@@ -79,10 +79,10 @@ class Node:
                 scratch.remove()
 
     def _seats(self, credentials: JoinCredentials) -> Sequence[int | None]:
-        """The number of each worker, None: it takes a free one.
+        """Return the number of each worker; None for a worker that takes a free number.
 
         Raises:
-            UsageError: if the file lacks one, or there is no rank.
+            UsageError: if the join file lacks a number, or there is no rank.
         """
         if self.seat is None:
             return [None] * self.workers
@@ -117,7 +117,7 @@ class Node:
         self._watch(supervisor, len(specs))
 
     def _watch(self, supervisor: Supervisor, running: int) -> None:
-        """Start killed workers again, until all have ended by themselves.
+        """Restart killed workers, until all workers have ended by themselves.
 
         Raises:
             Interrupted: if a signal asked to stop.
@@ -143,7 +143,7 @@ class Node:
 
 
 def _error(ended: ProcessExit) -> FedsimError:
-    """The error of a worker that has ended with one."""
+    """Return the error for a worker that has ended with an error."""
     if ended.status == Interrupted.exit_code:
         return Interrupted("the run was interrupted; once it is resumed, these workers may join again")
     kind = AccessError if ended.status == AccessError.exit_code else TaskError
@@ -164,10 +164,10 @@ def serve(
     patience: float,
     **choices: Path | None,
 ) -> None:
-    """Carry `fedsim node` out; the arguments are its options.
+    """Run `fedsim node`; the arguments are the options of the command.
 
     Raises:
-        FedsimError: as Node.serve.
+        FedsimError: as in Node.serve.
     """
     options = {
         "url": url,

@@ -35,9 +35,9 @@ def join(
     """Run as a worker until the run is over.
 
     url: the coordinator's address as seen from here, if it is not the file's. seat: the worker's number, or
-    auto: the rank that the engine has given this process; by default, the first that is missing. devices:
-    auto, cpu or cuda:0,cuda:1: worker i on device i mod n of this machine. patience: seconds after which a
-    coordinator that does not answer is given up. codecs, choices: the user's files on this machine.
+    auto for the rank that the engine has given this process; by default, the first missing number. devices:
+    auto, cpu, or a list such as cuda:0,cuda:1 (worker i on device i mod n of this machine). patience: seconds
+    to wait for a coordinator that does not answer. codecs, choices: the user's files on this machine.
     """
     worker = _worker(seat)
     [*_, placed] = assign_devices(devices, max(1, (worker or 0) - JoinCredentials.read(file).first + 1), 1)
@@ -67,10 +67,10 @@ def join_edge(
 ) -> None:
     """Run as an edge server until the run is over.
 
-    file: its join file, RUN/edges/join-000.json of the root. bind: the address for its workers. url: the
-    root's address as seen from here, if it is not the file's. workers_file: the join file that it writes for
-    its workers; by default beside its own. patience: seconds after which a root that does not answer is given
-    up. codecs, choices: the user's files on this machine.
+    file: the edge server's join file, RUN/edges/join-000.json of the root. bind: the address for its workers.
+    url: the root's address as seen from here, if it is not the file's. workers_file: the join file to write
+    for the workers; by default beside `file`. patience: seconds to wait for a root that does not answer.
+    codecs, choices: the user's files on this machine.
     """
     check_bind(bind)
     credentials = EdgeCredentials.read(file)
@@ -93,7 +93,7 @@ def join_edge(
 
 
 def _worker(seat: str | None) -> int | None:
-    """Return a seat's worker number; None: the first that is missing."""
+    """Return the worker number of a seat; None for the first missing number."""
     if seat == "auto":
         return rank(os.environ)
     if seat is not None and not seat.isdecimal():
@@ -121,7 +121,7 @@ def _keys(run: Path) -> int:
         raise UsageError(f"{run} has no remote workers (--remote-workers): no worker has a key")
     if not _is_running(run):
         raise UsageError(f"{run} is not being run: its keys open nothing, and fedsim resume makes new ones")
-    if edge_join_file(run, 0).exists():  # its workers come through edge servers, which have their join files
+    if edge_join_file(run, 0).exists():  # workers join at edge servers, and there is no join.json
         return int(execution["workers"])
     if not (run / JOIN).exists():
         raise UsageError(f"{run} has no {JOIN} at the moment: it is being set up, or at its end")
@@ -129,7 +129,7 @@ def _keys(run: Path) -> int:
 
 
 def _is_running(run: Path) -> bool:
-    """Tell whether the run has a coordinator; one that was killed has left its join.json."""
+    """Return True if the run has a coordinator; a killed coordinator may leave its join.json."""
     try:
         RunLock(run).release()
     except UsageError:

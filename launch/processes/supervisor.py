@@ -1,6 +1,6 @@
-"""The worker processes: started through the fork server, watched through pidfds, and always ended.
+"""The supervisor of worker processes: starts them by the fork server, watches pidfds, and always ends them.
 
-Imports nothing heavy itself: the fork server is made from a process that has only imported.
+It imports neither torch nor NumPy: the fork server can be forked only from a process without them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST_WORDS = 12
 
 @dataclass
 class Process:
-    """One row of processes.json. node: its machine. gpu: a UUID or ''. engine: what has placed it, or ''."""
+    """One row of processes.json. node: its machine. gpu: a UUID or ''. engine: such as 'mpi', or ''."""
 
     role: str
     index: int
@@ -47,8 +47,8 @@ class Process:
 
 
 class Supervisor:
-    """Starts and ends the processes of one run; after stop() none is left. Methods that wait raise
-    Interrupted if a signal asked to stop, and TaskError if a process failed to start."""
+    """The processes of one run, which are started and ended here; after stop() none is left.
+    Methods that wait raise Interrupted after a signal to stop, and TaskError if a process failed to start."""
 
     def __init__(self, interrupted: Wakeup) -> None:
         self.processes: list[Process] = [_process("coordinator", 0, os.getpid(), "cpu", "")]
@@ -64,7 +64,7 @@ class Supervisor:
     # ---- starting
 
     def start_server(self, fresh: bool = False, packages: Sequence[str] = ()) -> None:
-        """Start the fork server: before anything has imported torch, or as a fresh interpreter."""
+        """Start the fork server: a fork of this process if safe and not `fresh`, else a new interpreter."""
         self._server = ForkServer(fresh, packages)
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
@@ -80,14 +80,14 @@ class Supervisor:
         self.changed(self.processes)
 
     def replace(self, worker: int, address: str) -> None:
-        """Start another process in the place of one that has ended."""
+        """Start another process in place of one that has ended."""
         self._statuses.pop(worker, None)
         self._send({"start": self._specs[worker] | {"address": address}})
         self._started(self._expect("started", time.monotonic() + START_DEADLINE))
         self.changed(self.processes)
 
     def kill(self, worker: int) -> None:
-        """Kill a worker's process; fds() report its death as any other."""
+        """Kill a worker's process; fds() and check() report its end like any other."""
         for fd, index in self._pidfds.items():
             if index == worker:
                 with suppress(ProcessLookupError):
@@ -113,7 +113,7 @@ class Supervisor:
             raise self._server_lost(self._server) from None
 
     def _expect(self, key: str, deadline: float) -> dict[str, Any]:
-        """The next message that has `key`; ends of workers are noted on the way."""
+        """Return the next message that has `key`; record the ends of workers that are reported before."""
         assert self._server is not None
         while True:
             left = deadline - time.monotonic()
@@ -143,7 +143,7 @@ class Supervisor:
         return [self._interrupted.fd, *self._pidfds]
 
     def check(self, ready: list[int]) -> ProcessExit | None:
-        """A worker's death among the ready descriptors, if any."""
+        """Return the end of a worker among the ready descriptors, if any."""
         if self._interrupted.fd in ready:
             raise Interrupted("interrupted")
         for fd in ready:
@@ -184,11 +184,11 @@ class Supervisor:
             return f"Its log {log} is empty."
         return f"The last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)
 
-    # ---- remote workers, of whom we only hear
+    # ---- remote workers, which other machines start
 
     def note_remote(self, index: int, role: str, number: int, pid: int, host: str) -> None:
-        """Record a worker or an edge server that has joined from the machine `host`. index: its number among
-        all that have registered; number: its number among those of its role; pid: its process there."""
+        """Record a worker or an edge server that has joined from the machine `host`.
+        index: its number among all registered. number: its number within its role. pid: its process there."""
         self._workers[index] = _process(role, number, pid, "", "")
         self._workers[index].node = host
         self.processes.append(self._workers[index])
@@ -207,7 +207,7 @@ class Supervisor:
     # ---- ending
 
     def stop(self, gently: bool) -> None:
-        """Wait for workers that were told to stop, kill the others; nothing is left afterwards."""
+        """Wait for workers if they were told to stop (gently), then kill the rest; no process is left."""
         self._await_ends(STOP_DEADLINE if gently else 0.0)
         for fd in self._pidfds:
             with suppress(ProcessLookupError):

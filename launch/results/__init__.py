@@ -1,1 +1,1 @@
-"""Runs as pages for people: one run (fedsim report) and several side by side (fedsim compare)."""
+"""Readable pages of runs: of one run (fedsim report) and of several runs side by side (fedsim compare)."""

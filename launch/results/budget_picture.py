@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from statistics import fmean
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from launch.results.tables import STOPPED, UNFINISHED, Grid, between, costs, meg
 
 
 def slots_of(groups: Sequence[Group]) -> list[int]:
-    """Slots of figures.Line: of several algorithms with few groups each, an algorithm has one colour and its
-    groups have different dashes; else every group has its own."""
+    """Return slots of figures.Line. If there are several algorithms with few groups each, an algorithm has
+    one colour, and its groups have different dashes; otherwise every group has its own slot."""
     names = [g.settings["algo"] for g in groups]
     algorithms = list(dict.fromkeys(names))
     places = [names[:n].count(name) for n, name in enumerate(names)]
@@ -31,7 +31,7 @@ def slots_of(groups: Sequence[Group]) -> list[int]:
 def against_bytes(
     groups: Sequence[Group], lines: Mapping[int, Group], levels: Sequence[float], key: str
 ) -> Iterator[str]:
-    """Draw the bytes with which groups reach accuracies, with the same as tables."""
+    """Yield a chart and tables of the bytes with which groups reach accuracies."""
     budgets = {slot: b for slot, g in lines.items() if len((b := by_budget(g)).x)}
     if not budgets:
         return
@@ -61,30 +61,32 @@ def against_bytes(
         notes.append(f"{UNFINISHED} is not finished (×): it may be resumed.")
     yield html.soft(" ".join(notes))
     ranked = [ranking(groups, level) for level in levels]
-    scale = _Scale.of([n for costs in ranked for c in costs if c.whole for n in c.spent])
+    scale = _Scale.of([n for costs in ranked for c in costs if c.spent for n in (*c.spent, *c.ended)])
     slots = {id(g): slot for slot, g in lines.items()}
     for grid, costs_ in zip(costs(groups, levels), ranked, strict=True):
         yield f"<h3>{escape(grid.title)}</h3>{_ranges(groups, costs_, slots, scale)}{table_of(grid)}"
     if levels:
         yield html.soft(
-            "A dot is the mean of the bytes with which the seeds of a group reach the accuracy, its bar "
-            "their range, for groups of which every seed does. The fewest bytes first. Where only some seeds "
-            "reach the accuracy, their number stands for the mean; a percentage in brackets is the best "
-            "accuracy of a group that does not." + (" The axis is logarithmic." if scale.logarithmic else "")
+            "A dot is the median of the bytes with which the seeds of a group reach the accuracy (Kaplan and "
+            "Meier), a mark is a seed, and a triangle is a seed that had not reached it with all of its "
+            "bytes. The smallest median first. Factors of bytes are paired by seed, with their 95 % "
+            "interval. Where too few of the seeds reach the accuracy, their number stands for the "
+            "median; a percentage in brackets is the best accuracy of a group that does not."
+            + (" The axis is logarithmic." if scale.logarithmic else "")
         )
 
 
 def _bottom(budgets: Sequence[Band], levels: Sequence[float]) -> float:
-    """The end of the y axis: some room below the accuracies in question and below where groups end."""
+    """Return the lower end of the y axis: a margin below the levels and the groups' last accuracies."""
     lowest = min([*levels, *(b.mean[-1] for b in budgets)])
     highest = max([*levels, *(b.high[-1] for b in budgets)])
     return float(max(0.0, lowest - max(0.5 * (highest - lowest), 0.02)))
 
 
 def _drawn(group: Group, slot: int, b: Band, bottom: float) -> Iterator[Line]:
-    """A group's line, and the mark of its end if it is unfinished."""
+    """Yield a group's line, and a mark at the end if the group is unfinished or stopped at its target."""
     visible = np.flatnonzero(b.high >= bottom)
-    begin = max(0, int(visible[0]) - 1) if len(visible) else len(b.x) - 1  # the rest needs no room
+    begin = max(0, int(visible[0]) - 1) if len(visible) else len(b.x) - 1  # earlier points are not visible
     mean, low, high = (y[begin:] for y in (b.mean, b.low, b.high))
     yield Line(name(group), b.x[begin:], mean, low, high, slot, kind="steps")
     if not group.done or group.stopped:
@@ -102,14 +104,14 @@ class _Scale:
 
     @staticmethod
     def of(counts: Sequence[float]) -> _Scale:
-        """The axis from 0 to the largest count; of counts that span decades, from the least one."""
+        """Return the axis from 0 to the largest count; from the smallest count if counts span decades."""
         if not counts:
             return _Scale(0.0, 1.0, False)
         logarithmic = wide([np.array(counts, dtype=np.float64)])
         return _Scale(float(min(counts)) if logarithmic else 0.0, float(max(counts)), logarithmic)
 
     def __call__(self, n: float) -> float:
-        """The place of n bytes in percent of the axis."""
+        """Return the position of n bytes in percent of the axis."""
         low, high, at = (
             map(np.log, (self.low, self.high, n)) if self.logarithmic else (self.low, self.high, n)
         )
@@ -117,34 +119,37 @@ class _Scale:
 
 
 def _ranges(groups: Sequence[Group], ranked: Sequence[Cost], slots: Mapping[int, int], scale: _Scale) -> str:
-    """One row per group: a dot at the mean of its seeds' bytes and a bar over their range, in its colour."""
+    """Draw one row per group in its colour: a mark per seed, a triangle per seed that does not reach the
+    accuracy, and a dot at the median."""
     rows = []
     for c in ranked:
         group, track = groups[c.group], ""
-        if c.whole:
-            low, high, mean = scale(min(c.spent)), scale(max(c.spent)), scale(fmean(c.spent))
+        if c.spent:
             colour = f"var(--c{slots.get(id(group), 7) % len(COLOURS)})"
-            track = (
-                f'<i style="left: {low:.2f}%; width: {high - low:.2f}%; background: {colour}"></i>'
-                f'<b style="left: {mean:.2f}%; background: {colour}"></b>'
-            )
-            said = f"{name(group)}: {megabytes(c.spent)} MB"
-            if len(c.spent) > 1:
-                said += f", {between(megabytes([min(c.spent)]), megabytes([max(c.spent)]))}"
-            track = f'<div class="track" title="{escape(said)}">{track}</div>'
+            at = f"background: {colour}"
+            ends = [scale(n) for n in (*c.spent, *c.ended)]
+            track = f'<i style="left: {min(ends):.2f}%; width: {max(ends) - min(ends):.2f}%; {at}"></i>'
+            track += "".join(f'<s style="left: {scale(n):.2f}%; {at}"></s>' for n in c.spent)
+            track += "".join(f'<u style="left: {scale(n):.2f}%; color: {colour}">▷</u>' for n in c.ended)
+            if math.isfinite(c.median):
+                track += f'<b style="left: {scale(c.median):.2f}%; {at}"></b>'
+            result = f"{name(group)}: {len(c.spent)} of {c.seeds} seeds"
+            if math.isfinite(c.median):
+                result += f", median {megabytes([c.median])} MB"
+            track = f'<div class="track" title="{escape(result)}">{track}</div>'
         else:
             track = f'<div class="soft">{escape(unreached(c))}</div>'
         rows.append(f"<span>{escape(name(group))}</span>{track}")
-    if not any(c.whole for c in ranked):
+    if not any(c.spent for c in ranked):
         return ""
-    ends = [megabytes([scale.low]) if scale.low else "0", f"{megabytes([scale.high])} MB"]
-    axis = f'<span></span><div class="ends">{"".join(f"<span>{end}</span>" for end in ends)}</div>'
+    ends_ = [megabytes([scale.low]) if scale.low else "0", f"{megabytes([scale.high])} MB"]
+    axis = f'<span></span><div class="ends">{"".join(f"<span>{end}</span>" for end in ends_)}</div>'
     return f'<div class="ranges">{"".join(rows)}{axis}</div>'
 
 
 def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[list[str]]:
-    """Rows of the frontier: megabytes, the group that reaches most with them, and its accuracies in %. No
-    rows if a run has ended at its target accuracy: how much more it would have reached is not known."""
+    """Return rows of the frontier: megabytes, the most accurate group with this budget, and accuracies in %.
+    Return no rows if a run ended at its target accuracy, because its accuracy with more bytes is unknown."""
     if any(g.stopped for g in groups):
         return []
     rows = []
@@ -157,5 +162,5 @@ def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[lis
 
 
 def table_of(grid: Grid) -> str:
-    """A table of HTML; '' for a grid without lines."""
+    """Return a grid as an HTML table; '' for a grid without lines."""
     return html.table(grid.header, grid.lines) if grid.lines else ""

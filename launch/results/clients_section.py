@@ -1,4 +1,4 @@
-"""The section of a run's page on its clients: bytes and scores of each, as bars and as a table."""
+"""The clients section of a run's page: bytes and scores of each client, as bars and as a table."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ SPENT = {
     "holds up, s": "client_holds",
     "J": "client_joules",
 }
-"""The lists of summary.json's `devices`, by the heads of their columns."""
+"""The lists of summary.json's `devices`, by column heading."""
 SCORES = dict(zip(("accuracy", "NLL"), CLIENT_LISTS, strict=True))
-"""The lists of a line of metrics.jsonl, by the heads of their columns."""
+"""The lists of a line of metrics.jsonl, by column heading."""
 MOST_CLIENTS = 60
-"""Clients of the table; of more, those with the most and the fewest bytes."""
+"""The maximum number of clients in the table; of more, those with the most and the fewest bytes are shown."""
 DIRECTIONS = ("down", "up")
 
 
 def clients(
     rows: pandas.DataFrame, experiment: Mapping[str, Any], summary: Mapping[str, Any], last: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield a row per client: its examples, the rounds in which it took part and in which its upload was
-    folded, its bytes, its scores, and what it spends on the virtual clock, if there is one. An unfinished
-    run's rounds are those of the ledger. last: the last line of metrics.jsonl."""
+    """Yield charts and a table of all clients: examples, number of rounds that a client took part in and with
+    a folded upload, bytes, scores, and costs on the virtual clock, if there is one. The rounds of an
+    unfinished run are counted in the ledger. last: the last line of metrics.jsonl."""
     count = len(experiment.get("client_sizes") or ()) or int(experiment["clients"])
     by = sides(rows[rows.client >= 0], ["client"]).reindex(range(count), fill_value=0)
     sent = rows[(rows["round"] > 0) & (rows.direction == "down") & (rows.client >= 0)]
@@ -101,7 +101,7 @@ def _score(title: str, value: float | None) -> str:
 
 
 def _by_client(what: str, bars: Sequence[Bars], share: bool = False) -> str:
-    """A bar for every client; of more than MOST_CLIENTS they touch each other."""
+    """Draw a bar for every client; more than MOST_CLIENTS bars have no gaps."""
     count = len(bars[0].heights)
     gap = 0.06 if count <= MOST_CLIENTS else 0.0
     places: Values = np.arange(count, dtype=np.float64)
@@ -120,7 +120,7 @@ def _by_client(what: str, bars: Sequence[Bars], share: bool = False) -> str:
 
 
 def _waits(devices: Mapping[str, Any]) -> str:
-    """The seconds for which clients waited, and the client that the others waited for the most."""
+    """Describe the seconds for which clients waited, and the client that others waited for the longest."""
     holds = devices.get("client_holds") or []
     if not holds and devices.get("client_waits_total"):
         return f" Uploads lay in the buffer for {devices['client_waits_total']:,.4g} s in all."
@@ -152,8 +152,8 @@ EXPLAINED = (
 
 
 def client_scores(metrics: pandas.DataFrame, experiment: Mapping[str, Any]) -> Iterator[str]:
-    """Mean and worst score over rounds, and how the clients' accuracies are distributed after the last round.
-    Nothing for a run of an earlier fedsim, or without classes."""
+    """Yield charts of mean and worst score over rounds, and of all clients' accuracies after the last round.
+    Yield nothing for a run of an earlier fedsim, or without classes."""
     if not np.isfinite(numbers(metrics, "client_accuracy_mean")).any():
         return
     yield html.key(dict(enumerate(NAMES)))

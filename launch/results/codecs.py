@@ -1,12 +1,12 @@
-"""fedsim codecs: what every codec makes of the messages that a run sends next, as a table and as CSV.
+"""fedsim codecs: size, error and speed of every codec on a run's next messages, as a table and as CSV.
 
-Floors that bytes are compared with:
+Floors, the sizes that bytes are compared with:
 
-    indices    sum over layers of size H(kept / size) / 8, H the binary entropy in bits: the least for
-               positions that are independent of each other (docs/references/bytes.md#bound-for-sparse-codecs)
-    values     sum over byte planes of n H_0 / 8, n values, H_0 the entropy of order 0 of a plane's bytes in
-               bits; plane i is byte i of every value as sent (kept ones, half ones, distances), which is what
-               the byte shuffle puts side by side. A layer's mean or range counts as it is.
+    indices    sum over layers of size H(kept / size) / 8, with H the binary entropy in bits: the minimum for
+               independent positions (docs/references/bytes.md#bound-for-sparse-codecs)
+    values     sum over byte planes of n H_0 / 8, with n the number of values and H_0 the entropy of order 0
+               of a plane's bytes in bits. Plane i has byte i of every value as sent (kept or half-precision
+               values, distances), as the byte shuffle orders them. A layer's mean or range counts in full.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedsim import plugins
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import kl_divergence
 from fedsim.problem import Problem
-from fedsim.wire.codecs import CODECS, Codec, CodecFamily, Spec, codec, sz
+from fedsim.wire.codecs import CODECS, Codec, CodecFamily, Spec, codec
 from fedsim.wire.codecs.zstd import expanded
 from fedsim.wire.envelope import field_spec, reference
 from fedsim.wire.message_context import SCALES, scale_of
@@ -40,17 +40,19 @@ from launch.terminal import print_json, print_table
 from workers.storage.atomic_files import disk_errors
 
 WIDTH = 110
-"""Columns where there is no terminal."""
+"""Width of the output in columns if there is no terminal."""
 STEPS = (0.005, 0.02, 0.25)
-"""Steps for codecs with a step."""
+"""Steps of codecs that have a step."""
+MORE = {"sigma": ("5.0%+random", "10.0%"), "ratio": ("1.5+random",)}
+"""Further parameters of these codecs."""
 BITS = (2, 4, 8)
-"""Numbers of bits for codecs that have one."""
+"""Numbers of bits of codecs that have such a parameter."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One codec on one field. Errors None: bit for bit. Rates: MB of the dense tensor per second; None: dense
-    copies nothing. Floors in bytes; None: the codec sends no such part."""
+    """One codec on one field. Errors are None if the codec is exact. Rates are MB of the dense tensor per
+    second; None for dense, which copies nothing. Floors are bytes; None if the codec sends no such part."""
 
     direction: str
     exchange: int
@@ -78,7 +80,7 @@ def codecs(
     folder: Path, data_dir: Path | None, fractions: Sequence[float], file: Path | None, as_json: bool = False
 ) -> None:
     for fraction in fractions:
-        codec(f"topk:{fraction!r}")  # names a fraction that is none before anything is computed
+        codec(f"topk:{fraction!r}")  # refuses an invalid fraction before anything is computed
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"--csv {file}: there is no folder {file.parent}")
     run = RestoredRun.open(folder, data_dir)
@@ -113,7 +115,7 @@ def codecs(
 def to_json(
     run: RestoredRun, client: int, result: Sequence[Measured], limits: Sequence[tuple[int, float]]
 ) -> dict[str, Any]:
-    """The table for --json; `codecs` has the columns of --csv. limits: kl_bits by exchange."""
+    """Return the table for --json; `codecs` has the columns of --csv. limits: kl_bits with the exchange."""
     e, p = run.problem.experiment, run.problem
     return {
         **{key: getattr(e, key) for key in ("algo", "dataset", "model")},
@@ -130,7 +132,7 @@ def to_json(
 
 
 def measured(message: Message, problem: Problem, fractions: Sequence[float]) -> Iterator[Measured]:
-    """Every tensor of a message with every codec that may encode it; empty ones and scalars are left out."""
+    """Measure every tensor of a message with every codec that fits it, except scalars and empty tensors."""
     for f, x in values_of(message.value):
         if not isinstance(x, Tensor) or not f.kind.dims or not x.numel():
             continue
@@ -151,16 +153,16 @@ def _names(family: CodecFamily, fractions: Sequence[float]) -> list[str]:
     few, most = family.bits or (1, 0)
     bits = [b for b in BITS if few <= b <= most]
     parameters = fractions if family.fraction else STEPS if family.step else bits
-    return [f"{family.name}:{p!r}" for p in parameters] or [family.name]
+    texts = [*map(repr, parameters), *MORE.get(family.name, ())]
+    return [f"{family.name}:{text}" for text in texts] or [family.name]
 
 
 def _candidates(
     problem: Problem, side: str, field: Field, own: Codec, fractions: Sequence[float]
 ) -> list[Codec]:
-    """In the table's order; the run's own codec is one of them."""
+    """Return the codecs to compare, in the table's order, including the run's own codec."""
     names = [name for family in CODECS.values() for name in _names(family, fractions)]
-    compared = [sz.sz(bound) for bound in STEPS] if sz.available() else []
-    every = dict.fromkeys([codec(name) for name in names] + compared + [own])
+    every = dict.fromkeys([codec(name) for name in names] + [own])
     return [c for c in every if not problem.unfit(c, side, field.name, field.kind)]
 
 
@@ -206,7 +208,7 @@ def _measure(
 
 
 def errors(result: Tensor, x: Tensor) -> tuple[float, float]:
-    """Largest |found - x| / |x| over the entries that are not 0, and the same of the whole vectors' norms."""
+    """Return the largest |result - x| / |x| over the entries that are not 0, and ||result - x|| / ||x||."""
     distance, size = (result.double() - x.double()).abs(), x.double().abs()
     nonzero = size > 0
     worst = float((distance[nonzero] / size[nonzero]).max()) if bool(nonzero.any()) else 0.0
@@ -215,7 +217,7 @@ def errors(result: Tensor, x: Tensor) -> tuple[float, float]:
 
 
 def fastest(job: Callable[[], object], budget: float = 0.03, least: int = 3) -> float:
-    """Seconds of the fastest of several runs: at least `least`, and until `budget` seconds are spent."""
+    """Return the seconds of the fastest of at least `least` runs, which take at least `budget` seconds."""
     best, spent, runs = math.inf, 0.0, 0
     while runs < least or spent < budget:
         began = time.perf_counter()
@@ -229,7 +231,7 @@ def fastest(job: Callable[[], object], budget: float = 0.03, least: int = 3) -> 
 
 
 def kl_bits(message: Message) -> float | None:
-    """KL(q_k || q_g) in bits, of an upload's posterior from its broadcast's; None if one of them has none."""
+    """Return KL(q_k || q_g) in bits, for the posteriors of upload and broadcast; None if one is missing."""
     q, p = message.value, message.context.fields
     if not all(isinstance(getattr(q, name, None), Tensor) and name in p for name in ("mean", "precision")):
         return None
@@ -239,13 +241,13 @@ def kl_bits(message: Message) -> float | None:
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Bits per symbol of these counts."""
+    """Return the entropy of counts in bits per symbol."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log2(p)).sum()) + 0.0
 
 
 def indices_floor(selected: Codec, spec: Spec) -> float:
-    """The floor of the indices' bytes, as the module says."""
+    """Return the floor of the indices' bytes, as defined in the module's docstring."""
     assert selected.kept is not None
     bits = 0.0
     for s in spec.layout.slices:
@@ -256,7 +258,7 @@ def indices_floor(selected: Codec, spec: Spec) -> float:
 
 
 def values_floor(selected: Codec, spec: Spec, part: memoryview) -> float:
-    """The floor of the values' bytes, as the module says."""
+    """Return the floor of the values' bytes, as defined in the module's docstring."""
     if selected.entropy is not None:
         return selected.entropy(part, spec) / 8
     side = selected.side * len(spec.layout.slices)
@@ -281,13 +283,12 @@ FOOTER = (
     "independent of each other; real ones are not (whole columns and units are large together).",
     "values / floor: bytes over the entropy of order 0 of the values' bytes, one histogram per byte plane "
     "(all first bytes, all second bytes, ...); of sigma, ratio and qsgd over that of their integers, by "
-    "layer; of pco and sz it is not known, and 1. "
-    "Neighbours alike beat it; of few values it is too low.",
+    "layer. Neighbours alike beat it; of few values it is too low.",
 )
 
 
 def table(result: Sequence[Measured]) -> Table:
-    """Fits 110 columns; the first one has field, kind and shape of each group, one below the other."""
+    """Return a table that fits a width of 110. Its first column has field, kind and shape of each group."""
     out = Table(*(Column(name, no_wrap=True) for name in ("field", "codec")), header_style="bold")
     speeds, errors = ("encode\nMB/s", "decode\nMB/s"), ("largest\nerror", "L2\nerror")
     for name in ("bytes", "ratio", "bits", *speeds, *errors, "indices\n/ floor", "values\n/ floor"):
@@ -318,7 +319,7 @@ def _over(size: int, floor: float | None) -> str:
 
 
 def write(file: Path, result: Sequence[Measured]) -> None:
-    """One row per codec and field; empty where there is nothing to say."""
+    """Write one row per codec and field; a cell without a value is empty."""
     with disk_errors(f"--csv {file}"), file.open("w", newline="", encoding="utf-8") as out:
         rows = csv.DictWriter(out, [f.name for f in fields(Measured)], lineterminator="\n")
         rows.writeheader()

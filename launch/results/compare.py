@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedsim.errors import DiskError
+from fedsim.errors import DiskError, UsageError, unknown
 from launch import terminal
 from launch.configuration.target_accuracy import parsed, percent
 from launch.results import html
 from launch.results.budget_picture import winners
-from launch.results.comparison_page import below, comparable, remarks, render, warnings
+from launch.results.comparison_page import below, comparable, remarks, render, unranked, warnings
+from launch.results.differences import Compared
 from launch.results.frontier import FrontierPoint, cost, levels, pareto, running_maximum
 from launch.results.groups import Group, gather
 from launch.results.statistics import shown
@@ -36,9 +37,13 @@ from launch.results.tables import (
 from launch.terminal import print_json, print_table
 
 MOST_RANGES = 6
-"""Budgets whose winner the terminal names; the page names all."""
+"""The terminal shows the winners of at most this many ranges of budgets; the page shows all."""
 WIDE = 110
-"""Columns of a terminal from which the table has ECE, Brier score and worst client, as the page does."""
+"""The terminal width from which the table has ECE, Brier score and worst client, as on the page."""
+COMPARED = {"test_accuracy@end": "test_accuracy", "test_nll@end": "test_nll", "test_ece@end": "test_ece"}
+"""Columns whose differences are tested, and their metrics."""
+SHOWN = ("p (Holm)", "difference", "95 % interval", "verdict")
+"""Columns of the terminal's table of differences; the first one needs a width of WIDE."""
 MORE_HEADS = {
     "test_ece": "ECE",
     "test_brier": "Brier",
@@ -48,41 +53,51 @@ MORE_HEADS = {
 }
 MORE = {f"{metric}@end": metric for metric in MORE_HEADS}
 FOLDER = Path("comparisons")
-"""The folder of the pages without --out."""
+"""The folder of pages that are written without --out."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs side by side. maxima: the best accuracy so far of each group, over its bytes.
-    accuracies: those up to which bytes are counted."""
+    """Groups of runs side by side. maxima: the best accuracy so far of each group, over the group's bytes.
+    accuracies: the levels up to which bytes are counted. compared: the final scores, with differences."""
 
     groups: Sequence[Group]
     maxima: Sequence[Sequence[FrontierPoint]]
     accuracies: Sequence[float]
+    compared: Sequence[Compared] = ()
 
     @staticmethod
-    def of(paths: Sequence[Path], to: Sequence[str] = (), where: Sequence[str] = ()) -> Comparison:
+    def of(
+        paths: Sequence[Path], to: Sequence[str] = (), where: Sequence[str] = (), against: str | None = None
+    ) -> Comparison:
         """Read the runs of run folders, or of folders of them.
 
-        to: accuracies, as 0.75 or 75%; by default the target accuracies of the runs, or some that tell the
-        groups apart. where: KEY=VALUE of the experiment, of which a run must have all.
+        to: accuracies such as 0.75 or 75%; by default the target accuracies of the runs, or levels that
+        distinguish the groups. where: KEY=VALUE of the experiment; a run must match all. against: the label
+        of the group that is subtracted in differences, or a part of that label; by default the best group.
         """
         asked = sorted({parsed(text, "--to") for text in to})
         groups = gather(paths, where)
         maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
         targets = sorted({float(until) for g in groups if (until := g.settings.get("until"))})
-        return Comparison(groups, maxima, asked or targets or levels(maxima, _start(groups)))
+        accuracies = asked or targets or levels(maxima, _start(groups))
+        return Comparison(groups, maxima, accuracies, _compared(groups, against))
 
     def write(self, page: Path | None, markdown: Path | None, csv: Path | None) -> list[tuple[str, Path]]:
-        """Write the files that are named; returns what each is, and its path."""
+        """Write the files that are named; return the kind and the path of each."""
         written = []
         if page is not None:
-            html.save(page, render(self.groups, self.maxima, self.accuracies))
+            html.save(page, render(self.groups, self.maxima, self.accuracies, self.compared))
             written.append(("page", page))
         if markdown is not None:
             firm = comparable(self.groups)
             tables = (results(self.groups, firm), calibration(self.groups, firm))
-            grids = (*tables, *costs(self.groups, self.accuracies), fields(self.groups))
+            grids = (
+                *tables,
+                *(c.grid() for c in self.compared),
+                *costs(self.groups, self.accuracies),
+                fields(self.groups),
+            )
             html.save(markdown, "\n".join(grid.markdown() for grid in grids if grid.lines))
             written.append(("Markdown", markdown))
         if csv is not None:
@@ -91,20 +106,21 @@ class Comparison:
         return written
 
     def to_json(self, written: Sequence[tuple[str, Path]] = ()) -> dict[str, object]:
-        """The tables; `groups` has the columns of --csv, null where there is no number."""
+        """Return the tables; `groups` has the columns of --csv, with null for a missing number."""
         rows = records(self.groups, self.accuracies)
         frontier = pareto([p for points in self.maxima for p in points])
         return {
             "groups": [{key: None if v == "" else v for key, v in row.items()} for row in rows],
             "accuracies": list(self.accuracies),
+            "differences": [c.to_json() for c in self.compared],
             "frontier": [{**asdict(p), "group": self.groups[p.group].label} for p in frontier],
             "notes": [*warnings(self.groups), *remarks(self.groups), *below(self.groups)],
             "files": {what.lower(): path for what, path in written},
         }
 
     def print_tables(self, console: Console, shown_levels: int = 0) -> None:
-        """Print the table, and which runs no other dominates. shown_levels: the number of accuracies that are
-        shown; 0: as many as the width has room for."""
+        """Print the table, and the groups that no other group dominates. shown_levels: the number of
+        accuracies to show; 0 for as many as fit the width."""
         for note in (*warnings(self.groups), *remarks(self.groups)):
             console.print(f"note: {escape(note)}")
         more = [c for c in MORE if console.width >= WIDE and any(g.has(MORE[c]) for g in self.groups)]
@@ -112,7 +128,10 @@ class Comparison:
         print_table(console, _table(self.groups, self.accuracies[-room:], more))
         for note in below(self.groups):
             console.print(escape(note))
+        _print_differences(console, self.compared)
         _print_frontier(console, self.groups, self.maxima)
+        if len(self.groups) > 1 and (note := unranked(self.groups)):
+            console.print(note)
 
 
 def compare(
@@ -123,10 +142,11 @@ def compare(
     where: Sequence[str] = (),
     markdown: Path | None = None,
     csv: Path | None = None,
+    against: str | None = None,
     as_json: bool = False,
 ) -> None:
     """Write the files and print the table. out: by default a new file in FOLDER."""
-    comparison = Comparison.of(paths, to, where)
+    comparison = Comparison.of(paths, to, where, against)
     written = comparison.write(out or _new_file(), markdown, csv)
     if as_json:
         return print_json(comparison.to_json(written))
@@ -138,7 +158,7 @@ def compare(
 
 
 def _new_file() -> Path:
-    """FOLDER/<time>.html, with a number behind it if that exists; an earlier page is never replaced."""
+    """Return FOLDER/<time>.html, with a number if that file exists; an earlier page is never replaced."""
     stem = f"{datetime.now():%Y%m%d-%H%M%S}"
     path, n = FOLDER / f"{stem}.html", 1
     while path.exists():
@@ -152,8 +172,40 @@ def _new_file() -> Path:
     return path
 
 
+def _compared(groups: Sequence[Group], against: str | None) -> list[Compared]:
+    """Return the final scores of finished groups; a group that ended at its target accuracy has none.
+
+    UsageError is raised if `against` names a group without scores.
+    """
+    reference = None if against is None else _place(groups, against)
+    reasons = ["not finished" if not g.done else "ended at its target" if g.stopped else "" for g in groups]
+    without = {n: reason for n, reason in enumerate(reasons) if reason}
+    if reference is not None and (reference in without or len(groups) < 2):
+        reason = without.get(reference, "there is no other group")
+        raise UsageError(f"--against {against!r}: no differences from {groups[reference].label}: {reason}")
+    result = []
+    for column, metric in COMPARED.items():
+        scores = [{} if n in without else g.scores(column, metric) for n, g in enumerate(groups)]
+        result.append(Compared.of(column, [name(g) for g in groups], scores, reference, without))
+    return [c for c in result if c is not None]
+
+
+def _place(groups: Sequence[Group], text: str) -> int:
+    """Return the index of the group with this label, or of the only group whose label contains the text."""
+    labels = [g.label for g in groups]
+    matching = [n for n, label in enumerate(labels) if label == text] or [
+        n for n, label in enumerate(labels) if text in label
+    ]
+    if len(matching) > 1:
+        several = ", ".join(repr(labels[n]) for n in matching)
+        raise UsageError(f"--against {text!r} is a part of {several}: write a whole label")
+    if not matching:
+        raise unknown("group of --against:", text, labels)
+    return matching[0]
+
+
 def _start(groups: Sequence[Group]) -> float:
-    """The accuracy that comes for nothing: the highest of the start models."""
+    """Return the accuracy that needs no bytes: the highest accuracy of the initial models."""
     starts = [c.metric("test_accuracy")[0] for g in groups for c in g.curves if c.has("test_accuracy")]
     return max((s for s in starts if not math.isnan(s)), default=0.0)
 
@@ -182,13 +234,28 @@ def _megabytes(counts: Sequence[float]) -> str:
     return megabytes(counts, least=0, spread=False)
 
 
+def _print_differences(console: Console, compared: Sequence[Compared]) -> None:
+    """Print the first score's differences and how to read them; print nothing for single seeds."""
+    for c in [c for c in compared[:1] if max(d.n for d in c.differences) > 1]:
+        grid = c.grid()
+        heads = SHOWN if console.width >= WIDE else SHOWN[1:]
+        kept = [n for n, head in enumerate(grid.header) if n == 0 or head in heads]
+        table = Table(*(_number(grid.header[n]) if n else Column("") for n in kept))
+        table.header_style = "bold"
+        for line in grid.lines:
+            table.add_row(*(escape(line[n]) for n in kept))
+        console.print(f"\n[bold]{escape(grid.title)}[/]")
+        print_table(console, table)
+        console.print(escape(c.note()))
+
+
 def _print_frontier(
     console: Console, groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]
 ) -> None:
     rows = winners(groups, pareto([p for points in maxima for p in points]))
     if len(groups) < 2 or not 0 < len(rows) <= MOST_RANGES:
         return
-    table = Table(_number("budget, MB"), "most accurate", _number("accuracy %"), header_style="bold")
+    table = Table(_number("budget, MB"), "highest mean", _number("accuracy %"), header_style="bold")
     for row in rows:
         table.add_row(*map(escape, row))
     console.print()

@@ -1,4 +1,4 @@
-"""The page of a comparison: curves with bands, accuracy against bytes, tables, what differs."""
+"""The page of a comparison: curves with bands, accuracy against bytes, tables, differing settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 from fedsim import plugins
 from launch.results import html
 from launch.results.budget_picture import against_bytes, slots_of, table_of, winners
+from launch.results.differences import HOW_TO_READ, Compared, forest
 from launch.results.field_bars import bars
 from launch.results.figures import Line, chart, wide
 from launch.results.frontier import FrontierPoint, pareto
 from launch.results.groups import Group
 from launch.results.labels import differences, differing_hyperparameters, shared, unnamed
 from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
+from launch.results.significance import LEAST
 from launch.results.statistics import Band, Values, band
 from launch.results.tables import (
     STOPPED,
@@ -42,7 +44,7 @@ MOST_LINES = 12
 """The largest number of groups that a chart shows; the tables contain all groups."""
 ROWS = {"dataset": "are of different data sets", "evaluate_on": "are evaluated on different rows"}
 TASK = ("fraction", "partition", "clients", "model")
-"""Settings of the task, besides those of ROWS."""
+"""Settings of the task, besides the settings in ROWS."""
 BEGINNING = 0.06
 """The share of the first rounds that the axes of charts may cut off."""
 SPAN = 30
@@ -50,12 +52,15 @@ SPAN = 30
 
 
 def render(
-    groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]], levels: Sequence[float]
+    groups: Sequence[Group],
+    maxima: Sequence[Sequence[FrontierPoint]],
+    levels: Sequence[float],
+    compared: Sequence[Compared] = (),
 ) -> str:
     """Return the page as HTML.
 
-    maxima: for each group, the points of frontier.running_maximum. levels: the accuracies for which the page
-    shows the cost of reaching them.
+    maxima: the points of frontier.running_maximum of each group. levels: the accuracies for which the page
+    shows the cost of reaching them. compared: scores whose differences the page shows.
     """
     shown = drawn(groups, maxima)
     slots = slots_of([groups[n] for n in shown])
@@ -82,6 +87,7 @@ def render(
                 *(html.soft(note) for note in below(groups)),
                 html.soft(" ".join(_explained(groups))),
             ),
+            html.section("Differences", *_differences(compared)),
             html.section(
                 "Learning",
                 key,
@@ -94,7 +100,7 @@ def render(
             ),
             html.section("Calibration", *_calibration(lines, key)),
             html.section("Clients", *compared_clients(lines, key)),
-            html.section("Most accurate for a budget", *_winners(groups, maxima)),
+            html.section("Highest mean accuracy for a budget", *_winners(groups, maxima)),
             html.section("Bytes by field", bars(spent, totals), table_of(fields(groups))),
             html.section("What differs", *_differs(groups)),
             html.section("Runs", _runs(groups)),
@@ -103,7 +109,7 @@ def render(
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
-    """Yield reasons why groups are not comparable, and the unfinished groups."""
+    """Return reasons why groups are not comparable, and the unfinished groups."""
     result = [
         f"These runs {what} ({', '.join(_values(groups, key))}): accuracies mean nothing across them"
         for key, what in ROWS.items()
@@ -129,7 +135,7 @@ def warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:
-    """Yield other remarks to read before the numbers."""
+    """Return other remarks to read before the numbers."""
     result = []
     if other := [f"{key} ({', '.join(v)})" for key in TASK if len(v := _values(groups, key)) > 1]:
         result.append(f"The runs also differ in {', '.join(other)}")
@@ -146,7 +152,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
 
 
 def comparable(groups: Sequence[Group]) -> bool:
-    """True if all groups are evaluated on the same rows of the same data set."""
+    """Return whether all groups are evaluated on the same rows of the same data set."""
     return all(len(_values(groups, key)) == 1 for key in ROWS)
 
 
@@ -164,7 +170,7 @@ def drawn(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) ->
 
 
 def below(groups: Sequence[Group]) -> list[str]:
-    """Return the lines below the table: the settings that its labels leave out, and the meaning of marks."""
+    """Return the lines below the table: settings that the labels leave out, and the meaning of marks."""
     result = [f"{label}: {text}" for label, text in unnamed([g.settings for g in groups]).items() if text]
     if any(g.stopped for g in groups):
         result.append(
@@ -176,7 +182,8 @@ def below(groups: Sequence[Group]) -> list[str]:
 
 def _explained(groups: Sequence[Group]) -> Iterator[str]:
     yield (
-        "± is the population standard deviation over the seeds; best is the best evaluated round of each "
+        "± is the population standard deviation over the seeds; bold is the best and what is not "
+        f"distinguishable from it, with {LEAST} seeds or more; best is the best evaluated round of each "
         "run; P down and P up are bytes per client and round in units of 4 P bytes, all exchanges; MB are "
         "both directions of all rounds."
     )
@@ -189,6 +196,28 @@ def _explained(groups: Sequence[Group]) -> Iterator[str]:
         yield "P once: the set-up and other messages that each client gets and sends only once, down + up."
     if not all(g.done for g in groups):
         yield f"{UNFINISHED} is not finished."
+
+
+def _differences(compared: Sequence[Compared]) -> Iterator[str]:
+    if not compared:
+        return
+    yield f"<figure>{forest(compared)}</figure>"
+    yield html.soft(HOW_TO_READ)
+    for c in compared:
+        grid = c.grid()
+        yield f"<h3>{escape(grid.title)}</h3>{table_of(grid)}"
+    for note in dict.fromkeys(c.note() for c in compared):
+        yield html.soft(note)
+
+
+def unranked(groups: Sequence[Group]) -> str:
+    """Return the remark that a table's order is no ranking because there are too few seeds; otherwise ''."""
+    few = [g for g in groups if len(g.seeds) < LEAST]
+    if not few:
+        return ""
+    counts = "; ".join(f"{g.label} has n = {len(g.seeds)}" for g in few[:4])
+    text = f"n = {len(few[0].seeds)}" if len({len(g.seeds) for g in groups}) == 1 else counts
+    return f"{text}: no ranking; {LEAST} seeds allow one."
 
 
 def _values(groups: Sequence[Group], key: str) -> list[str]:
@@ -212,7 +241,7 @@ def _count(groups: Sequence[Group]) -> str:
 
 
 def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
-    """One row of charts per axis, one column per measure. groups: by their slots."""
+    """Return one row of charts per axis, one column per measure. groups: the groups by slot."""
     created = []
     for axis, what in AXES.items():
         for metric, output in MEASURES.items():
@@ -236,7 +265,7 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
 
 
 def _calibration(groups: Mapping[int, Group], key: str) -> Iterator[str]:
-    """Reliability diagrams at the mean and averaged over posterior samples. groups: by their slots."""
+    """Yield reliability diagrams at the mean and averaged over posterior samples. groups: groups by slot."""
     created = []
     for table, what in TABLES.items():
         tables = {slot: pooled(g, table) for slot, g in groups.items()}
@@ -258,15 +287,15 @@ def _calibration(groups: Mapping[int, Group], key: str) -> Iterator[str]:
 
 
 def pooled(group: Group, key: str) -> Values | None:
-    """The sum of the members' tables; None if one has none."""
+    """Return the sum of the members' tables; None if a member has no table."""
     tables = [last_table(curve.lines, key) for curve in group.curves]
     there = [table for table in tables if table is not None]
     return np.sum(there, axis=0) if there and len(there) == len(tables) else None
 
 
 def _ends(bands: Sequence[Band]) -> tuple[float, float]:
-    """The range of values with a margin, without the first rounds, in which models are no better than
-    chance."""
+    """Return the range of values with a margin, without the first rounds, in which models are no better
+    than chance."""
     after = [
         np.concatenate([b.low[n:], b.high[n:]]) for b in bands for n in [math.ceil(BEGINNING * len(b.x))]
     ]
@@ -283,11 +312,8 @@ def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]])
     rows = winners(groups, ahead)
     if len(groups) < 2 or not rows:
         return
-    yield html.table(["megabytes", "most accurate", "accuracy %"], rows, 2)
-    yield html.soft(
-        "The best accuracy so far, mean over the seeds. Differences within the range of the seeds are no "
-        "ranking."
-    )
+    yield html.table(["megabytes", "highest mean", "accuracy %"], rows, 2)
+    yield html.soft(f"The best accuracy so far, mean over the seeds; not tested. {unranked(groups)}")
 
 
 def _differs(groups: Sequence[Group]) -> Iterator[str]:
@@ -321,7 +347,7 @@ EXPLAINED = (
 
 
 def compared_clients(groups: Mapping[int, Group], key: str) -> Iterator[str]:
-    """Two charts, or none if runs have one client. groups: by their slots."""
+    """Yield two charts, or none if runs have one client. groups: the groups by slot."""
     spent = {slot: [m.client_bytes / 1e6 for m in g.members] for slot, g in groups.items()}
     scores = {slot: [m.client_accuracies for m in g.members] for slot, g in groups.items()}
     drawn = [

@@ -1,4 +1,4 @@
-"""fedsim describe: an algorithm or a model, read off the code, so that nothing is written down twice."""
+"""fedsim describe: an algorithm or a model, read from the code, so that nothing is documented twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cost_in_p(message: type) -> str:
 
 
 def wire_cost(algorithm: AnyAlgorithm) -> str:
-    """The cost of a round in both directions, over all exchanges."""
+    """Return the cost of a round per client in both directions, over all exchanges."""
     return f"{all_exchanges(algorithm, 'down')} down, {all_exchanges(algorithm, 'up')} up"
 
 
@@ -48,7 +48,7 @@ def all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
 
 
 def cost_once(algorithm: AnyAlgorithm) -> str:
-    """A client's one-time cost: the set-up, and the optional parts of its first messages; '' if none."""
+    """Return a client's one-time cost: set-up and optional parts of the first messages; '' if none."""
 
     def total(side: str) -> str:
         kinds = [getattr(e, side) for e in algorithm.setup]
@@ -61,7 +61,7 @@ def cost_once(algorithm: AnyAlgorithm) -> str:
 
 
 def own_codecs(algorithm: type[AnyAlgorithm]) -> str:
-    """The codecs that an algorithm has by itself, as --codec names them; '' if none."""
+    """Return an algorithm's default codecs, as --codec names them; '' if there are none."""
     return ", ".join(f"{field}={name}" for field, name in algorithm.default_codecs.items())
 
 
@@ -73,7 +73,7 @@ UNSENT = {
 
 
 def unsent(algorithm: AnyAlgorithm) -> str:
-    """What counts for a client that is asked and sends nothing, or why there is no such client."""
+    """Return what the server uses for a client that sends nothing, or why there is no such client."""
     if algorithm.centralised:
         return "there are no clients"
     try:
@@ -83,7 +83,7 @@ def unsent(algorithm: AnyAlgorithm) -> str:
 
 
 def to_json(name: str) -> dict[str, Any]:
-    """An algorithm's docstring, messages and hyperparameters, for --json."""
+    """Return an algorithm's docstring, messages and hyperparameters, for --json."""
     kind = find(name)
     algorithm = kind()
     module = inspect.getmodule(kind)
@@ -132,26 +132,26 @@ def describe(name: str, as_json: bool = False) -> None:
     narrow = (Column(name, no_wrap=True) for name in ("hyperparameter", "default"))
     table = Table(*narrow, "values", "meaning", header_style="bold")
     for hyperparameter in hyperparameter_rows(algorithm):
-        table.add_row(*map(escape, hyperparameter))  # [a, 1 - a] is no markup
+        table.add_row(*map(escape, hyperparameter))  # [a, 1 - a] is not markup
     print_table(out, table)
     return None
 
 
 def message_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str, str]]:
-    """Every field that crosses the wire: message, field, kind, shape and type; of a group, each member."""
+    """Yield message, field, kind, shape and type of every field on the wire; for a group, of each member."""
     for label, message, fields_ in _messages(algorithm):
         for field in fields_:
             shape = f"({', '.join(field.kind.dims)})" if field.kind.dims else "scalar"
             if not field.members:
                 yield label, field.name, field.kind.name, shape, " | ".join(field.dtypes)
-            for member in field.members:  # a group of diagnostics, which crosses the wire as one field
+            for member in field.members:  # a group of diagnostics is sent as one field
                 yield label, f"{field.name}.{member.name}", "info", "scalar", " | ".join(field.dtypes)
         if not fields_:
             yield label, "", f"({message.__name__} has no fields)", "", ""
 
 
 def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str]]:
-    """Every hyperparameter: name, default, the values that it may have, and its meaning."""
+    """Yield name, default, allowed values and meaning of every hyperparameter."""
     hints = _hints(type(algorithm))
     for key, value in resolved_hyperparameters(algorithm).items():
         default = str(value).lower() if isinstance(value, bool) else f"{value}"
@@ -167,7 +167,7 @@ def description(hint: Any) -> str:
 
 
 def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field, ...]]]:
-    """Every message that crosses the wire, with its label and fields; optional parts by themselves."""
+    """Yield label, type and fields of every message on the wire; optional parts are separate."""
     for setup, exchanges in ((True, algorithm.setup), (False, algorithm.exchanges)):
         for n, exchange in enumerate(exchanges, 1):
             of = f" {n}" if len(exchanges) > 1 else ""
@@ -181,7 +181,7 @@ def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field,
 
 
 def _hints(kind: Any, prefix: str = "") -> dict[str, Any]:
-    """The annotation of each hyperparameter, by dotted name."""
+    """Return the annotation of each hyperparameter, by dotted name."""
     hints = get_type_hints(kind, include_extras=True)
     out: dict[str, Any] = {}
     for f in fields(kind):
@@ -215,7 +215,7 @@ def _words(hint: Any) -> str:
 
 
 def parameters_of(experiment: Experiment, data_dir: Path | None) -> dict[str, Any]:
-    """Every parameter and frozen buffer of the model: name, shape, count, and whether it is trained."""
+    """Return name, shape, count and `trained` of every parameter and frozen buffer, and data of the model."""
     problem = Problem.outline(experiment, build_algorithm(find(experiment.algo), {}), data_dir)
     module = problem.net.module
     rows = [

@@ -1,4 +1,4 @@
-"""The numbers behind a picture, as a link that saves them as CSV."""
+"""The numbers of a picture, as a link that saves them as CSV."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from html import escape
 from fedsim.printable import printable
 
 EMBEDDED = 400_000
-"""Bytes of a CSV file up to which a page has it."""
+"""The maximum size in bytes of a CSV file that a page embeds."""
 CHART = 100_000
-"""The limit for one picture, of which a page has many."""
+"""The maximum size in bytes of the CSV file of a picture; a page has many pictures."""
 
 
 def link(name: str, content: bytes, text: str = "") -> str:
-    """An <a> element with the whole file in it; its text is the name, if no other is given."""
+    """Return an <a> element that contains the whole file. text: the link's text; by default the name."""
     data = base64.b64encode(content).decode()
     return f'<a download="{escape(name)}" href="data:text/csv;base64,{data}">{escape(text or name)}</a>'
 
 
 def caption(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A <figcaption> with what a picture draws; '' if that would be longer than CHART. As `saved`."""
+    """Return a <figcaption> with the link of `saved`; '' if the file would be longer than CHART."""
     anchor = saved(title, heads, rows)
     return f"<figcaption>{anchor}</figcaption>" if anchor else ""
 
 
 def saved(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An <a> element with what a picture draws, in a file named after its title; '' if that would be longer
-    than CHART. heads: the names of the columns; None and NaN are empty cells."""
+    """Return an <a> element with a picture's numbers as a CSV file named after the title; '' if the file
+    would be longer than CHART. heads: the names of the columns. None and NaN become empty cells."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(heads)

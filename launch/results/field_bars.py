@@ -1,4 +1,4 @@
-"""Bars of bytes by field: every field has one colour, and fields come in one order, on every page."""
+"""Bars of bytes by field: a field has the same colour and the same position on every page."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ FIELDS = (
     *("mean", "precision", "gradient", "curvature", "shift", "control", "momentum"),
     *("train_loss", "delta", "logits", "inputs", "weights", "owners", "info"),
 )
-"""The fields of the algorithms in this repository; a user's own come behind, by name."""
+"""The fields of the algorithms in this repository; a user's own fields follow them, sorted by name."""
 LAST = {"header": "var(--soft)", "framing": "var(--ink)", "other": "var(--line)"}
-"""Parts that are no fields come last, in greys."""
+"""Parts that are not fields; they are last, in greys."""
 HUES = 7
-"""Colours of report.css that fields take; then the same again, paler."""
+"""The number of colours of report.css for fields; further fields have the same colours, but paler."""
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Names such as 'mean', 'precision indices' and 'header', in the order of FIELDS."""
+    """Return names such as 'mean', 'precision indices' and 'header' in the order of FIELDS."""
 
     def place(name: str) -> tuple[int, int, str]:
         field = name.partition(" ")[0]
@@ -29,7 +29,7 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def stack(title: str, parts: Mapping[str, int]) -> str:
-    """One bar of parts, with its key."""
+    """Draw one bar of parts, with a key."""
     total = sum(parts.values())
     if not total:
         return ""
@@ -39,7 +39,7 @@ def stack(title: str, parts: Mapping[str, int]) -> str:
 
 
 def bars(rows: Mapping[str, Mapping[str, float]], totals: Mapping[str, str]) -> str:
-    """A bar per row, all on one scale, with one key. totals: the text behind a row's name."""
+    """Draw a bar per row, all on one scale, with one key. totals: the text after each row's name."""
     most = max((sum(parts.values()) for parts in rows.values()), default=0)
     if not most:
         return ""
@@ -52,7 +52,7 @@ def bars(rows: Mapping[str, Mapping[str, float]], totals: Mapping[str, str]) -> 
 
 
 def _styles(names: Iterable[str]) -> dict[str, str]:
-    """By name, in order: CSS of its colour. Positions of values (indices) have stripes in their field's."""
+    """Return the CSS of each name's colour, in order. Indices have stripes in the colour of their field."""
     names = ordered(names)
     fields = list(dict.fromkeys(name.partition(" ")[0] for name in names if name not in LAST))
     own = [field for field in fields if field not in FIELDS]

@@ -19,28 +19,28 @@ from launch.results.readings import Read, number, readings
 from launch.results.statistics import Band, Values
 from launch.terminal import percentage
 
-# Okabe and Ito's palette, which people with any colour vision can tell apart, black last
+# Okabe and Ito's palette, distinguishable with any colour vision, with black last
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#000000")
 DASHES = ("-", "--", ":", "-.")
 
 INK, FAINT = "#010203", "#040506"
 _SLOTS = tuple(c.lower().replace("#000000", "#000001") for c in COLOURS)
-"""Black is what matplotlib leaves out of an SVG, so that no variable could take its place."""
+"""Colours for matplotlib. It omits #000000 in an SVG, so black is #000001, which a variable can replace."""
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--line)"} | {c: f"var(--c{n})" for n, c in enumerate(_SLOTS)}
 _numbers = count()
 WHOLE = ("round", "client, sorted")
 """Axes whose values are whole numbers."""
 DECADES = 30
-"""A positive axis whose ends have at least this ratio is logarithmic, where it may be."""
+"""The ratio of largest to smallest positive value from which an axis is logarithmic, if a chart allows it."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with its name and, over seeds, its band from low to high.
+    """A curve with a name and, over seeds, a band from low to high.
 
-    slot: what its colour and dashes are chosen by (default: its place; -1: as text). kind: a curve, the
-    steps of what is reached from each point on, whose range is said and not drawn, or points alone. mark:
-    matplotlib's marker of points.
+    slot: the index of colour and dashes (default: the line's position; -1: colour of text). kind: a curve;
+    steps, each of which keeps its value up to the next point, with a range that is shown as text only; or
+    points without a line. mark: matplotlib's marker of points.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Line:
 
 
 def style(slot: int) -> tuple[str, str]:
-    """The colour, as matplotlib has it, and the dashes of a line."""
+    """Return the colour and the dashes of a line, for matplotlib."""
     if slot < 0:
         return INK, "-"
     return _SLOTS[slot % len(_SLOTS)], DASHES[slot // len(_SLOTS) % len(DASHES)]
 
 
 def wide(values: Sequence[Values]) -> bool:
-    """True if positive values span decades."""
+    """Return whether the positive values span at least the ratio DECADES."""
     result = np.concatenate([*values, np.zeros(0)])
     result = result[np.isfinite(result) & (result > 0)]
     return bool(len(result)) and bool(result.max() >= DECADES * result.min())
@@ -80,10 +80,10 @@ def chart(
     levels: Sequence[float] = (),
     share: bool = False,
 ) -> str:
-    """An <svg> element that says the values where one points at it, and a link to them as CSV; '' if no line
-    has a point. Each line is a group of class l<slot> with its name as tooltip. size: inches of 9-point text;
-    limits: ends of the y axis; levels: values of y with a line across; share: whether y is a share, which is
-    shown in %. Axes of rounds and of clients have whole numbers only."""
+    """Draw an <svg> element that shows the values under the pointer, and a link to a CSV file; '' if no line
+    has a point. Each line is a group of class l<slot> with its name as tooltip. size: inches, with 9-point
+    text. limits: ends of the y axis. levels: values of y with a line across. share: whether y is a share,
+    which is shown in %. Axes of rounds and of clients have whole numbers only."""
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
         return ""
@@ -111,7 +111,7 @@ def chart(
         bottom, top = limits
         for level in levels:
             if (bottom is not None and level < bottom) or (top is not None and level > top):
-                continue  # its text would take the room of the axes
+                continue  # its text would make the axes smaller
             axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
             across: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
             axes.text(1.01, level, percent(level) if share else f"{level:g}", **across)
@@ -133,7 +133,7 @@ def chart(
 
 
 def colour_of(slot: int) -> str:
-    """The colour of a line as CSS."""
+    """Return the colour of a line as CSS."""
     return _VARIABLES[style(slot)[0]]
 
 
@@ -143,8 +143,8 @@ def _read(line: Line, slot: int, alone: bool, form: Callable[[float], str]) -> R
 
 
 def _table(title: str, lines: Sequence[Line], x: str, y: str) -> str:
-    """The lines as CSV: their points, with the range of y where there is one. Points alone, which mark what
-    tables say, are left out where there are curves."""
+    """Return a caption with the points of all lines as CSV, with the range of y if there is one. Lines of
+    kind `points`, which mark numbers of tables, are left out if there are other lines."""
     drawn = [line for line in lines if line.kind in ("curve", "steps")] or lines
     ranged = any(line.low is not None for line in drawn)
     heads = ["line", x, y, *(["lowest", "highest"] if ranged else [])]
@@ -161,7 +161,7 @@ def _table(title: str, lines: Sequence[Line], x: str, y: str) -> str:
 
 
 def plain(axes: Any) -> None:
-    """Give axes a faint grid, and no frame above and to the right."""
+    """Draw a faint grid, and no frame above and to the right."""
     axes.grid(linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -175,13 +175,13 @@ def drawing(
     *,
     size: tuple[float, float] = (4.2, 2.8),
 ) -> str:
-    """An <svg> element of what `draw` draws into a figure of matplotlib.
+    """Return a drawing of matplotlib as an <svg> element.
 
-    names: slot and name of the parts; part n is what is drawn with the gid line-<n>. It is a group of class
-    l<slot> with its name as tooltip. draw: draws with the colours of `style`, INK and FAINT. over: makes SVG
-    that lies over the drawing, from the figure that has been drawn. size: inches of 9-point text.
+    names: slot and name of each part. Part n is drawn with the gid line-<n> and becomes a group of class
+    l<slot> with the name as tooltip. draw: function that draws into a figure with the colours of `style`, INK
+    and FAINT. over: function of the figure that returns SVG to add on top. size: inches, with 9-point text.
     """
-    pyplot = _pyplot()
+    pyplot = pyplot_without_display()
     text: Any = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK}
     text |= {"xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT, "grid.color": FAINT}
     text |= {"text.parse_math": False, "axes.unicode_minus": False}
@@ -196,7 +196,7 @@ def drawing(
     return _inline(written.getvalue(), label, names).replace("</svg>", f"{above}</svg>", 1)
 
 
-def _pyplot() -> Any:
+def pyplot_without_display() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")  # needs no display
@@ -220,12 +220,12 @@ def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
     axes.plot(
         line.x, line.y, marker=mark, markersize=4, drawstyle="steps-post" if steps else "default", **drawn
     )
-    if ranged and not steps:  # the bands of steps are rectangles that hide each other
+    if ranged and not steps:  # bands of steps are rectangles that hide each other
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0, gid=gid)
 
 
 def _inline(svg: str, label: str, names: Sequence[tuple[int, str]]) -> str:
-    """The element alone, its ids its own, its colours variables."""
+    """Return the <svg> element, with unique ids and with CSS variables as colours."""
 
     def named(result: re.Match[str]) -> str:
         slot, name = names[int(result[1])]
@@ -255,11 +255,11 @@ def picture(
     logx: bool = False,
     limits: tuple[float | None, float | None] = (None, None),
 ) -> Path:
-    """Write a picture of lines, by name, with their bands and a legend; returns its path, whose suffix is the
-    format. scale: the factor of all values. marks: every point has a mark. limits: the ends of the y axis."""
+    """Write a picture of lines, by name, with bands and a legend, in the format of the path's suffix; return
+    the path. scale: the factor of all values. marks: mark every point. limits: the ends of the y axis."""
     from matplotlib.ticker import MaxNLocator
 
-    pyplot = _pyplot()
+    pyplot = pyplot_without_display()
     figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=120, layout="constrained")
     for n, (name, band) in enumerate(bands.items()):
         if not len(band.x):
@@ -289,7 +289,7 @@ def picture(
 
 @dataclass(frozen=True)
 class Bars:
-    """The heights of all bars of one kind; slot: what their colour is chosen by. NaN is no bar."""
+    """The heights of all bars of one kind; no bar is drawn for NaN. slot: the index of the bars' colour."""
 
     name: str
     heights: Values
@@ -308,12 +308,12 @@ def bar_chart(
     size: tuple[float, float] = (4.2, 2.8),
     share: bool = False,
 ) -> str:
-    """An <svg> element and a link to its numbers; '' without a bar.
+    """Draw bars as an <svg> element with a link to the numbers; '' without a bar.
 
-    title: it names the saved file, too. axis: the labels of the x and the y axis. left, right: the ends of
-    each bar. bars: the first kind is below, the next on top of it. said: the tooltips' text by place, such as
-    "client 3". limits: the ends of the x axis. size: inches of 9-point text. share: the heights are shares,
-    shown in %.
+    title: the title, which also names the saved file. axis: the labels of the x and the y axis. left, right:
+    the ends of each bar. bars: the kinds of bars, stacked from below. said: the tooltip's text for the index
+    of a bar, such as "client 3". limits: the ends of the x axis. size: inches, with 9-point text. share:
+    whether the heights are shares, which are shown in %.
     """
     if not len(left) or not any(np.isfinite(b.heights).any() for b in bars):
         return ""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from launch.results.groups import Group
+from launch.results.groups import Group, PairKey
 from launch.results.statistics import Band, reached
 
 STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
@@ -23,7 +23,7 @@ ROUNDING = 1e-12
 class FrontierPoint:
     """A group's best accuracy within a budget: its mean over seeds, with the range of the seeds.
 
-    group: its index in the comparison. MB: the budget in megabytes, both directions.
+    group: the group's index in the comparison. MB: the budget in megabytes, both directions.
     """
 
     group: int
@@ -130,8 +130,9 @@ class Cost:
     """The cost at which a group reaches an accuracy.
 
     seeds: the number of seeds. rounds: the first evaluated round with the accuracy, for each seed that
-    reaches it. spent: the bytes up to that round, both directions, for the same seeds. best: the best
-    accuracy, as the mean over the seeds; NaN without accuracies.
+    reaches it. spent: the bytes up to that round, both directions, for the same seeds. ended: all bytes of
+    each seed that does not reach it. best: the best accuracy, as the mean over the seeds; NaN without
+    accuracies. by_seed: the bytes by ComparedRun.key; NaN for a seed that does not reach it.
     """
 
     group: int
@@ -139,29 +140,56 @@ class Cost:
     rounds: tuple[int, ...]
     spent: tuple[int, ...]
     best: float
+    ended: tuple[int, ...] = ()
+    by_seed: Mapping[PairKey, float] = field(default_factory=dict)
 
     @property
     def whole(self) -> bool:
         return bool(self.spent) and len(self.spent) == self.seeds
 
+    @property
+    def median(self) -> float:
+        """The median over the seeds of the bytes to the accuracy, by Kaplan and Meier; inf if not known.
+
+        A seed that ends without the accuracy counts as a seed that needs more than all of its bytes. If
+        exactly half of the seeds are left between two that reach it, the median is midway between these two.
+        """
+        share, left, half = 1.0, len(self.spent) + len(self.ended), math.inf
+        for spent, ends in sorted([*((n, 0) for n in self.spent), *((n, 1) for n in self.ended)]):
+            share *= 1.0 if ends else 1 - 1 / left
+            left -= 1
+            if share < 0.5 - ROUNDING:
+                return float(spent) if half == math.inf else (half + spent) / 2
+            if share <= 0.5 + ROUNDING and half == math.inf:
+                half = float(spent)
+        return math.inf
+
 
 def cost(group: int, runs: Group, accuracy: float) -> Cost:
-    there = [at for at in reaching(runs, accuracy) if at is not None]
+    result = reaching(runs, accuracy)
+    there = [at for at in result if at is not None]
     top = by_budget(runs).mean
     best = float(top[-1]) if len(top) else math.nan
-    return Cost(group, len(runs.members), tuple(r for r, _ in there), tuple(n for _, n in there), best)
+    trained = [m for m in runs.members if m.rounds > 0]
+    pairs = list(zip(trained, result, strict=True))
+    ended = tuple(m.bytes for m, at in pairs if at is None) + tuple(
+        m.bytes for m in runs.members if m not in trained
+    )
+    by_seed = {m.key: float(at[1]) if at else math.nan for m, at in pairs}
+    rounds, spent = tuple(r for r, _ in there), tuple(n for _, n in there)
+    return Cost(group, len(runs.members), rounds, spent, best, ended, by_seed)
 
 
 def ranking(groups: Sequence[Group], accuracy: float) -> list[Cost]:
     """Return the costs at which the groups reach an accuracy, the best group first.
 
-    Groups of which all seeds reach it come first, with the fewest bytes at the top; then groups of which some
-    seeds reach it; then groups that do not. The last two are sorted by their best accuracy.
+    Groups with a median come first, smallest median first; then groups with some seeds that reach the
+    accuracy; then groups without such seeds. The last two kinds are sorted by their best accuracy.
     """
     costs = [cost(n, group, accuracy) for n, group in enumerate(groups)]
 
     def order(c: Cost) -> tuple[int, float]:
         best = math.inf if math.isnan(c.best) else -c.best
-        return (0, sum(c.spent) / c.seeds) if c.whole else (1 if c.spent else 2, best)
+        return (0, c.median) if math.isfinite(c.median) else (1 if c.spent else 2, best)
 
     return sorted(costs, key=order)

@@ -22,7 +22,11 @@ from launch.runs.tables import Curve
 from workers.storage.growing_file import LEDGER
 
 FOLLOWS = ("seed", "client_sizes", "data")
-"""Settings that may differ within a group: the seed and what follows from it, such as the data's split."""
+"""Settings that may differ within a group: the seed and what it determines, such as the data's split."""
+
+SPLIT = ("fraction", "inputs", "partition", "clients")
+"""Settings that determine the split, together with the data set and the seed."""
+PairKey = tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,16 @@ class ComparedRun:
     @property
     def seed(self) -> int:
         return int(self.run.experiment["seed"])
+
+    @property
+    def key(self) -> PairKey:
+        """The key that two runs of a pair share: seed, data set, rows of evaluation, and split.
+
+        The split is identified by the digest of the data or, in runs without a digest, by its settings.
+        """
+        e = self.run.experiment
+        split = e.get("data") or [str(e.get(name)) for name in SPLIT]
+        return self.seed, f"{e['dataset']} {e.get('evaluate_on') or 'test'} {split}"
 
     @property
     def done(self) -> bool:
@@ -50,7 +64,7 @@ class ComparedRun:
 
     @property
     def stopped(self) -> bool:
-        """True if it ended at its target accuracy, before its last round."""
+        """True if the run ended at its target accuracy, before its last round."""
         experiment = self.run.experiment
         return self.done and bool(experiment.get("until")) and self.rounds < int(experiment["rounds"])
 
@@ -98,7 +112,7 @@ class ComparedRun:
     def _units(self) -> Mapping[str, float]:
         """Return the units in summary.json, or compute them from the ledger if the summary has none.
 
-        A run that has not ended has none, nor has one whose summary has units per exchange.
+        A summary has none if the run has not ended, or if the summary has units per exchange.
         """
         summary = self.run.summary
         if "units_of_p_once_down" in summary:
@@ -113,7 +127,7 @@ class ComparedRun:
 class Group:
     """Runs of one experiment.
 
-    members: one run per seed, and only finished runs if there are any. aside: all other runs.
+    members: one run per seed; only finished runs, if there are any. aside: all other runs.
     """
 
     label: str
@@ -141,8 +155,8 @@ class Group:
 
     @property
     def different_data(self) -> dict[int, list[str]]:
-        """Digests of the data by seed, for seeds whose runs differ in them. They should not differ, because
-        settings and seed determine the data."""
+        """Digests of the data by seed, for seeds whose runs have different digests. This should not happen,
+        because settings and seed determine the data."""
         digests: dict[int, list[str]] = {}
         for m in (*self.members, *self.aside):
             digest = m.run.experiment.get("data")
@@ -159,11 +173,18 @@ class Group:
         return bool(self.curves) and all(c.has(metric) for c in self.curves)
 
     def values(self, expression: str, metric: str = "") -> list[float]:
-        """A column of launch.results.statistics, one number per member; [] if they have no such metric."""
+        """Return a column of launch.results.statistics, one number per member; [] without the metric."""
         return [value(expression, c) for c in self.curves] if not metric or self.has(metric) else []
 
+    def scores(self, expression: str, metric: str) -> dict[PairKey, float]:
+        """Return a column by ComparedRun.key; {} without the metric."""
+        if not self.has(metric):
+            return {}
+        there = [m for m in self.members if m.rounds > 0]
+        return {m.key: value(expression, m.curve) for m in there}
+
     def bytes_by_field(self) -> dict[str, float]:
-        """Bytes of both directions by field, as the mean over the members."""
+        """Return the bytes of both directions by field, as the mean over the members."""
         total: Counter[str] = Counter()
         for member in self.members:
             for named in member.traffic.values():
@@ -208,7 +229,7 @@ def _part(name: str, layer: str) -> str:
 
 
 def _settings(run: RunFolder) -> dict[str, Any]:
-    """The experiment by dotted names, without what follows from the seed; a missing key has its default."""
+    """Return the experiment by dotted name, without FOLLOWS; a missing key has its default."""
     described = {k: v for k, v in vars(Experiment()).items() if k not in ("hyperparameters", "codecs")}
     described |= {k: v for k, v in run.experiment.items() if k not in FOLLOWS}
     flat = {k: v for k, v in described.items() if not isinstance(v, Mapping) and k not in FOLLOWS}
@@ -218,7 +239,7 @@ def _settings(run: RunFolder) -> dict[str, Any]:
 
 
 def _expanded(path: Path) -> list[Path]:
-    """The run folder itself, or the run folders in it."""
+    """Return the run folder itself, or the run folders in a folder."""
     if (path / "manifest.json").is_file():
         return [path]
     if not path.is_dir():
@@ -259,6 +280,6 @@ def _last(key: str) -> str:
 
 
 def _sent_once(run: RunFolder) -> frozenset[Sent]:
-    """One-time messages of the run's algorithm; none for a user's file, which is not executed here."""
+    """Return one-time messages of the run's algorithm; none for a user's file, which is not executed here."""
     known = names.names("algorithms").get(str(run.experiment["algo"]))
     return frozenset(known.once) if known else frozenset()

@@ -1,4 +1,4 @@
-"""The page around the pictures: one HTML file that loads nothing, light or dark as the reader's system is."""
+"""The page around the pictures: one HTML file that loads nothing, light or dark like the reader's system."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HINT = "Point at a chart to read its values; click it to enlarge it; csv has the
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), keep_trailing_newline=True
 )
-"""page.html and report.css; text is escaped."""
+"""The loader of page.html and report.css; text is escaped."""
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Render the whole page around parts that are HTML; the title is text."""
+    """Render the whole page. parts: HTML. title: text."""
 
     def variables(colours: Sequence[str]) -> str:
         return " ".join(f"--c{n}: {c};" for n, c in enumerate(colours))
@@ -32,13 +32,13 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """A part with its title; '' if it would be empty."""
+    """Return a section with its title; '' if the section would be empty."""
     body = "\n".join(filter(None, parts))
     return f"<h2>{escape(title)}</h2>\n{body}" if body else ""
 
 
 def key(names: Mapping[int, str]) -> str:
-    """A legend by the slots of charts.Line; pointing at a name dims the others' lines."""
+    """Return a legend by the slots of figures.Line; pointing at a name dims the other lines."""
     lengths = dict(zip(DASHES, ("", "5 2", "1.5 1.5", "5 1.5 1.5 1.5"), strict=True))
     created = (
         f'<span class="key k{n}"><svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><path d="M0 4H24" '
@@ -55,7 +55,7 @@ def key(names: Mapping[int, str]) -> str:
 
 
 def charts(*drawn: str, across: int = 3) -> str:
-    """Figures side by side, at most `across` (2 or 3); a click on one makes it as wide as the page."""
+    """Return figures side by side, at most `across` (2 or 3) in a row; a click makes a figure page-wide."""
     result = "".join(f'<figure tabindex="0">{svg}</figure>' for svg in drawn if svg)
     return f'<div class="charts by{across}">{result}</div>' if result else ""
 
@@ -65,12 +65,12 @@ def soft(text: str) -> str:
 
 
 def folded(title: str, body: str, opened: bool) -> str:
-    """A part that a click on its title shows or hides."""
+    """Return a part that a click on its title shows or hides."""
     return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
 
 
 def columns(parts: Iterable[tuple[str, str]]) -> str:
-    """Titles with what is below them, side by side where there is room; without the empty ones."""
+    """Return titles with their content, side by side if there is room; leave out empty content."""
     created = (f"<div><h3>{escape(title)}</h3>{body}</div>" for title, body in parts if body)
     return f'<div class="columns">{"".join(created)}</div>'
 
@@ -81,14 +81,14 @@ def tiles(values: Mapping[str, str]) -> str:
 
 
 def pairs(values: Mapping[str, object]) -> str:
-    """A table of names and values; nested names are joined with a point."""
+    """Return a table of names and values."""
     rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in values.items())
     return f"<table>{rows}</table>" if rows else ""
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> str:
-    """A cell between ** is bold, as in Markdown. On a narrow page a row is a block: its first cell,
-    and below it the others, each behind its head (report.css)."""
+    """Return a table. A cell between ** is bold, as in Markdown. On a narrow page, a row is a block: the
+    first cell, and below it the other cells, each after its column heading (report.css)."""
 
     def text(cell: str) -> str:
         bold = len(cell) > 4 and cell.startswith("**") and cell.endswith("**")
@@ -107,6 +107,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int
 
 
 def save(path: Path, text: str) -> None:
-    """Write a text file; control characters in it, which names may have, are escaped."""
+    """Write a text file; escape control characters, which names may contain."""
     with disk_errors(f"cannot write {path}"):
         path.write_text(printable(text), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Names of groups of runs: the shortest texts that tell them apart, and what else differs."""
+"""Labels of groups of runs: the shortest texts that distinguish them, and other differing settings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ CODECS = "codecs"
 TELLING = (CODECS, "hyperparameters", "participation", "error_feedback", "partition", "model", "dataset")
 """Settings that labels name first, in this order; then any other key."""
 NO_TASK = ("algo", "params", "eval_samples", "threads", "device", "eval_every")
-"""Settings that labels leave out: those that follow from others, and those of measurement and execution."""
+"""Settings that labels leave out: they concern measurement or execution, or follow from other settings."""
 ABSENT = object()
 LONGEST = 60
-"""Characters of a label."""
+"""The maximum number of characters of a label with all settings of the task."""
 
 
 def labels(groups: Sequence[Settings]) -> list[str]:
-    """The algorithm with the settings of the task that not all groups share, and, among groups of one
-    algorithm, the fewest settings that no other has. If a label would be longer than LONGEST, all leave out
-    the settings of the task that tell no groups of one algorithm apart; `unnamed` has them.
+    """Return a label per group: the algorithm, the settings of the task that not all groups share, and the
+    fewest settings that distinguish groups of one algorithm. If a label would be longer than LONGEST, all
+    labels leave out settings of the task that are not needed for this; `unnamed` returns these settings.
 
     Settings are dotted (codecs.mean, hyperparameters.local.lr); no two groups are equal.
     """
@@ -34,7 +34,7 @@ def labels(groups: Sequence[Settings]) -> list[str]:
 
 
 def unnamed(groups: Sequence[Settings]) -> dict[str, str]:
-    """By label, settings of the task that not all groups share and that the labels leave out."""
+    """Return, by label, settings of the task that not all groups share and that the labels leave out."""
     if labels(groups) == _labels(groups, _of_task(groups)):
         return {}
     return {
@@ -57,7 +57,7 @@ def _labels(groups: Sequence[Settings], always: Sequence[str]) -> list[str]:
 
 
 def _of_task(groups: Sequence[Settings]) -> list[str]:
-    """Keys that not all groups have with one value and that are no hyperparameters."""
+    """Return keys of the task with different values in the groups, without hyperparameters."""
     tables = ("hyperparameters", "sources")
     differing = [key for key in _differing(groups) if key.partition(".")[0] not in tables]
     return [key for key in differing if key not in NO_TASK]
@@ -69,14 +69,14 @@ def _order(groups: Sequence[Settings]) -> Callable[[str], tuple[int, int]]:
 
 
 def natural(label: str) -> list[tuple[float, str]]:
-    """A key that sorts labels by their numbers, dense first."""
+    """Return a sort key that orders labels by their numbers, dense first."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label.replace("(dense", "("))
     return [(float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts)]
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Settings that not all groups share: the names of settings, one row of values per group, and, by
+    """Settings that not all groups share. names: the settings. rows: one row of values per group. own: by
     algorithm, the hyperparameters that only some algorithms have."""
 
     names: tuple[str, ...]
@@ -85,7 +85,7 @@ class Differences:
 
 
 def differences(groups: Sequence[Settings]) -> Differences:
-    """A hyperparameter that only some groups have is a difference if it differs between these."""
+    """Return the differences; a hyperparameter of only some groups is one if it differs between these."""
     keys: list[str] = []
     own: list[str] = []
     for key in _differing(groups):
@@ -105,13 +105,13 @@ def differences(groups: Sequence[Settings]) -> Differences:
 
 
 def shared(groups: Sequence[Settings]) -> dict[str, str]:
-    """Settings that all groups share, by name."""
+    """Return the settings that all groups share, by name."""
     differing = _differing(groups)
     return {_name(key): str(v) for key, v in groups[0].items() if key not in differing} if groups else {}
 
 
 def differing_hyperparameters(groups: Sequence[Settings]) -> list[str]:
-    """Names and values of hyperparameters that several algorithms have and that differ between algorithms."""
+    """Return names and values of hyperparameters that several algorithms have with different values."""
     result = []
     for key in (key for key in _differing(groups) if key.startswith("hyperparameters.")):
         values: dict[str, list[str]] = {}
@@ -132,14 +132,14 @@ def _value(key: str, group: Settings) -> str:
 
 
 def _differing(groups: Sequence[Settings]) -> list[str]:
-    """Keys that not all groups have with one value, in the order of TELLING."""
+    """Return the keys without a common value in all groups, in the order of TELLING."""
     keys = dict.fromkeys(key for g in groups for key in g)
     result = [key for key in keys if len({repr(g.get(key, ABSENT)) for g in groups}) > 1]
     return sorted(result, key=_rank)
 
 
 def _telling(groups: Sequence[Settings]) -> list[str]:
-    """Choose few keys that tell all groups apart, greedily: the most telling one first."""
+    """Choose few keys that distinguish all groups, greedily: the most distinguishing key first."""
     differing = _differing(groups)
     choices: dict[str, list[str]] = {}
     for key in differing:
@@ -156,7 +156,7 @@ def _telling(groups: Sequence[Settings]) -> list[str]:
 
 
 def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) -> list[str]:
-    """Drop choices, last first, if the rest still tells the group from all others."""
+    """Drop choices, last first, if the others still distinguish the group from all other groups."""
     keys = list(message)
     for choice in dict.fromkeys(_choice(key) for key in reversed(message)):
         fewer = [key for key in keys if _choice(key) != choice]
@@ -166,7 +166,7 @@ def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) 
 
 
 def _parts(keys: Sequence[str], group: Settings) -> list[str]:
-    """Describe it; a group without a codec where others have one is dense."""
+    """Describe a group; a group without a codec is "dense" if other groups have one."""
     codecs = [key for key in keys if _choice(key) == CODECS]
     parts = [text for key in keys if (text := _setting(key, _short(key, keys), group))]
     if codecs and not any(key in group for key in codecs):
@@ -176,7 +176,7 @@ def _parts(keys: Sequence[str], group: Settings) -> list[str]:
 
 
 def _choice(key: str) -> str:
-    """Codecs are one choice, so those that differ come together."""
+    """Return the choice of a key; all codecs are one choice, so that different codecs are named together."""
     return CODECS if key.startswith(f"{CODECS}.") else key
 
 
@@ -186,7 +186,7 @@ def _rank(key: str) -> int:
 
 
 def _setting(key: str, name: str, settings: Settings) -> str:
-    """The text of one setting; '' for a field without codec."""
+    """Return the text of one setting; '' for a field without codec."""
     if key not in settings:
         return "" if key.startswith(("codecs.", "sources.")) else f"no {name}"
     value = settings[key]
@@ -200,7 +200,7 @@ def _setting(key: str, name: str, settings: Settings) -> str:
 
 
 def _name(key: str) -> str:
-    """hyperparameters.local.lr is local.lr, codecs.up.mean up.mean, evaluate_on evaluate on."""
+    """Shorten hyperparameters.local.lr to local.lr, codecs.up.mean to up.mean, evaluate_on to evaluate on."""
     table, _, rest = key.partition(".")
     if table == "sources":
         return f"source {rest}"
@@ -208,7 +208,7 @@ def _name(key: str) -> str:
 
 
 def _short(key: str, beside: Sequence[str]) -> str:
-    """lr for hyperparameters.local.lr, where no other key ends so."""
+    """Return lr for hyperparameters.local.lr, if no other key ends with lr."""
     last = key.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == last for other in beside) == 1
     return last if key.startswith("hyperparameters.") and alone else _name(key)

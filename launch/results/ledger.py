@@ -1,4 +1,4 @@
-"""fedsim ledger: the tables that people ask for, a plain export, and the rows with their types as Parquet."""
+"""fedsim ledger: tables of bytes, a plain export, and typed rows as Parquet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workers.storage.growing_file import LEDGER
 
 SIDES = ("down", "up")
 SHOWN = 12
-"""Lines of a table before it is cut in the middle."""
+"""The maximum number of lines of a table; longer tables are cut in the middle."""
 
 
 def print_ledger(
@@ -36,7 +36,7 @@ def print_ledger(
     parquet: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print the tables; with `export` or `parquet` only what was written, unless `by` asks for a table."""
+    """Print the tables; with `export` or `parquet` only the files, unless `by` names a table."""
     run = RunFolder.open(folder)
     console = terminal.console()
     if parquet:
@@ -82,14 +82,14 @@ TABLES: Mapping[str, tuple[str, list[str]]] = {
     "client": ("by client", ["client"]),
     "hop": ("by hop to the root", ["hop"]),
 }
-"""The titles of the tables, and the columns that their rows are summed up by."""
+"""The titles of the tables, and the columns by which rows are summed."""
 
 
 def _tables(
     rows: pandas.DataFrame, own: pandas.DataFrame, by: str, everything: bool, cumulative: bool
 ) -> Iterator[tuple[str, pandas.DataFrame]]:
-    """The table that --by names, or all that the run has. By hop are bytes between each edge server and the
-    root: broadcasts and sums, or by kind all that crossed."""
+    """Yield the table that --by names, or all tables of the run. The table by hop has the bytes between each
+    edge server and the root: broadcasts and sums or, with `everything`, all bytes by kind."""
     has_hops = "hop" in rows.columns
     if by == "hop" and not has_hops:
         raise UsageError("--by hop: this run has no edge servers (launch --tree)")
@@ -109,7 +109,7 @@ def _tables(
 def to_json(
     run: RunFolder, *, by: str = "", everything: bool = False, cumulative: bool = False
 ) -> dict[str, object]:
-    """The tables for --json: one list each, of objects with the table's keys, down and up in bytes."""
+    """Return the tables for --json: a list per table, of objects with the keys and the bytes down and up."""
     rows = run.ledger
     own = rows if everything else rows[rows.kind == "algorithm"]
     tables = {
@@ -135,7 +135,7 @@ def to_json(
 
 
 def limits(run: RunFolder) -> dict[str, Any]:
-    """fedsim.wire.limits of the last round that is known, {} if there are none."""
+    """Return fedsim.wire.limits of the last round that has them; {} if there are none."""
     for line in reversed(run.lines):
         if line.get("limits"):
             return {"round": line["round"], **line["limits"]}
@@ -143,7 +143,7 @@ def limits(run: RunFolder) -> dict[str, Any]:
 
 
 def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
-    """Bits a value beside their entropy, and the KL divergence, of an upload of the last round."""
+    """Print bits per value, entropies, and the KL divergence of an upload. measured: result of `limits`."""
     if not measured:
         return
     table = Table(title=f"what round {measured['round']} could have cost")
@@ -162,15 +162,15 @@ def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
 
 
 def once(rows: pandas.DataFrame) -> int:
-    """Bytes down if each exchange sent one broadcast, the largest one, to all its recipients."""
+    """Return the bytes down if each exchange sent one broadcast, the largest one, to all its recipients."""
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
     envelopes = down.groupby(["round", "exchange", "client"])["bytes"].sum()
     return int(envelopes.groupby(["round", "exchange"]).max().sum())
 
 
 def exported(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """round, sender, receiver, bytes: the server is -1, clients count from 0, workers of traffic that is no
-    client's are -2, -3, ... (worker 0, 1, ...)."""
+    """Return the columns round, sender, receiver and bytes. The server is -1, clients count from 0, and for
+    traffic without a client, workers 0, 1, ... are -2, -3, ..."""
     other = rows.client.where(rows.client >= 0, -2 - rows.worker)
     down = rows.direction == "down"
     frame = pandas.DataFrame(
@@ -198,7 +198,7 @@ def _print(
     cut: bool = False,
     summed: bool = True,
 ) -> None:
-    """A table of bytes; with `units` also per envelope."""
+    """Print a table of bytes; with `units`, also bytes per envelope."""
     shown = Table(header_style="bold", title=title)
     for name in table.index.names:
         shown.add_column(str(name))
@@ -240,15 +240,15 @@ def _print(
 
 NAME = "ledger.parquet"
 TEXTS = ("kind", "direction", "message", "field", "layer", "codec", "hop")
-"""Columns of few different texts: stored as a dictionary and indices."""
+"""Columns of few different texts, stored as a dictionary and indices."""
 LARGE = ("dense_bytes", "bytes")
-"""Columns of 64 bits; the other numbers have 32."""
+"""Columns of 64 bits; other numbers have 32 bits."""
 BATCH = 1 << 16
-"""Rows that are held at once, and of a row group."""
+"""The number of rows in memory at once, and in a row group."""
 
 
 def write_parquet(run: RunFolder) -> Path:
-    """Write RUN/ledger.parquet, a batch of rows at a time; returns its path. The run may be running."""
+    """Write RUN/ledger.parquet, a batch of rows at a time; return its path. The run may be running."""
     arrow, parquet = (needed(name, "--parquet", "parquet") for name in ("pyarrow", "pyarrow.parquet"))
     run.check_files(LEDGER)
     names = COLUMNS if run.experiment.get("tree", "") == "" else TREE_COLUMNS
@@ -256,7 +256,7 @@ def write_parquet(run: RunFolder) -> Path:
     path = run.path / NAME
     with output_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
         entries = run.ledger_rows()
-        while rows := list(islice(entries, BATCH)):  # itertools.batched is of Python 3.12
+        while rows := list(islice(entries, BATCH)):  # itertools.batched needs Python 3.12
             values = list(zip(*rows, strict=True))[: len(names)]
             columns = zip(schema.types, values, strict=True)
             writer.write_table(

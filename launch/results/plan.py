@@ -1,4 +1,4 @@
-"""fedsim plan: what an experiment would cost on the wire, from its schedule and its messages' sizes alone."""
+"""fedsim plan: an experiment's cost on the wire, from its schedule and the sizes of its messages alone."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from workers.coordinator.edge_sums import sums_size
 Ids = npt.NDArray[np.int64]
 
 PLANNED = ("algo", "model", "dataset", "clients", "rounds", "participation", "seed")
-"""Return the first line about an experiment."""
+"""Keys of an experiment that `to_json` includes."""
 
 
 @dataclass
 class Plan:
-    """Bytes of the algorithm by (direction, field, layer), in all and by round; in how many rounds each
-    client gets a broadcast. exact: no size depends on values. costs: one client's share of them, in which
-    a message's optional group counts once. devices: simulated seconds and energy, if there is a clock."""
+    """The bytes of the algorithm: in all by (direction, field, layer), and by round. exact: no size depends
+    on values. costs: one client's share of the bytes; a message's optional group counts once. took_part:
+    rounds in which each client gets a broadcast. devices: simulated seconds and energy, with a clock."""
 
     params: int
     exact: bool = True
@@ -51,12 +51,12 @@ class Plan:
     """Bytes between edge servers and the root, by the keys of `bytes`."""
     costs: ClientCosts = field(default_factory=ClientCosts)
     answered: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """In how many rounds each client answers."""
+    """The number of rounds in which each client answers."""
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     devices: dict[str, Any] | None = None
     least: dict[str, int] = field(default_factory=dict)
-    """By direction, where messages follow +event or +quiet: the bytes if nothing changes after a client's
-    first message."""
+    """With +event or +quiet, the least bytes by direction: if nothing changes after a client's first
+    message."""
 
     def add(self, round: int, exchange: int, direction: str, size: EnvelopeSize, envelopes: int) -> None:
         """Add a number of envelopes of one size."""
@@ -81,7 +81,7 @@ class Plan:
         return sum(n for (side, _, _), n in self.bytes.items() if side == direction)
 
     def nested(self) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
-        """{kind: {direction: {field: {layer: bytes}}}}, as summary.json has it."""
+        """Return {kind: {direction: {field: {layer: bytes}}}}, as in summary.json."""
         out: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
         for kind, counts in (("algorithm", self.bytes), ("edge", self.edges)):
             for (direction, name, layer), n in sorted(counts.items()):
@@ -96,12 +96,12 @@ def plan(
     examples: tuple[int, ...] = (),
     steps: AsyncSchedule | None = None,
 ) -> Plan:
-    """The algorithm's traffic of all rounds, and what devices spend on it.
+    """Return the algorithm's traffic of all rounds, and the devices' seconds and energy.
 
-    problem: may be an outline. run: the run's name, whose length every header has. examples: N_k of all
-    clients, where an outline does not know them. steps: the steps of an asynchronous experiment.
+    problem: may be an outline. run: the run's name, whose length counts in every header. examples: N_k of all
+    clients, if an outline does not know them. steps: the steps of an asynchronous experiment.
     """
-    federated = not problem.algorithm.centralised  # else nothing counts as the algorithm's
+    federated = not problem.algorithm.centralised  # otherwise no bytes are the algorithm's
     everyone, costs = len(problem.clients), ClientCosts(sent_once(problem.algorithm))
     nobody = np.zeros(everyone, dtype=np.int64)
     created = Plan(problem.net.layout.size, costs=costs, took_part=nobody, answered=nobody.copy())
@@ -156,7 +156,7 @@ def plan(
 
 
 def _least(problem: Problem, created: Plan, sizes: Mapping[str, EnvelopeSize], run: str) -> dict[str, int]:
-    """Plan.least; a direction in which a codec's size depends on the values has none."""
+    """Return Plan.least, without directions in which a codec's size depends on the values."""
     assert problem.trigger is not None
     rules, least = {"down": problem.trigger.down, "up": problem.trigger.up}, dict[str, int]()
     there = {"down": created.took_part, "up": created.answered}
@@ -179,7 +179,7 @@ class _EdgePlan:
     run: str
 
     def add(self, created: Plan, round: int, number: int, received: Ids, sent: Ids) -> None:
-        """An exchange, in which these clients get the broadcast, and the uploads of those are folded."""
+        """Add an exchange. received: clients that get the broadcast. sent: clients with a folded upload."""
         down, up = _sizes(self.problem, round, number, self.run, "relayed").values()
         created.add_edges("down", down, len(self.tree.active(received)))
         if not (round and self.tree.merges):
@@ -191,7 +191,7 @@ class _EdgePlan:
             created.add_edges("up", size, int(edges))
 
     def hops(self, round: int, number: int, received: Ids, sent: Ids) -> Hops:
-        """The bytes of every edge server in such an exchange."""
+        """Return the bytes of every edge server in an exchange. received, sent: as for `add`."""
         down, up = _sizes(self.problem, round, number, self.run, "relayed").values()
         each = len(self.tree.names)
         asked, uploads = (np.bincount(self.tree.owners[ids], minlength=each) for ids in (received, sent))
@@ -209,7 +209,7 @@ def _without(ids: Ids, others: AbstractSet[int]) -> Ids:
 def _sizes(
     problem: Problem, round: int, number: int, run: str, down: str = "task"
 ) -> dict[str, EnvelopeSize]:
-    """By direction, the sizes of an exchange's envelopes; down: the kind of the one that goes down."""
+    """Return the sizes of an exchange's envelopes by direction. down: the kind of the downward envelope."""
     types = problem.exchange(round, number)
     return {
         side: envelope_size(
@@ -226,13 +226,13 @@ def _sizes(
 
 
 def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan]:
-    """Build the problem, and add up what its messages cost."""
+    """Build the problem, and add up the sizes of its messages."""
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     problem = Problem.outline(experiment, algorithm, Path(execution.data_dir) if execution.data_dir else None)
     created, dataset = problem.experiment, problem.dataset
     timed = problem.clock is not None
     sizes = (1,) * len(problem.clients) if timed else ()
-    divisible = created.clients <= len(dataset.train_targets)  # else every client on the clock has one
+    divisible = created.clients <= len(dataset.train_targets)  # otherwise, N_k = 1 on the clock
     if created.participation.startswith("size:") or (timed and divisible):
         split = partition(
             created.partition,
@@ -250,7 +250,7 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
 
 
 def to_json(problem: Problem, created: Plan) -> dict[str, Any]:
-    """The plan for --json. `bytes` is nested as in summary.json; the rest are the numbers of the tables."""
+    """Return the plan for --json: `bytes` is nested as in summary.json; the rest are the tables' numbers."""
     e, times = problem.experiment, created.took_part
     per_round = [sides["down"] + sides["up"] for r, sides in created.rounds.items() if r]
     return {
@@ -318,14 +318,14 @@ def _range(numbers: list[int]) -> str:
 
 
 DRAWN = 300_000
-"""Tasks whose noise and jitter are drawn at least; the durations of rounds after them are an estimate."""
+"""Noise and jitter are drawn for at least this many tasks; the durations of later rounds are estimated."""
 
 
 class DevicePlan:
-    """Counts who takes part, and adds up the durations of rounds.
+    """Counts of participation, and the sum of the durations of rounds.
 
-    estimated: whether the durations of some rounds are the mean of those before; the seconds in which clients
-    are busy are an expectation then, too.
+    estimated: whether the durations of some rounds are the mean of earlier rounds; if so, the seconds in
+    which clients are busy are expectations, too.
     """
 
     def __init__(
@@ -335,16 +335,16 @@ class DevicePlan:
         exchanges: Mapping[int, tuple[int, int]],
         hops: Callable[[int, int, Ints, Ints], Hops] | None = None,
     ) -> None:
-        """sizes: N_k of all clients. exchanges: stream bytes of a broadcast and an upload of a round. hops:
-        with a tree, the bytes of edge servers: of a round, an exchange, the clients that get the broadcast,
-        and those whose uploads are folded."""
+        """sizes: N_k of all clients. exchanges: stream bytes of a broadcast and an upload, by exchange. hops:
+        with a tree, function that returns the bytes of edge servers. Its arguments are round, exchange,
+        clients that get the broadcast, and clients whose uploads are folded."""
         self._clock, self._sizes, self._exchanges = clock, indices(sizes), exchanges
         self._hops = hops
         everyone = np.arange(len(sizes))
         self._draws = clock.has_draws(everyone)
         self._gone, self._took_part = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
         self._drawn = np.zeros(len(sizes), np.int64)
-        """The number of rounds, by client, that it answered and whose seconds were drawn."""
+        """By client, the number of rounds that the client answered and whose seconds were drawn."""
         self._seconds, self._joules = np.zeros(len(sizes)), np.zeros(len(sizes))
         self._durations: list[float] = []
         self._last: tuple[Ints, float] = (indices(()), 0.0)
@@ -369,9 +369,9 @@ class DevicePlan:
     ) -> None:
         """Add a round.
 
-        clients: those that get the broadcast; the same array if they are those of the round before. dropouts:
-        those of them that send nothing. step: the round's duration and each client's seconds, if an
-        asynchronous schedule has decided them. lost: those whose uploads do not arrive.
+        clients: the clients that get the broadcast; the same array object as in the previous round, if they
+        are the same. dropouts: the clients that send nothing. step: the round's duration and each client's
+        seconds, if an asynchronous schedule has decided them. lost: clients whose uploads do not arrive.
         """
         self._took_part[clients] += 1
         gone = indices(sorted(dropouts))
@@ -403,7 +403,7 @@ class DevicePlan:
             self._tasks += len(clients)
 
     def totals(self, rounds: int) -> dict[str, Any]:
-        """Return the key `devices` of a plan of this many rounds."""
+        """Return the value of `devices` for a plan of this many rounds."""
         answered = self._took_part - self._gone
         for e, (down, up) in self._exchanges.items():
             self._add(down, up, answered, self._gone if e == 1 else np.zeros_like(answered), self._drawn)
@@ -418,8 +418,8 @@ class DevicePlan:
         }
 
     def _add(self, down: int, up: int, answered: Ints, gone: Ints, drawn: Ints) -> None:
-        """Add an exchange; answered, gone: each client's counts of answers and of missing answers; drawn: its
-        count of exchanges whose seconds are included already."""
+        """Add an exchange. answered, gone: the number of answers and of missing answers of each client.
+        drawn: the number of answers of each client whose seconds are already included."""
         everyone, clock = np.arange(len(self._sizes)), self._clock
         self._seconds += (answered - drawn) * clock.mean_seconds_of(everyone, self._sizes, down, up)
         self._seconds += gone * clock.download_of(everyone, down)

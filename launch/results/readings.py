@@ -1,6 +1,6 @@
 """Tooltips of a chart: a rule, dots, and the values of all lines at the pointer. CSS shows it.
 
-The chart is divided into strips over its x axis, each with the points of the lines that lie in it.
+The chart is divided into strips along its x axis. Each strip shows the points of the lines in that strip.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 from launch.results.statistics import Values
 
 STRIPS = 40
-"""Strips of a chart, at most; of more points, some are left out."""
+"""The maximum number of strips of a chart; if there are more points, some are left out."""
 VALUES = 240
-"""Values of all strips of a chart together, about."""
+"""The approximate number of values in all strips of a chart."""
 TEXT = 40
-"""Characters of a line of text."""
+"""The maximum number of characters of a line of text."""
 LEADING = 9.0
 """Points between two lines of text."""
 
 
 def number(value: float) -> str:
-    """The text of a number: whole numbers in full, others with four digits."""
+    """Return a number as text: a whole number in full, another number with four digits."""
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
 class Read:
-    """A line that is read: its name, what colours it (a CSS colour), its points, and their ranges if any.
+    """A line whose values are shown: its name, its CSS colour, its points, and the ranges of y, if any.
 
-    holds: its value holds from each point to the next one, as that of steps does. said: the values that are
-    said instead of y, as those of bars on top of each other. form: how a value is written.
+    holds: each value is constant up to the next point, as in a step line. said: values to show instead of y,
+    such as the heights of stacked bars. form: function that formats a value.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Read:
 
 
 def readings(axes: Any, lines: Sequence[Read], head: Callable[[float], str]) -> str:
-    """SVG to be put over a drawing of `axes` that matplotlib has drawn, in points; '' if no point is in it.
-    head: the text above the values, from an x."""
+    """Return SVG to put over matplotlib's drawing of `axes`, in points; '' if no point is inside the axes.
+    head: function of an x that returns the text above the values."""
     placed = [(line, *_placed(axes, line.x, line.y)) for line in lines]
     left, top, right, bottom = _frame(axes)
     visible = [
@@ -76,7 +76,7 @@ def readings(axes: Any, lines: Sequence[Read], head: Callable[[float], str]) -> 
 
 
 def _placed(axes: Any, x: Values, y: Values) -> tuple[Values, Values]:
-    """Points of the drawing, from its upper left corner; NaN for what has no place."""
+    """Return positions in points from the drawing's upper left corner; NaN for points without a position."""
     figure = axes.figure
     with np.errstate(divide="ignore", invalid="ignore"):
         at = axes.transData.transform(np.column_stack([x, y]).astype(float)) * 72 / figure.dpi
@@ -90,7 +90,7 @@ def _frame(axes: Any) -> tuple[float, float, float, float]:
 
 
 def _point(line: Read, px: Values, seen: Any, centre: float, begin: float, end: float) -> int | None:
-    """The place of the point that a strip shows of a line."""
+    """Return the index of the point of a line that a strip shows; None if there is no point."""
     inside = np.flatnonzero(seen & (px >= begin) & (px <= end))
     if len(inside):
         return int(inside[np.abs(px[inside] - centre).argmin()])
@@ -126,7 +126,7 @@ def _strip(
 
 
 def _texts(there: Sequence[tuple[Read, int, float, float]], x: float) -> Iterator[tuple[str, str]]:
-    """A colour and a text for each line: the value, then as much of the name as there is room for."""
+    """Yield a colour and a text for each line: the value, then as much of the name as fits."""
     for line, at, _, _ in there:
         text = line.form(float((line.y if line.said is None else line.said)[at]))
         if line.low is not None and line.high is not None and line.low[at] < line.high[at]:

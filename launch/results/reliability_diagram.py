@@ -1,8 +1,8 @@
 """Reliability diagrams: accuracy against confidence, from the reliability tables of metrics.jsonl.
 
-A point is a bin of fedsim.learning.calibration: the mean confidence of its predictions, and the share of them
-that is right; its area grows with their number. On the diagonal both are equal; below it the model is
-overconfident, above it underconfident.
+A point is a bin of fedsim.learning.calibration: the mean confidence and the accuracy of its predictions. The
+area of a point grows with the number of predictions. On the diagonal, confidence and accuracy are equal;
+below it, the model is overconfident, above it, underconfident.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from launch.results.statistics import Values
 from launch.terminal import percentage
 
 TABLES = {"reliability": "at the mean", "ensemble_reliability": "averaged over posterior samples"}
-"""Keys of metrics.jsonl."""
+"""Keys of metrics.jsonl, and the titles of their diagrams."""
 
 LEAST, LARGEST = 5.0, 45.0
-"""Areas of points in square points: of an almost empty bin, and what the fullest one has more."""
+"""Areas in square points: of the point of an almost empty bin, and the surplus for the fullest bin."""
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """One line of a diagram. bins: (bins, 3), numbers of predictions, sums of confidences, correct ones."""
+    """One line of a diagram. bins: count, sum of confidences and number correct by bin, shape (bins, 3)."""
 
     name: str
     slot: int
@@ -36,7 +36,7 @@ class Reliability:
 
 
 def last_table(lines: Sequence[Mapping[str, Any]], key: str) -> Values | None:
-    """The table of the last line; None if it has none: of an earlier fedsim, or of a model that diverged."""
+    """Return the table of the last line; None without one (earlier fedsim, or a model that diverged)."""
     table = lines[-1].get(key) if lines else None
     return np.array(table, dtype=np.float64) if isinstance(table, list) else None
 
@@ -48,7 +48,7 @@ def diagram(
     counts: bool = True,
     size: tuple[float, float] = (4.2, 3.8),
 ) -> str:
-    """An <svg> element; '' without a line. counts: whether bars below say how many predictions a bin has."""
+    """Draw an <svg> element; '' without a line. counts: whether bars below show the predictions per bin."""
     if not drawn:
         return ""
 
@@ -93,7 +93,7 @@ def diagram(
 
 
 def _points(line: Reliability) -> tuple[Values, Values]:
-    """The mean confidence of every bin that is not empty, and the share of right predictions."""
+    """Return the mean confidence and the share of correct predictions of every bin that is not empty."""
     count, confidence, correct = line.bins[line.bins[:, 0] > 0].T
     return confidence / count, correct / count
 

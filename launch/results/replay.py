@@ -1,4 +1,4 @@
-"""fedsim replay: a run's kept uploads folded again, from its start to its end, without any client."""
+"""fedsim replay: fold a run's kept uploads again, from start to end, without any client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.storage.upload_archive import uploads_folder
 
 
 def replay(folder: Path, data_dir: Path | None) -> None:
-    """Print a line per round and the outcome; FedsimError if the result differs from the run's."""
+    """Print a line per round and the outcome; raise FedsimError if the result differs from the run's."""
     run = RestoredRun.open(folder, data_dir)
     if not uploads_folder(folder).is_dir():
         raise UsageError(f"{folder} has no uploads to fold again: fedsim launch --keep-uploads keeps them")
@@ -41,7 +41,7 @@ def replay(folder: Path, data_dir: Path | None) -> None:
 
 
 def _compared(run: RestoredRun, created: Checkpoint[Any]) -> tuple[str, str]:
-    """With what the round has committed: what to print, and what is wrong."""
+    """Compare with the round's checkpoint; return a text to print, and an error or ''."""
     try:
         what = run.unlike(created)
     except DataError as e:

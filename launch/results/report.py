@@ -1,4 +1,4 @@
-"""fedsim report: RUN/report.html."""
+"""fedsim report: the page RUN/report.html."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedsim.experiment import dotted
 from fedsim.participation import Participation, schedule
 from fedsim.printable import printable
 from launch.configuration.target_accuracy import percent
-from launch.results import html
+from launch.results import card, html
 from launch.results.clients_section import client_scores, clients
 from launch.results.downloads import EMBEDDED, link, saved
 from launch.results.field_bars import ordered, stack
 from launch.results.figures import Bars, bar_chart
-from launch.results.groups import ComparedRun
+from launch.results.groups import ComparedRun, Group
 from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.statistics import sides
 from launch.results.tables import NONE
@@ -35,7 +35,7 @@ from workers.storage.metrics_file import LISTS
 
 
 def report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page; returns its path."""
+    """Write the page; return its path."""
     path = out or folder / "report.html"
     html.save(path, render(RunFolder.open(folder).checked()))
     return path
@@ -74,6 +74,7 @@ def render(run: RunFolder) -> str:
             html.section("Data", *_data(run, metrics)),
             html.section("Provenance", _provenance(run)),
             html.section("Settings", _settings(run)),
+            html.section("Card", *(_card(run) if evaluated else ())),
         ),
     )
 
@@ -86,7 +87,7 @@ def _metrics(run: RunFolder) -> pandas.DataFrame:
 
 
 def _own(run: RunFolder) -> pandas.DataFrame:
-    """The algorithm's rows of the ledger."""
+    """Return the algorithm's rows of the ledger."""
     try:
         rows = run.ledger
     except UsageError:
@@ -110,13 +111,13 @@ def _rounds(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> int:
 
 
 def _state(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
-    """The status, and that bits may differ; so that no one overlooks what is not as it should be."""
+    """Return the status, and a conspicuous warning if the run's bits may differ."""
     drift = f'<p class="bad">{escape(DRIFT)}: {escape("; ".join(run.drift))}.</p>' if run.drift else ""
     return _ended(run, summary, metrics) + drift.replace("this run", "This run", 1)
 
 
 def _ended(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
-    """The status; an unfinished run's so that no one overlooks it."""
+    """Return the status; the status of an unfinished run is conspicuous."""
     rounds, asked = _rounds(summary, metrics), int(run.experiment["rounds"])
     after = f"{rounds} of {asked} rounds"
     if run.status == "done":
@@ -149,13 +150,13 @@ TILES = {
     "s, simulated": ("simulated_seconds", ",.1f"),
     "J, all clients": ("client_joules_total", ",.4g"),
 }
-"""Keys of the run's numbers, and their formats, by the titles of the tiles."""
+"""The key and the format of the number of each tile, by title."""
 ALWAYS = ("accuracy", "NLL", "rounds", "MB down", "MB up", "s per round")
-"""Tiles that stay without a number."""
+"""Tiles that are shown even without a number."""
 
 
 def _figures(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> dict[str, str]:
-    """Tiles; of a run without a summary, from the last line of metrics.jsonl."""
+    """Return the tiles, from summary.json and, for numbers that it lacks, from metrics.jsonl."""
     last = dict(metrics.iloc[-1]) if len(metrics) else {}
     known: dict[str, Any] = {
         k: v for k, v in last.items() if str(k).startswith(("test_", "ensemble_", "client_"))
@@ -188,7 +189,7 @@ def _mismatch(summary: Mapping[str, Any]) -> str:
 
 
 def _data(run: RunFolder, metrics: pandas.DataFrame) -> Iterator[str]:
-    """Links to the numbers behind the charts: in the page where they are small, else the files' names."""
+    """Yield links to the numbers of the charts: embedded files if they are small, otherwise file names."""
     if len(metrics):
         table = metrics.drop(columns=["participants", *LISTS], errors="ignore")
         yield _download(
@@ -241,18 +242,25 @@ def _settings(run: RunFolder) -> str:
     return html.columns([(title, html.pairs(table)) for title, table in filled.items()])
 
 
+def _card(run: RunFolder) -> Iterator[str]:
+    """Yield the checklist of fedsim card, and the card below it."""
+    created = card.of(Group(run.label, {}, (ComparedRun(run),)))
+    yield created.checklist()
+    yield html.folded("Everything that a paper states", "".join(created.sections()), opened=False)
+
+
 # ---- sections
 
 
 def bytes_by_field(rows: pandas.DataFrame) -> Iterator[str]:
-    """A bar per direction, from the algorithm's rows of the ledger."""
+    """Yield a bar per direction, from the algorithm's rows of the ledger."""
     by = sides(rows, ["field", "layer"])
     for side, title in (("down", "Down"), ("up", "Up")):
         yield stack(title, {" ".join(filter(None, key)): int(n) for key, n in by[side].items() if n})
 
 
 def bill(rows: pandas.DataFrame) -> Iterator[str]:
-    """One line per field, layer and codec, with what the values would be without a codec."""
+    """Yield a table with one line per field, layer and codec, and the size of values without a codec."""
     keys = ["field", "layer", "codec"]
     by = sides(rows, keys)
     by["dense"] = rows.groupby(keys)["dense_bytes"].sum()
@@ -277,7 +285,7 @@ def bill(rows: pandas.DataFrame) -> Iterator[str]:
 
 
 def hops(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the bytes of each hop of a run with edge servers; nothing for another one."""
+    """Yield the bytes of each hop of a run with edge servers; nothing for other runs."""
     spent = summary.get("bytes") or {}
     if "edge" not in spent:
         return
@@ -294,7 +302,7 @@ def _part(field: str, layer: str) -> str:
 
 
 def units(run: RunFolder) -> str:
-    """Per client and round, in units of P, and once per client."""
+    """Return the bytes per client and round, and once per client, in units of P."""
     own = ComparedRun(run)
 
     def both(once: bool) -> str:
@@ -319,7 +327,7 @@ def staleness(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def histogram(counts: list[int]) -> str:
-    """Uploads by staleness, from 0; the numbers may be saved."""
+    """Draw the number of uploads by staleness, from 0, with a link to the numbers."""
     steps = np.arange(len(counts), dtype=np.float64)
     return bar_chart(
         "uploads by staleness",
@@ -332,13 +340,13 @@ def histogram(counts: list[int]) -> str:
 
 
 SHOWN = {"node": "machine", "device": "computes on", "gpu": "GPU", "engine": "engine", "pid": "process id"}
-"""Keys of processes.json and their headings; one that no process has is left out."""
+"""Keys of processes.json and their headings; a key that no process has is left out."""
 OPEN = 20
-"""The table is open for up to this many processes."""
+"""The table is open if it has at most this many processes."""
 
 
 def processes(run: RunFolder) -> Iterator[str]:
-    """A table of RUN/processes.json; nothing if it is not there."""
+    """Yield a table of RUN/processes.json; nothing if the file does not exist."""
     rows = run.processes
     keys = [key for key in SHOWN if any(row.get(key) for row in rows)]
     if not keys:
@@ -360,13 +368,13 @@ def processes(run: RunFolder) -> Iterator[str]:
 # ---- the grid of clients and rounds
 
 ACROSS, DOWN = 200, 60
-"""Most cells of the grid; the larger of clients and rounds goes across."""
+"""Maximum numbers of cells of the grid; the larger of clients and rounds is the horizontal axis."""
 CELL, WIDEST, HIGHEST = 14.0, 1000.0, 420.0
-"""Pixels of a cell at most, and of the whole picture."""
+"""Maximum pixels of a cell, and of the picture's width and height."""
 
 
 def participation_grid(run: RunFolder, rounds: int) -> str:
-    """Draw participation from the run's schedule, and note what is left out. rounds: how many have ended."""
+    """Draw participation from the run's schedule, and note what is shown. rounds: number of ended rounds."""
     experiment = run.experiment
     clients = run.clients
     try:
@@ -377,9 +385,9 @@ def participation_grid(run: RunFolder, rounds: int) -> str:
             sizes=tuple(experiment.get("client_sizes") or ()),
             decided=_by_the_clock(run) if experiment.get("asynchronous") else None,
         )
-        turned = clients > rounds  # clients go across
+        turned = clients > rounds  # clients are on the horizontal axis
         shown = [participations(r) for r in range(1, min(rounds, DOWN if turned else ACROSS) + 1)]
-    except FedsimError:  # a trace file that has gone
+    except FedsimError:  # a trace file no longer exists
         return html.soft("The schedule of this run can no longer be read.")
     if not shown:
         return ""
@@ -406,7 +414,7 @@ def participation_grid(run: RunFolder, rounds: int) -> str:
 
 
 def _by_the_clock(run: RunFolder) -> Callable[[int], tuple[int, ...]]:
-    """Participants of an asynchronous run, by its ledger: the clients that got a round's broadcast."""
+    """Return an asynchronous run's participants from the ledger: clients that got a round's broadcast."""
     rows = run.ledger
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
     by_round = {int(r): tuple(sorted({int(k) for k in ks})) for r, ks in down.groupby("round").client}
@@ -414,7 +422,7 @@ def _by_the_clock(run: RunFolder) -> Callable[[int], tuple[int, ...]]:
 
 
 def _silent(run: RunFolder) -> frozenset[tuple[int, int]]:
-    """Rounds and clients whose upload has no fields, by the ledger."""
+    """Return the rounds and clients whose upload has no fields, from the ledger."""
     if event_rules.split(str(run.experiment["participation"]))[1] is None:
         return frozenset()
     rows = run.ledger
@@ -431,7 +439,7 @@ def _range(first: int, last: int, of: int) -> str:
 
 
 def _mark(participation: Participation, client: int, silent: bool) -> str:
-    """The class of report.css for a client in a round."""
+    """Return the class of report.css for a client in a round."""
     if client not in participation.participants:
         return "away"
     if client in participation.lost_uploads | participation.dropouts:
@@ -442,7 +450,7 @@ def _mark(participation: Participation, client: int, silent: bool) -> str:
 def _states(
     shown: Sequence[Participation], clients: int, silent: frozenset[tuple[int, int]]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield the clients that took part in each round of the grid."""
+    """Yield the round, client and state of all clients that took part in the grid's rounds."""
     names = {"took": "folded", "lost": "not folded", "silent": "sent nothing"}
     for number, participation in enumerate(shown, 1):
         for k in sorted(participation.participants):

@@ -30,19 +30,19 @@ SECONDS = ("seconds", "seconds_clients", "simulated_seconds")
 
 
 def numbers(frame: pandas.DataFrame, name: str) -> Values:
-    """A column as floats; null and a column that is not there are nan."""
+    """Return a column as floats; NaN for null and for a missing column."""
     if name not in frame:
         return np.full(len(frame), np.nan)
     return np.asarray(pandas.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
 
 
 def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
-    """Accuracy over every axis, NLL over rounds and megabytes, and the train loss over rounds. level: the
-    target accuracy of the run; 0 is none."""
+    """Draw accuracy over every axis, NLL over rounds and megabytes, and the train loss over rounds. level:
+    the target accuracy of the run; 0 for none."""
     axes = {"round": numbers(metrics, "round"), "megabytes, both directions": numbers(metrics, "MB")}
     timed = dict(axes)
-    if every_round(metrics["round"].tolist()):  # else the seconds of the others are in no line
-        if "simulated_seconds" in metrics:  # the start has none
+    if every_round(metrics["round"].tolist()):  # otherwise the seconds of some rounds are missing
+        if "simulated_seconds" in metrics:  # NaN before round 1
             timed["seconds, simulated"] = np.nan_to_num(numbers(metrics, "simulated_seconds")).cumsum()
         else:
             timed["seconds, wall"] = numbers(metrics, "seconds").cumsum()
@@ -59,14 +59,14 @@ def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
 
 
 def _key(metrics: pandas.DataFrame) -> str:
-    """The names of the lines, if there are several."""
+    """Return the legend, if there are several lines."""
     sampled = any(np.isfinite(numbers(metrics, key)).any() for key in ("ensemble_accuracy", "ensemble_nll"))
     return html.key(dict(enumerate(ACCURACIES.values()))) if sampled else ""
 
 
 def calibration(metrics: pandas.DataFrame) -> Iterator[str]:
-    """ECE and Brier score over rounds, and the reliability diagram of the last evaluated round. Nothing for a
-    run of an earlier fedsim, or without classes."""
+    """Yield ECE and Brier score over rounds, and the reliability diagram of the last evaluated round. Yield
+    nothing for a run of an earlier fedsim, or without classes."""
     x, last = numbers(metrics, "round"), [dict(metrics.iloc[-1])]
     tables = [
         Reliability(text, slot, table)
@@ -94,7 +94,7 @@ def _lines(metrics: pandas.DataFrame, x: Values, names: Mapping[str, str]) -> li
 
 
 def diagnostics(metrics: pandas.DataFrame) -> Iterator[str]:
-    """Chart each other number in metrics.jsonl that varies over rounds; print the others."""
+    """Yield charts of all other numbers of metrics.jsonl that vary, and a text with the constant ones."""
     x, drawn, constant = numbers(metrics, "round"), [], []
     for name in _others(metrics):
         y = numbers(metrics, name)
@@ -127,5 +127,5 @@ def _others(metrics: pandas.DataFrame) -> list[str]:
 
 
 def title(name: str) -> str:
-    """A name of metrics.jsonl for people, such as primal residual."""
+    """Return a readable form of a name of metrics.jsonl, such as primal residual."""
     return name.removeprefix("test_").replace("_", " ")

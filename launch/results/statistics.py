@@ -3,30 +3,30 @@
 A column is an expression of a run's metrics.jsonl:
 
     METRIC@ROUND            mean over the `window` evaluated rounds that end at ROUND (a number, or end)
-    max METRIC@ROUND        the maximum of them
-    best METRIC@ROUND       the best of all rounds up to ROUND: the maximum; of what is better when it is
-                            lower (NLL, ECE, Brier score, loss, spread over clients) the minimum
+    max METRIC@ROUND        the maximum over these rounds
+    best METRIC@ROUND       the best of all rounds up to ROUND: the maximum; the minimum of metrics for which
+                            lower is better (NLL, ECE, Brier score, loss, spread over clients)
     MB@ROUND                megabytes of the algorithm up to ROUND;  MB up@ROUND, MB down@ROUND
     simulated@ROUND         seconds of the virtual clock up to ROUND
     J@ROUND                 joules of all clients up to ROUND
     rounds to VALUE         the first evaluated round with a test_accuracy of at least VALUE
-    rounds to METRIC VALUE  the same for another metric; at most VALUE for one that is better when it is lower
-    rounds to mean METRIC VALUE     the same for the running mean of the last `window` evaluated rounds
-    MB to ...               megabytes until then
-    simulated to ...        seconds of the virtual clock until then
-    J to ...                joules of all clients until then
+    rounds to METRIC VALUE  like this for another metric; at most VALUE if lower is better
+    rounds to mean METRIC VALUE     like this for the running mean of the last `window` evaluated rounds
+    MB to ...               megabytes up to that round
+    simulated to ...        seconds of the virtual clock up to that round
+    J to ...                joules of all clients up to that round
 
 METRIC is a key of metrics.jsonl.
 
-A curve may also be over the megabytes that a run's messages could have cost, so far, at the limits that its
-rounds have measured (Source: docs/compression.md#the-limit-as-a-column):
+The x axis of a curve can also be the megabytes that a run's messages could have cost so far, at the limits
+that were measured in its rounds (Source: docs/compression.md#the-limit-as-a-column):
 
     MB entropy   both directions at the zeroth-order entropy of their integers
-    MB KL        uploads at KL(q_k || q_g), which is what a sample of the client's posterior would cost
+    MB KL        uploads at KL(q_k || q_g), the cost of a sample of the client's posterior
 
-A round measures one upload and its broadcast (fedsim.wire.limits); all messages of that direction count in
-the same proportion, headers included. A direction without coded fields counts whole, as its first broadcast
-may be; of a message with coded and other fields the others count in the proportion of the coded ones.
+A round measures one upload and its broadcast (fedsim.wire.limits). All bytes of that direction are scaled by
+the measured ratio, including headers and fields without a codec. A direction without coded fields, such as a
+first broadcast may be, counts in full.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _TO = re.compile(r"(rounds|MB|simulated|J) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*
 
 @dataclass(frozen=True)
 class Column:
-    """A parsed column: a reduction ("", max, best, rounds, MB, ...), a metric and a round. A round of None is
-    the last one, or the first one that reaches the level, itself or in the running mean."""
+    """A parsed column: a reduction ("", max, best, rounds, MB, ...), a metric and a round. None is the last
+    round or, with a level, the first round whose value or (of_mean) running mean reaches the level."""
 
     how: str
     metric: str
@@ -83,7 +83,7 @@ def parsed(expression: str) -> Column:
 
 
 def value(expression: str, curve: Curve, window: int = 1) -> float:
-    """The number of a column for one run; NaN: not reached, diverged."""
+    """Return the number of a column for one run; NaN if a level was not reached or the run diverged."""
     column = parsed(expression)
     how, name = column.how, column.metric
     if column.level is not None:
@@ -105,8 +105,8 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
 
 
 def reached(curve: Curve, level: float, metric: str = "test_accuracy", window: int = 1) -> int | None:
-    """The place of the first evaluated round, after the start, that is as good as `level`. A round counts
-    with the mean of the `window` evaluated rounds up to it, of which there must be as many."""
+    """Return the index of the first evaluated round after round 0 that is at least as good as `level`. The
+    value of a round is the mean of the `window` evaluated rounds up to it; there must be that many."""
     values, rounds = curve.metric(metric), curve.rounds()
     trained = [at for at in range(len(values)) if rounds[at] > 0]
     for last in range(window, len(trained) + 1):
@@ -117,10 +117,10 @@ def reached(curve: Curve, level: float, metric: str = "test_accuracy", window: i
 
 
 def shown(expression: str, values: Sequence[float]) -> str:
-    """Mean ± population standard deviation over seeds, in the unit people read: accuracies in %."""
+    """Return mean ± population standard deviation over seeds as text, with accuracies in %."""
     if any(math.isnan(v) for v in values):
         return "-" if " to " in expression else f"diverged ({sum(math.isnan(v) for v in values)})"
-    scale, digits = _scale(expression)
+    scale, digits = scale_of(expression)
     scaled = [scale * v for v in values]
     mean = sum(scaled) / len(scaled)
     sd = math.sqrt(sum((v - mean) ** 2 for v in scaled) / len(scaled))
@@ -129,7 +129,7 @@ def shown(expression: str, values: Sequence[float]) -> str:
 
 
 def heading(expression: str) -> str:
-    """An expression for people; a target accuracy is in %."""
+    """Return a readable form of an expression, with a target accuracy in %."""
     if (result := _TO.fullmatch(expression)) and percent(result[3] or "accuracy"):
         level = target_text(float(result[4] or result[5]))
         expression = f"{expression.removesuffix(result[4] or result[5])}{level}"
@@ -138,18 +138,25 @@ def heading(expression: str) -> str:
 
 
 def lower_is_better(metric: str) -> bool:
-    """True if the best value of a metric is the smallest: of errors, losses and differences of clients."""
+    """Return whether the smallest value of a metric is the best, as for errors, losses and client spreads."""
     return metric.endswith("_spread") or any(
         word in metric.split("_") for word in ("nll", "ece", "brier", "loss")
     )
 
 
+def less_is_better(expression: str) -> bool:
+    """Return whether the smallest value of a column is the best, as for bytes, rounds and errors."""
+    return not percent(expression) or lower_is_better(parsed(expression).metric)
+
+
 def percent(expression: str) -> bool:
-    """True if a column is shown in %."""
-    return any(word in expression for word in ("accuracy", "recall", "precision", "_f1"))
+    """Return whether a column is shown in %."""
+    return " to " not in expression and any(
+        word in expression for word in ("accuracy", "recall", "precision", "_f1")
+    )
 
 
-def _scale(expression: str) -> tuple[float, int]:
+def scale_of(expression: str) -> tuple[float, int]:
     if expression.startswith("rounds"):
         return 1.0, 0
     if expression.startswith(("MB", "simulated", "J@", "J to")):
@@ -161,7 +168,7 @@ def _scale(expression: str) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class Band:
-    """x and, at each, the lowest, mean and highest y of the seeds; x is a mean over the seeds, too."""
+    """The lowest, mean and highest y of the seeds at each x, where x is a mean over the seeds, too."""
 
     x: Values
     low: Values
@@ -170,12 +177,12 @@ class Band:
 
     @staticmethod
     def of(x: Values, ys: Values) -> Band:
-        """The band of ys, one row per seed, each as long as x."""
+        """Return the band of ys, which has one row per seed, each as long as x."""
         return Band(x, ys.min(0), ys.mean(0), ys.max(0))
 
 
 def stacked(curves: Sequence[Curve], name: str) -> Values:
-    """A metric, one row per seed: the evaluated rounds that all seeds have."""
+    """Return a metric at the evaluated rounds that all seeds have, one row per seed."""
     count = min((len(c.lines) for c in curves), default=0)
     if not count:
         return np.zeros((len(curves), 0))
@@ -190,7 +197,7 @@ def _values(curve: Curve, name: str) -> Sequence[float]:
 
 
 def band(curves: Sequence[Curve], x: str, y: str, window: int = 1) -> Band:
-    """y over x (round, MB, simulated, J, one of LIMITS); window: rounds that a value is the mean of."""
+    """Return y over x (round, MB, simulated, J, one of LIMITS). window: average y over so many rounds."""
     xs, ys = stacked(curves, x).mean(0) if curves else np.zeros(0), stacked(curves, y)
     if not curves:
         return Band(xs, xs, xs, xs)
@@ -201,19 +208,19 @@ def band(curves: Sequence[Curve], x: str, y: str, window: int = 1) -> Band:
 
 
 def sides(rows: pandas.DataFrame, keys: list[str]) -> pandas.DataFrame:
-    """Bytes by `keys`, one column per direction."""
+    """Return the bytes by `keys`, one column per direction."""
     table = rows.pivot_table(index=keys, columns="direction", values="bytes", aggfunc="sum", fill_value=0)
     return table.reindex(columns=["down", "up"], fill_value=0).astype("int64")
 
 
 def messages(rows: pandas.DataFrame, direction: str) -> int:
-    """Envelopes of the algorithm in one direction: a client's part in an exchange."""
+    """Count the algorithm's envelopes in one direction: one per round, exchange and client."""
     sent = rows[(rows.kind == "algorithm") & (rows.direction == direction)]
     return len(sent[["round", "exchange", "client"]].drop_duplicates())
 
 
 def _entropy(line: Mapping[str, Any]) -> float:
-    """Bytes of both directions at the entropy of their fields."""
+    """Return a round's bytes of both directions at the entropy of the fields."""
     total = 0.0
     for side in ("down", "up"):
         fields = line.get("limits", {}).get(side, {}).values()
@@ -223,19 +230,19 @@ def _entropy(line: Mapping[str, Any]) -> float:
 
 
 def _divergence(line: Mapping[str, Any]) -> float:
-    """Bytes of the uploads at the divergence of one. A parameter has one value in every field, so that the
-    sum of bits per value are bits per parameter."""
+    """Return the bytes of a round's uploads at the KL divergence of one upload. A parameter has one value in
+    every field, so the sum of the fields' bits per value is the number of bits per parameter."""
     limits = line.get("limits", {})
     sent = sum(field["bits"] for field in limits.get("up", {}).values())
     return float(limits["kl"] / sent * line["bytes_up"]) if sent and "kl" in limits else math.nan
 
 
 LIMITS = {"MB entropy": _entropy, "MB KL": _divergence}
-"""Bytes of one round, by the limit's name."""
+"""Functions that return the bytes of one round, by the name of the limit."""
 
 
 def at_limit(curve: Curve, name: str) -> list[float]:
-    """One value per evaluated round, summed over the rounds so far; NaN from the first round without a KL.
-    Every round of the run must have been evaluated. name: one of LIMITS."""
+    """Return megabytes per evaluated round, summed over the rounds so far; NaN from the first round without a
+    KL. Every round of the run must have been evaluated. name: one of LIMITS."""
     rounds = (LIMITS[name](line) if line["round"] else 0.0 for line in curve.lines)
     return [1e-6 * so_far for so_far in accumulate(rounds)]

@@ -1,4 +1,4 @@
-"""Tables of a comparison: results, what an accuracy costs, bytes by field; as Markdown and as CSV."""
+"""Tables of a comparison as Markdown and CSV: results, costs of an accuracy, bytes by field."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from statistics import fmean, pstdev
 
 from fedsim.learning.score_names import CALIBRATION, EXTRA
 from launch.configuration.target_accuracy import below_target, percent as target_text
-from launch.results.frontier import Cost, ranking, reaching
+from launch.results.frontier import Cost, cost, ranking, reaching
 from launch.results.groups import Group
-from launch.results.statistics import heading, lower_is_better, percent, shown
+from launch.results.significance import Difference, differences, leaders
+from launch.results.statistics import heading, less_is_better, percent, shown
 from workers.storage.atomic_files import disk_errors
 
 NONE = "–"
@@ -24,7 +25,7 @@ MEASURES = {
     "test_nll@end": "test_nll",
     **{f"{name}@end": name for name in EXTRA},
 }
-"""Columns of launch.results.statistics and the metric that they need."""
+"""Columns of launch.results.statistics, and the metric that each column needs."""
 MORE_MEASURES = {
     f"{name}@end": name
     for name in (
@@ -32,12 +33,12 @@ MORE_MEASURES = {
         *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
     )
 }
-"""The columns of the table of calibration and clients, and their metrics."""
+"""The columns of the table of calibration and clients, and the metric of each column."""
 IN_CSV = ("test_accuracy@end", "best test_accuracy@end", "test_nll@end")
-"""Columns of MEASURES that the CSV has; it has all of MORE_MEASURES."""
+"""Columns of MEASURES that are in the CSV, which also has all columns of MORE_MEASURES."""
 SMALL = 0.0005
 ALWAYS = {"header", "framing"}
-"""Parts that always have a row of their own."""
+"""Parts that are always shown separately."""
 UNFINISHED = "*"
 """The mark of a group without a finished run."""
 STOPPED = "†"
@@ -53,20 +54,11 @@ class Grid:
     lines: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """A Markdown table; a bar in a cell, as in rho = 1/|S|, is escaped, else it would end the cell."""
+        """Return a Markdown table. A bar in a cell, as in rho = 1/|S|, is escaped, because it ends a cell."""
         rows = [self.header, ("---",) * len(self.header), *self.lines]
         escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in rows)
         body = "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
         return f"### {self.title}\n\n{body}\n" if self.title else f"{body}\n"
-
-
-def best(expression: str, column: Sequence[Sequence[float]]) -> int:
-    """The row with the highest accuracy, the lowest NLL, ECE, Brier score or spread over clients, the fewest
-    rounds or megabytes; -1: none."""
-    metric = expression.partition("@")[0]
-    sign = 1 if percent(expression) and " to " not in expression and not lower_is_better(metric) else -1
-    means = [sign * sum(v) / len(v) if v and not any(map(math.isnan, v)) else -math.inf for v in column]
-    return means.index(max(means)) if means and max(means) > -math.inf else -1
 
 
 def name(group: Group) -> str:
@@ -75,7 +67,7 @@ def name(group: Group) -> str:
 
 
 def seeds(numbers: Sequence[int]) -> str:
-    """The text of seed numbers, such as 62–64, 70 for 62, 63, 64, 70."""
+    """Return seed numbers as text, such as 62–64, 70 for 62, 63, 64, 70."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and n == runs[-1][-1] + 1:
@@ -86,8 +78,9 @@ def seeds(numbers: Sequence[int]) -> str:
 
 
 def results(groups: Sequence[Group], marked: bool = True) -> Grid:
-    """The end of every group. marked: whether the best of a column is bold, where several have an entry and
-    none has ended at its target accuracy: its end is another round."""
+    """Return the final results of every group. marked: print the best value of a column in bold, and all
+    values that are not distinguishable from it. This needs enough seeds (launch.results.significance), and no
+    run that ended at its target accuracy, because the last round of such a run differs."""
     columns, texts = _measured(groups, MEASURES, marked)
     heads = _heads(columns)
     once = any(m.units(side, once=True) for g in groups for m in g.members for side in ("down", "up"))
@@ -105,8 +98,8 @@ def results(groups: Sequence[Group], marked: bool = True) -> Grid:
 
 
 def calibration(groups: Sequence[Group], marked: bool = True) -> Grid:
-    """ECE, Brier score and worst client at the end of every group, and the scores of predictions that are
-    averaged over posterior samples. marked: as of `results`. No lines if no group has any."""
+    """Return the final ECE, Brier score and worst client of every group, and the scores of predictions that
+    are averaged over posterior samples; no lines if no group has any. marked: as in `results`."""
     columns, texts = _measured(groups, MORE_MEASURES, marked)
     lines = [(name(g), *row) for g, row in zip(groups, texts, strict=True)] if columns else []
     return Grid("Calibration and clients", ("", *_heads(columns)), tuple(lines))
@@ -115,16 +108,14 @@ def calibration(groups: Sequence[Group], marked: bool = True) -> Grid:
 def _measured(
     groups: Sequence[Group], measures: Mapping[str, str], marked: bool
 ) -> tuple[list[str], list[list[str]]]:
-    """The columns that a group has, and a line of cells per group."""
+    """Return the columns that at least one group has, and a line of cells per group."""
     columns = [c for c, metric in measures.items() if any(g.has(metric) for g in groups)]
     cells = [[g.values(c, measures[c]) for c in columns] for g in groups]
     texts = [[shown(c, v) if v else NONE for c, v in zip(columns, row, strict=True)] for row in cells]
     if marked and not any(g.stopped for g in groups):
         for n, column in enumerate(columns):
-            if sum(bool(row[n]) for row in cells) < 2:
-                continue
-            top = best(column, [row[n] for row in cells])
-            if top >= 0:
+            scores = [g.scores(column, measures[column]) if g.done else {} for g in groups]
+            for top in leaders(scores, least=less_is_better(column)):
                 texts[top][n] = f"**{texts[top][n]}**"
     return columns, texts
 
@@ -139,11 +130,11 @@ def _heads(columns: Sequence[str]) -> list[str]:
 
 
 def costs(groups: Sequence[Group], levels: Sequence[float]) -> list[Grid]:
-    """For every accuracy, megabytes and rounds until it is reached, the fewest megabytes first."""
+    """Return a table per accuracy: megabytes and rounds up to the accuracy, the smallest median first."""
     return [
         Grid(
             f"Bytes to an accuracy of {target_text(level)}",
-            ("", f"MB to {target_text(level)}".replace(" ", FIRM), "range", "× the least", "seeds", "rounds"),
+            ("", "MB, median", "range", "× the least", "verdict", "seeds", "rounds"),
             tuple(_costs(groups, ranking(groups, level))),
         )
         for level in levels
@@ -151,20 +142,50 @@ def costs(groups: Sequence[Group], levels: Sequence[float]) -> list[Grid]:
 
 
 def _costs(groups: Sequence[Group], ranked: Sequence[Cost]) -> Iterator[tuple[str, ...]]:
-    least = fmean(ranked[0].spent) if ranked and ranked[0].whole else math.nan
+    verdicts = _against_the_least(ranked)
+    for c, (ratio, verdict) in zip(ranked, verdicts, strict=True):
+        ends = NONE
+        if c.spent and c.seeds > 1:
+            last = megabytes([max(c.spent)]) if c.whole else f">{FIRM}{megabytes([max(c.ended)])}"
+            ends = between(megabytes([min(c.spent)]), last)
+        median = megabytes([c.median]) if math.isfinite(c.median) else unreached(c)
+        rounds = shown("rounds to 1.0", c.rounds) if c.whole else NONE
+        count = f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}"
+        yield name(groups[c.group]), median, ends, ratio, verdict, count, rounds
+
+
+def _against_the_least(ranked: Sequence[Cost]) -> list[tuple[str, str]]:
+    """Return, by group, the ratio of bytes to the first of `ranked`, with its interval, and the verdict.
+
+    Differences of logarithms are paired and tested (launch.results.significance); their mean is the geometric
+    mean of the ratios. A group with a seed that does not reach the accuracy gets the ratio of medians, if
+    there is one, and no test.
+    """
+    whole = [c for c in ranked if c.whole and min(c.spent) > 0]  # pooled training sends nothing
+    least = ranked[0].median if ranked else math.inf
+    tested: dict[int, Difference] = {}
+    if len(whole) > 1 and whole[0] is ranked[0]:
+        logs = [{key: math.log(n) for key, n in c.by_seed.items()} for c in whole]
+        for c, d in zip(whole, differences(logs, 0, all_pairs=True), strict=True):
+            tested[c.group] = d
+    result = []
     for c in ranked:
-        spent, rounds, ratio, ends = [NONE] * 4
-        if c.whole:
-            rounds = shown("rounds to 1.0", c.rounds)
-            ratio = f"{fmean(c.spent) / least:.2f}" if least else NONE
-        if c.spent and (len(c.spent) > 1 or not c.whole):
-            ends = between(megabytes([min(c.spent)]), megabytes([max(c.spent)]))
-        spent = megabytes(c.spent) if c.whole else unreached(c)
-        yield name(groups[c.group]), spent, ends, ratio, f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}", rounds
+        ratio = f"{c.median / least:.2f}" if math.isfinite(c.median) and least else NONE
+        verdict = NONE if c.whole else f"{len(c.spent)} of {c.seeds} reach it"
+        if c is ranked[0] and math.isfinite(c.median):
+            verdict = "least"
+        elif c.group in tested:
+            d = tested[c.group]
+            verdict = d.verdict("more bytes", "fewer bytes")
+            if d.ranked:
+                low, high = (math.exp(x) for x in (d.low, d.high))
+                ratio = f"{math.exp(d.mean):.2f} ({low:.2f} to {high:.2f})"
+        result.append((ratio, verdict))
+    return result
 
 
 def unreached(c: Cost) -> str:
-    """Return how many seeds reach an accuracy, or the best accuracy reached, rounded down."""
+    """Return the number of seeds that reach an accuracy, or the best accuracy reached, rounded down."""
     if c.spent:
         return f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}"
     if math.isnan(c.best):
@@ -173,12 +194,12 @@ def unreached(c: Cost) -> str:
 
 
 def between(low: str, high: str) -> str:
-    """A range; one text if its ends are equal as texts."""
+    """Return a range as text; only one end if both ends are equal."""
     return low if low == high else f"{low} to {high}"
 
 
 def megabytes(counts: Sequence[float], least: int = 1, spread: bool = True) -> str:
-    """Mean ± population standard deviation of bytes in MB, to three figures and `least` decimals at least."""
+    """Return mean ± population standard deviation in MB, to three figures and at least `least` decimals."""
     mean, sd = fmean(counts) / 1e6, pstdev(counts) / 1e6
     digits = max(least, 2 - math.floor(math.log10(mean))) if mean else least
     exact = not spread or len(counts) < 2 or sd < 0.5 * 10**-digits
@@ -186,7 +207,7 @@ def megabytes(counts: Sequence[float], least: int = 1, spread: bool = True) -> s
 
 
 def fields(groups: Sequence[Group]) -> Grid:
-    """Bytes by field, mean over the members, both directions."""
+    """Return the bytes by field of both directions, as the mean over the members."""
     rows = parts(groups)
     names = sorted({n for row in rows for n in row}, key=lambda n: -sum(row.get(n, 0) for row in rows))
     lines = [
@@ -197,7 +218,7 @@ def fields(groups: Sequence[Group]) -> Grid:
 
 
 def parts(groups: Sequence[Group]) -> list[dict[str, float]]:
-    """Bytes by field of every group; fields of which no group has a share of SMALL are one, other."""
+    """Return the bytes by field of every group; fields with shares below SMALL in all groups are `other`."""
     rows = [g.bytes_by_field() for g in groups]
     shares = [{n: x / sum(row.values()) for n, x in row.items()} for row in rows]
     small = {n for row in rows for n in row if all(share.get(n, 0) < SMALL for share in shares)}
@@ -210,7 +231,7 @@ def parts(groups: Sequence[Group]) -> list[dict[str, float]]:
 
 
 def write_csv(path: Path, groups: Sequence[Group], levels: Sequence[float]) -> None:
-    """One line per group: mean, low and high over the members of every measure."""
+    """Write one line per group, with the mean, lowest and highest value of every measure over the members."""
     with disk_errors(f"cannot write {path}"), path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         rows = records(groups, levels)
@@ -219,7 +240,7 @@ def write_csv(path: Path, groups: Sequence[Group], levels: Sequence[float]) -> N
 
 
 def records(groups: Sequence[Group], levels: Sequence[float]) -> list[dict[str, object]]:
-    """One flat record per group; '' where there is no number."""
+    """Return one flat record per group, with '' for a missing number."""
     names = sorted({n for g in groups for n in g.bytes_by_field()})
     return [_record(g, levels, names) for g in groups]
 
@@ -249,6 +270,8 @@ def _record(group: Group, levels: Sequence[float], names: Sequence[str]) -> dict
         whole = there if len(there) == len(result) else []
         row |= _spread(f"bytes_to_{level:g}", [n for _, n in whole])
         row |= _spread(f"rounds_to_{level:g}", [r for r, _ in whole])
+        median = cost(0, group, level).median
+        row[f"bytes_to_{level:g}_median"] = median if math.isfinite(median) else ""
     spent = group.bytes_by_field()
     return row | {f"bytes of {n}": spent.get(n, 0) for n in names}
 
@@ -270,6 +293,6 @@ def _units(group: Group, side: str, once: bool = False) -> str:
 
 
 def _rounds(group: Group) -> str:
-    """The last evaluated rounds of the members."""
+    """Return the last evaluated rounds of the members as text."""
     ends = sorted({m.rounds for m in group.members})
     return between(str(ends[0]), str(ends[-1]))

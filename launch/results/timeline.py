@@ -22,7 +22,7 @@ MOST_WORKERS, MOST_BARS = 32, 2000
 LEFT, RIGHT, LANE, BAR = 86.0, 914.0, 24.0, 16.0
 """Sizes in a picture 1000 units wide: the start and end of the time axis, the heights of a lane and a bar."""
 THIN = 4.5
-"""How much thinner a bar is, above and below, while its worker is not known to compute."""
+"""The amount by which a bar is thinner, above and below, while its worker is not known to compute."""
 TICKS = 8
 
 
@@ -85,7 +85,7 @@ def _read(path: Path) -> pandas.DataFrame:
 
 
 def _fitting(rows: pandas.DataFrame, numbers: Sequence[int], from_end: bool) -> list[int]:
-    """Return as many of these rounds as have at most MOST_BARS tasks together, but at least one round."""
+    """Return as many of these rounds as together have at most MOST_BARS tasks, but at least one round."""
     kept = [int(n) for n in numbers]
     while len(kept) > 1 and rows["round"].isin(kept).sum() > MOST_BARS:
         kept = kept[1:] if from_end else kept[:-1]
@@ -96,7 +96,7 @@ def _picture(rows: pandas.DataFrame, numbers: Sequence[int]) -> str:
     """Draw a picture of these rounds and of the evaluations during them."""
     own = rows[rows["round"].isin(numbers) & (rows.what != "evaluate")]
     begin, end = float(own.given.min()), float(own.arrived.max())
-    if numbers[-1] == rows["round"].max():  # the last evaluation, too
+    if numbers[-1] == rows["round"].max():  # include the last evaluation
         end = float(rows.arrived.max())
     shown = rows[(rows.arrived > begin) & (rows.given < end)]
     workers = sorted(rows.worker.unique())[:MOST_WORKERS]
@@ -133,7 +133,7 @@ def _title(numbers: Sequence[int], shown: pandas.DataFrame, workers: int, begin:
 
 
 def _working(rows: pandas.DataFrame, lanes: dict[int, int]) -> Iterator[Bar]:
-    """Yield two bars for every task: how long a worker had it and, on top, how long it computed."""
+    """Yield two bars for every task: the time that a worker had it and, on top, the time of computing."""
     held, computed = [], []
     for row in rows.itertuples(index=False):
         lane, whole = lanes[int(row.worker)], float(row.arrived - row.given)

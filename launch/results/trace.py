@@ -92,8 +92,8 @@ def events(run: TracedRun, spans: Iterable[Span], entries: Iterable[Entry]) -> I
 
 
 def _batches(spans: Iterable[Span], rounds: Mapping[int, Committed]) -> Iterator[_Batch]:
-    """Group spans by round. The seconds of a span begin at 0 in every start of the run; a new start shows in
-    seconds that fall, or in the journal."""
+    """Group spans by round. The seconds of spans begin at 0 in every start of the run. Seconds that decrease,
+    or the journal, show that a new start begins."""
     held: list[Span] = []
     round, start, before, resumed = -1, 1, 0.0, False
     for span in spans:
@@ -183,7 +183,7 @@ class _Trace:
         yield from self._counters(tasks, envelopes)
 
     def _broadcasts(self, spans: Iterable[Span]) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
-        """The slice of each exchange's broadcast, from its first task to its last one."""
+        """Yield the slice of each exchange's broadcast, from the first task to the last one."""
         own = sorted(span for span in spans if span.what != "evaluate")
         for key, group in groupby(own, key=lambda span: span[:2]):
             given = [self._at(span.given) for span in group]
@@ -228,7 +228,7 @@ class _Trace:
     def _exchange(
         self, window: tuple[int, int], tasks: Sequence[_Task], sizes: Mapping[Any, int]
     ) -> Iterator[Event]:
-        """Broadcast, tasks and fold of an exchange, with the flows between them."""
+        """Yield the broadcast, the tasks and the fold of an exchange, with the flows between them."""
         (begin, end), (number, exchange) = window, tasks[0].span[:2]
         label = f"round {number}" + (f", exchange {exchange}" if exchange > 1 else "")
         where = {"round": number, "exchange": exchange, "algorithm": self.run.algorithm}
@@ -240,7 +240,7 @@ class _Trace:
         first = max(self._folding, min((t.arrived for t in answered), default=0))
         committed = number in self.run.rounds
         if answered and committed:
-            # a slice that was moved behind another one may begin after its answer arrived: it folds then
+            # a slice that was moved after another one may begin after its answer arrived; it folds then
             self._folding = max(first, *(max(t.arrived, t.begin) for t in answered)) + 1
             self._folded = number, exchange
             self._end = max(self._end, self._folding)
@@ -264,7 +264,7 @@ class _Trace:
             yield _event("f", COORDINATOR, FOLDS, at, "task", **flow, bp="e")
 
     def _between(self, end: int, after: int) -> Event:
-        """The coordinator's own work, from the end of an exchange's fold to the next broadcast."""
+        """Return the coordinator's own work, from the end of an exchange's fold to the next broadcast."""
         assert self._folded is not None
         before, exchange = self._folded
         name = f"between rounds {before} and {after}"
@@ -299,7 +299,7 @@ class _Trace:
 
 
 def _key(span: Span) -> tuple[int, int, int, int]:
-    """The key of the task's envelopes in the ledger."""
+    """Return the key of the task's envelopes in the ledger."""
     return span.round, span.exchange, span.client, span.worker
 
 

@@ -1,7 +1,7 @@
-"""fedsim verify: tasks of a run computed again, and their digests compared with the run's.
+"""fedsim verify: compute tasks of a run again, and compare their digests with those of the run.
 
-Each round starts from the checkpoint of the one before, so that a difference stays in its round. Those of the
-last rounds are kept; the first round needs none.
+Each round starts from the checkpoint of the previous round, so that a difference stays in its round. The run
+keeps checkpoints of the last rounds; the first round needs none.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from workers.storage.growing_file import LEDGER
 from workers.storage.recovery import checkpoint_path
 
 SHOWN = 5
-"""Differences of a round that are printed."""
+"""The maximum number of differences of a round that are printed."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One round. faults: other differences from the run; server: its state was compared."""
+    """The result of one round. faults: other differences from the run. server: its state is identical."""
 
     round: int
     compared: int
@@ -54,8 +54,8 @@ def verify(
     data_dir: Path | None,
     as_json: bool = False,
 ) -> None:
-    """Print what was compared; FedsimError names the first difference and its meaning. rounds: the number of
-    last rounds. clients: their ids with commas."""
+    """Print the comparison; raise FedsimError with the first difference and its meaning. rounds: the number
+    of last rounds to compare. clients: ids, separated by commas."""
     run = RestoredRun.open(folder, data_dir)
     only = _ids(clients, len(run.problem.clients))
     console = terminal.console(markup=False, quiet=as_json)
@@ -103,7 +103,7 @@ def to_json(
 
 
 def computable(run: RestoredRun) -> list[int]:
-    """The committed rounds whose starting checkpoint is kept."""
+    """Return the committed rounds whose starting checkpoints exist."""
 
     def there(round: int) -> bool:
         needed = (round - 1, *_origins(run, round))
@@ -114,12 +114,12 @@ def computable(run: RestoredRun) -> list[int]:
 
 
 def _origins(run: RestoredRun, round: int) -> list[int]:
-    """The other rounds, besides the one before, whose states of the server a round needs."""
+    """Return the rounds, besides the previous one, whose server states a round needs."""
     return [r for r in run.problem.asynchrony.origins(round) if r >= run.first_round] if round else []
 
 
 def meaning(run: RestoredRun, repeatable: bool) -> str:
-    """Explain a task whose result differs from the recorded one. repeatable: here it repeats."""
+    """Explain a task whose result differs from the recorded one. repeatable: results here are equal."""
     algo = plugins.short(run.problem.experiment.algo)
     if not repeatable:
         return (
@@ -156,7 +156,7 @@ def _verified(
 
 
 def _with_server(run: RestoredRun, verdict: Verdict, after: Checkpoint[Any]) -> Verdict:
-    """Compare the server's state, which the same uploads must give."""
+    """Compare the server's state, which must be equal because the uploads are."""
     try:
         what = run.unlike(after)
     except DataError as e:
@@ -171,7 +171,7 @@ def _with_server(run: RestoredRun, verdict: Verdict, after: Checkpoint[Any]) -> 
 
 
 def _files(run: RestoredRun) -> Iterator[tuple[str, str]]:
-    """Model and client states against the summary: what to print, and what is wrong."""
+    """Compare model and client states with the summary; yield texts to print, each with an error or ''."""
     summary, layout = run.run.summary, run.problem.net.layout
     if not summary.get("model_sha256"):
         status = summary.get("status", "was killed")
@@ -204,7 +204,7 @@ def _files(run: RestoredRun) -> Iterator[tuple[str, str]]:
 
 
 def _growing_files(run: RestoredRun) -> Iterator[tuple[str, str]]:
-    """Ledger, metrics, timeline and journal against their digests: what to print, and what is wrong."""
+    """Compare ledger, metrics, timeline and journal with their digests; yield the same pairs as _files."""
     try:
         stored = RunFolder.open(run.folder)
         known = stored.known
@@ -220,7 +220,7 @@ def _growing_files(run: RestoredRun) -> Iterator[tuple[str, str]]:
     for name in known.files or (LEDGER,):
         try:
             stored.checked_bytes(name)
-            sums = name == LEDGER and len(stored.ledger)  # compares them with the summary
+            sums = name == LEDGER and len(stored.ledger)  # reading compares sums with the summary
         except (DataError, UsageError) as e:
             yield f"{name}: differs", str(e)
             continue

@@ -1,4 +1,4 @@
-"""An algorithm's cost for one client: in a round, and once (docs/decisions/005-units-of-p.md)."""
+"""An algorithm's cost per client and round, and once per client (docs/decisions/005-units-of-p.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sent = tuple[int, str, str]
 
 
 def sent_once(algorithm: Algorithm[Any, Any, Any, Any]) -> frozenset[Sent]:
-    """Fields that a client gets or sends once: those of the optional groups of the messages."""
+    """Return the fields that a client gets or sends once, which are the messages' optional groups."""
     from fedsim.wire.schema import optional_group, schema  # imports torch
 
     return frozenset(
@@ -33,16 +33,16 @@ def sent_once(algorithm: Algorithm[Any, Any, Any, Any]) -> frozenset[Sent]:
 
 @dataclass
 class ClientCosts:
-    """Bytes of the algorithm, headers and framing included, by direction. optional: the fields that are sent
-    once, as sent_once has them. rounds: bytes of the rounds 1, 2, ... without these fields. once: bytes of
-    the set-up (round 0) and of these fields."""
+    """The algorithm's bytes by direction, including headers and framing.
+    optional: the fields that are sent once (sent_once). rounds: bytes of the rounds 1, 2, ... without these
+    fields. once: bytes of the set-up (round 0) and of these fields."""
 
     optional: frozenset[Sent] = frozenset()
     rounds: Counter[str] = field(default_factory=Counter)
     once: Counter[str] = field(default_factory=Counter)
 
     def counted(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """Yield the rows, and add their bytes while they pass."""
+        """Yield the rows, and add up their bytes."""
         for e in entries:
             if e.kind == "algorithm":
                 alone = not e.round or (e.exchange, e.direction, e.field) in self.optional
@@ -55,9 +55,9 @@ class ClientCosts:
         return self.rounds.total() + self.once.total()
 
     def units(self, *, params: int, participations: int, clients: int) -> dict[str, float]:
-        """In units of P, 4 * params bytes, for summary.json: units_of_p_SIDE, per client and round, and
-        units_of_p_once_SIDE, per client. participations: the pairs of a client and a round, from round 1, in
-        which it got the broadcast."""
+        """Return the costs in units of P (4 * params bytes), as in summary.json.
+        units_of_p_SIDE is per client and round, units_of_p_once_SIDE per client. participations: the pairs
+        of a client and a round, from round 1, in which the client got the broadcast."""
         round, client = 4 * params * participations, 4 * params * clients
         return {f"units_of_p_{side}": self.rounds[side] / round if round else 0.0 for side in SIDES} | {
             f"units_of_p_once_{side}": self.once[side] / client if client else 0.0 for side in SIDES
@@ -67,7 +67,7 @@ class ClientCosts:
 def of_ledger(
     rows: pandas.DataFrame, optional: frozenset[Sent], *, params: int, clients: int
 ) -> dict[str, float]:
-    """ClientCosts.units from ledger.csv, for runs whose summary.json does not have them."""
+    """Compute ClientCosts.units from ledger.csv, for runs whose summary.json lacks them."""
     own = rows[rows.kind == "algorithm"]
     alone = own["round"] == 0
     for number, side, name in optional:

@@ -1,7 +1,7 @@
 """Clients' seconds and energy on the virtual clock, for summary.json.
 
-All of it follows from the configuration and the rows of ledger.csv, so that it is the same for any number of
-workers, and after any number of resumes.
+They follow from the configuration and the rows of ledger.csv, so they are the same for any number of workers
+and resumes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ Sent = dict[tuple[int, int], dict[int, list[int]]]
 
 
 def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[str, Any]:
-    """The key `devices` of summary.json, from the ledger's rows up to the last committed round; problem has a
-    clock.
+    """Return the key `devices` of summary.json, from the ledger's rows up to the last committed round.
 
-    It has `simulated_seconds` of all rounds; `client_seconds`, a list of the seconds in which each client
-    loads, computes and sends; `client_joules` if a device's energy is known. Also `client_waits`, the seconds
-    in which it had answered and the exchange continued, or its upload lay in the buffer of an asynchronous
-    run; of a synchronous run `client_holds`, those in which all others had answered and it had not.
-    NAME_total is the sum of each.
+    The problem must have a clock. The key holds `simulated_seconds` of all rounds, and lists with one value
+    per client. client_seconds: spent on downloads, computation, uploads. client_joules: only if the energy
+    of devices is known. client_waits: the seconds from its answer to the end of the exchange, or those of its
+    upload in the buffer of an asynchronous run. client_holds: in a synchronous run, the seconds in which all
+    other clients had answered and this one had not. NAME_total is the sum of each list.
     """
     clock, sizes, steps = problem.clock, indices(problem.sizes), problem.asynchrony.schedule
     assert clock is not None
@@ -68,7 +67,7 @@ def _with_total(name: str, values: Floats) -> dict[str, Any]:
 
 
 def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, dict[tuple[int, int], Hops]]:
-    """Return the bytes of the algorithm in committed rounds, and of edge servers and the root, if any."""
+    """Return the algorithm's bytes in committed rounds, and those between edge servers and root, if any."""
     sent: Sent = {}
     hops: dict[tuple[int, int], Hops] = {}
     numbers = {name: e for e, name in enumerate(tree.names)} if tree else {}
@@ -87,7 +86,7 @@ def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, 
 def _seconds(
     problem: Problem, clock: Clock, of: tuple[int, int], clients: Ints, sizes: Ints, down: Ints, up: Ints
 ) -> Floats:
-    """Each client's seconds in an exchange (a round and a number); without an upload, the download alone."""
+    """Return each client's seconds in the exchange `of` (round, number); without upload, the download's."""
     round, exchange = of
     result = clock.download_of(clients, down)
     answered, steps = np.flatnonzero(up), problem.asynchrony.schedule

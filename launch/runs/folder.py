@@ -1,8 +1,8 @@
-"""A run folder, read back: the only place that knows its files and how they belong together.
+"""Reading of run folders: the only module that knows the files of a run and how they belong together.
 
-Everything is read when it is asked for and compared with the digests that the run has recorded. A run that
-has ended has them in summary.json. Otherwise the newest checkpoint has their digests
-at the commit of its round. A run of an earlier fedsim may have neither.
+Files are read when they are needed, and compared with the digests that the run has recorded. A run that has
+ended has its digests in summary.json. Otherwise the newest checkpoint has the digests at the commit of its
+round. A run of an earlier fedsim may have neither.
 
 Importing this module imports neither torch nor pandas.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas
 
 NOT_RECORDED = "training steps are not recorded: "
-"""What a worker's log says before the reason (fedsim.learning.recordings)."""
+"""The text before the reason in a worker's log (fedsim.learning.recordings)."""
 SUMMARY, PROCESSES, MODEL = "summary.json", "processes.json", "model.safetensors"
 RUNNING, DONE, INTERRUPTED, FAILED, KILLED = "running", "done", "interrupted", "failed", "killed"
 DAMAGED, MISSING = "damaged", "missing"
@@ -48,10 +48,10 @@ DAMAGED, MISSING = "damaged", "missing"
 class KnownFiles:
     """A run's record of its growing files.
 
-    source: where it is recorded, such as "summary.json". ended: the run has ended, and the files are whole;
-    otherwise they may hold more than is known. files: their digests by name. experiment: the digest of the
-    manifest's experiment, without its rounds if the run has not ended; '' if it is not known. run: the run's
-    name; '' if it is not known.
+    source: the place of the record, such as "summary.json". ended: True if the run has ended and the files
+    are complete; otherwise they may have more rows than recorded. files: their digests by name. experiment:
+    the digest of the manifest's experiment, without its rounds if the run has not ended; '' if unknown. run:
+    the run's name; '' if unknown.
     """
 
     source: str
@@ -63,8 +63,8 @@ class KnownFiles:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The run folder `path`; fedsim.Run adds methods for notebooks. A file is read once, when it is first
-    needed. Open the folder again to see what a running run has added."""
+    """The run folder `path`; fedsim.Run adds methods for notebooks.
+    A file is read once, when it is first needed. Open the folder again to see what was added since."""
 
     path: Path
 
@@ -84,11 +84,11 @@ class RunFolder:
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """manifest.json: the experiment, and how and where it was run.
+        """The content of manifest.json: the experiment, and how and where it was run.
 
         Raises:
             UsageError: if there is no run of this format.
-            DataError: if it is damaged.
+            DataError: if the manifest is damaged.
         """
         path = self.path / MANIFEST
         if not path.is_file():
@@ -107,7 +107,7 @@ class RunFolder:
 
     @property
     def experiment(self) -> Mapping[str, Any]:
-        """The manifest's experiment: every default resolved, and what was added from data and algorithm."""
+        """The manifest's experiment, with all defaults resolved and with entries on data and algorithm."""
         experiment: Mapping[str, Any] = self.manifest["experiment"]
         return experiment
 
@@ -129,17 +129,17 @@ class RunFolder:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """summary.json, which a run writes when it ends; empty before, and if the run was killed."""
+        """The content of summary.json, written when the run ends; empty before, and if the run was killed."""
         return json_of(self.path / SUMMARY) if self.has(SUMMARY) else {}
 
     @property
     def status(self) -> str:
-        """The state of the run: by its lock, which the kernel releases with its process, then its summary.
+        """The state of the run, by its lock (which the kernel releases with the process), then its summary.
 
         running, done, interrupted (by a signal), failed (with an error), killed (its coordinator is gone
         without a summary), or damaged (its manifest or summary cannot be read). A lock cannot be seen from
-        another machine: a run that was started last on another one is running while it has no summary.
-        missing: there is no such folder.
+        another machine, so a run that was last started on another one counts as running until it has a
+        summary. missing: there is no such folder.
         """
         if is_locked(self.path):
             return RUNNING
@@ -159,8 +159,7 @@ class RunFolder:
 
     @property
     def not_recorded(self) -> list[str]:
-        """Why workers on GPUs computed training steps as they come, by this machine's logs; each reason
-        once."""
+        """The distinct reasons, from this machine's logs, why workers on GPUs recorded no training steps."""
         lines = [
             line
             for log in sorted((self.path / "logs").glob("worker-*.log"))
@@ -171,7 +170,7 @@ class RunFolder:
 
     @property
     def processes(self) -> list[dict[str, Any]]:
-        """The rows of processes.json; none if it cannot be read: nothing depends on it."""
+        """The rows of processes.json; empty if it cannot be read, because nothing depends on it."""
         try:
             rows = json.loads((self.path / PROCESSES).read_text())
         except (OSError, ValueError):
@@ -180,12 +179,12 @@ class RunFolder:
 
     @property
     def params(self) -> int:
-        """P."""
+        """The number of parameters P."""
         return int(self.experiment["params"])
 
     @property
     def clients(self) -> int:
-        """The number of clients that have data: K, or 1 for a centralised run, which has the rows of K."""
+        """The number of clients that have data: K, or 1 for a centralised run, with the rows of all K."""
         return len(self.experiment.get("client_sizes") or ()) or int(self.experiment["clients"])
 
     @property
@@ -197,13 +196,13 @@ class RunFolder:
 
     @property
     def drift(self) -> tuple[str, ...]:
-        """Workers and starts that may have computed other bits than the run's (--allow-drift)."""
+        """Workers and starts that may have computed different bits (--allow-drift)."""
         return tuple(self.manifest.get("drift", ()))
 
     # ---- what this fedsim can read
 
     def check_wire(self) -> None:
-        """Check that this fedsim reads the run's messages, checkpoints and states; MismatchError if not."""
+        """Check that this fedsim can read the run's messages, checkpoints and states; else MismatchError."""
         begun = self.manifest.get("wire", 1)
         if begun != WIRE:
             raise MismatchError(
@@ -212,7 +211,7 @@ class RunFolder:
             )
 
     def check_states(self) -> None:
-        """Check that the run kept states and checkpoints that this fedsim reads; UsageError if not kept."""
+        """Check that this fedsim can read the run (check_wire), and that states exist; else UsageError."""
         self.check_wire()
         if any(start["execution"].get("durability") == "none" for start in self.starts):
             raise UsageError(
@@ -227,8 +226,8 @@ class RunFolder:
     def commits(self) -> dict[int, Mapping[str, Any]]:
         """Return the journal's entries of committed rounds, by round.
 
-        A round counts once the journal has its commit: its rows were written before. Rows of later rounds
-        belong to one that was interrupted, which a resume computes again.
+        A round counts once the journal has its commit, which is written after the round's rows. Later rows
+        belong to an interrupted round, which a resume computes again.
         """
         journal = self.path / JOURNAL
         records = read_journal(journal) if journal.is_file() else []
@@ -236,8 +235,8 @@ class RunFolder:
 
     @property
     def last_round(self) -> int | None:
-        """The last round whose rows in ledger.csv and timeline.csv count; None if all do. They do in a run
-        that has ended: it writes no rows of a round that was under way."""
+        """The last round whose rows in ledger.csv and timeline.csv count; None if all rows count.
+        All rows count in a run that has ended, because it writes no rows of an unfinished round."""
         if self.has(SUMMARY) or not self.has(JOURNAL):
             return None
         return max(self.commits, default=-1)
@@ -245,11 +244,11 @@ class RunFolder:
     # ---- the growing files, compared with their digests
 
     def has(self, name: str) -> bool:
-        """Return whether there is a file of this name: a run that ended early lacks some."""
+        """Return True if there is a file of this name; a run that ended early lacks some files."""
         return (self.path / name).is_file()
 
     def file(self, name: str) -> Path:
-        """The path of a file of the run; UsageError if it is not there."""
+        """Return the path of a file of the run; UsageError if the file is missing."""
         path = self.path / name
         if not path.is_file():
             raise UsageError(
@@ -265,7 +264,7 @@ class RunFolder:
         for path in sorted((self.path / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
             try:
                 committed = read_committed_files(path)
-            except (WireError, DiskError):  # damaged, of an earlier fedsim, or cleared away just now
+            except (WireError, DiskError):  # damaged, of an earlier fedsim, or just deleted
                 continue
             files = {file.name: file for file in committed.files}
             source = f"the checkpoint of round {committed.round}"
@@ -273,7 +272,7 @@ class RunFolder:
         return KnownFiles("", False, {})
 
     def checked(self) -> Self:
-        """The run, after comparing all its files with their record; DataError names one that was changed."""
+        """Compare all files with their record, and return the run; DataError names a changed file."""
         self.check_experiment()
         for name in self.known.files:
             if (self.path / name).exists():
@@ -281,7 +280,7 @@ class RunFolder:
         return self
 
     def check_experiment(self) -> None:
-        """Compare the manifest's experiment with its record; DataError if it is another one."""
+        """Compare the manifest's experiment with its record; DataError if they differ."""
         known, path = self.known, self.path / MANIFEST
         here = digest(self.experiment) if known.ended else lasting_digest(self.experiment)
         if known.experiment not in ("", here):
@@ -293,7 +292,7 @@ class RunFolder:
             )
 
     def checked_bytes(self, name: str) -> bytes:
-        """The content of a growing file; UsageError if it is not there, DataError if it was changed."""
+        """Return a growing file's content; UsageError if the file is missing, DataError if it was changed."""
         path = self.file(name)
         try:
             data = path.read_bytes()
@@ -307,7 +306,7 @@ class RunFolder:
         return data
 
     def check_files(self, *names: str) -> None:
-        """Compare growing files with their record, in blocks because they may be large; as checked_bytes."""
+        """Compare growing files with their record like checked_bytes, but in blocks: they may be large."""
         self.check_experiment()
         for name in names:
             path, was = self.path / name, self.known.files.get(name)
@@ -332,7 +331,7 @@ class RunFolder:
         return f"{path} was changed: its {was.rows:,} rows are not those that {source} has the sha256 of"
 
     def ledger_rows(self) -> Iterator[Entry]:
-        """Yield the committed rows of ledger.csv, which may outgrow the memory."""
+        """Yield the committed rows of ledger.csv, which may not fit into memory."""
         return rows_of(self.path / LEDGER, Entry, self.last_round)
 
     def timeline_rows(self) -> Iterator[Span]:
@@ -341,14 +340,14 @@ class RunFolder:
 
     @cached_property
     def lines(self) -> tuple[dict[str, Any], ...]:
-        """metrics.jsonl, with the traffic of rounds that were not evaluated in the line after them, and
-        PERSONAL_NUMBERS in the last line.
+        """The lines of metrics.jsonl, without a last line that is still being written.
 
-        A last line that is still being written is left out.
+        The traffic of rounds that were not evaluated is added to the next line, and PERSONAL_NUMBERS to the
+        last line.
 
         Raises:
             UsageError: if there is no metrics.jsonl.
-            DataError: if it is damaged.
+            DataError: if metrics.jsonl is damaged.
         """
         path, written = self.path / METRICS, self.checked_bytes(METRICS)
         lines: list[dict[str, Any]] = []
@@ -361,7 +360,7 @@ class RunFolder:
                 raise DataError(f"{path} is damaged: line {number} is no line of a round") from None
         if len(rounds) < len(lines):
             raise DataError(f"{path} is damaged: a line does not say what its round cost")
-        if lines:  # scores of the clients' own models are of the end of the run
+        if lines:  # the clients' own models are scored at the end of the run
             lines[-1] |= {name: self.summary[name] for name in PERSONAL_NUMBERS if name in self.summary}
         if every_round(rounds):
             return tuple(lines)
@@ -377,24 +376,24 @@ class RunFolder:
 
     @property
     def curve(self) -> Curve:
-        """The evaluated rounds, with sums so far by name; empty for a run that did not get so far."""
+        """The evaluated rounds, with cumulative sums by name; empty if there is no metrics.jsonl."""
         return Curve(self.lines if self.has(METRICS) else ())
 
     @cached_property
     def metrics(self) -> pandas.DataFrame:
-        """One row per evaluated round, as `lines`; MB_down, MB_up and MB are sums so far."""
+        """A table with one row per evaluated round, as in `lines`; MB_down, MB_up and MB are cumulative."""
         return metrics_frame(self.lines)
 
     @cached_property
     def ledger(self) -> pandas.DataFrame:
-        """One row per message field and layer, with its bytes: ledger.csv.
+        """The table of ledger.csv, with one row per message field and layer, and its bytes.
 
-        '' stands where a text does not apply, -1 where a number does not. A last row that is still being
+        A text that does not apply is '', a number that does not apply is -1. A last row that is still being
         written is left out, and so are rows of a round that is not committed.
 
         Raises:
-            UsageError: if there is none.
-            DataError: if it is damaged, or its sums are not those of summary.json.
+            UsageError: if there is no ledger.csv.
+            DataError: if the file is damaged, or its sums differ from those in summary.json.
         """
         path = self.path / LEDGER
         ended = self.summary.get("status") in (DONE, INTERRUPTED)  # one that failed may lack rows
@@ -414,7 +413,7 @@ def _known_by_summary(path: Path) -> KnownFiles:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The run folders in a folder, in the order of their names, also those without a manifest."""
+    """Return the run folders in a folder, ordered by name, including those without a manifest."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     traces = (MANIFEST, JOURNAL, "lock", SUMMARY)
@@ -422,7 +421,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """A JSON file of the run, {} if it has no object; UsageError if unreadable, DataError if damaged."""
+    """Read a JSON file of a run; {} if it is no object. UsageError if unreadable, DataError if damaged."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -434,7 +433,7 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def json_or_empty(path: Path) -> dict[str, Any]:
-    """Read one of a run's files; {} where there is none, or where it is damaged."""
+    """Read a JSON file of a run; {} if it is missing or damaged."""
     try:
         result = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -20,14 +20,14 @@ T = TypeVar("T", Entry, Span)
 
 @dataclass
 class GrowingLines:
-    """The whole lines of a file that another process appends to; the next line begins at byte `at`."""
+    """The complete lines of a file that another process appends to; the next line begins at byte `at`."""
 
     path: Path
     at: int = 0
 
     def new(self) -> Iterator[bytes]:
-        """Yield the lines since the last call, without their ends; none if there is no file. A file that has
-        become shorter was cut by a resume and is read from its beginning."""
+        """Yield the lines since the last call, without line ends; nothing if there is no file.
+        A file that has become shorter was cut by a resume, and is read from its beginning."""
         if not self.path.exists():
             return
         with disk_errors(f"cannot read {self.path}"), self.path.open("rb") as file:
@@ -43,8 +43,8 @@ class GrowingLines:
 
 
 def rows_of(path: Path, kind: type[T], last: int | None = None) -> Iterator[T]:
-    """Yield the rows of a ledger.csv (Entry) or a timeline.csv (Span) up to the round `last`, or all. A last
-    row that is still being written is left out."""
+    """Yield the rows of a ledger.csv (Entry) or a timeline.csv (Span) up to the round `last`, or all.
+    A last row that is still being written is left out."""
     for row in _rows(path, kind):
         result = kind(*row)
         if last is None or result.round <= last:
@@ -52,7 +52,7 @@ def rows_of(path: Path, kind: type[T], last: int | None = None) -> Iterator[T]:
 
 
 def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:
-    """The values of each row, with the types of a named tuple's fields; one with a default may be missing."""
+    """Yield each row's values in the types of the tuple's fields; fields with a default may be missing."""
     columns: Sequence[str] = kind._fields
     needed = len(columns) - len(kind._field_defaults)
     types, number = [get_type_hints(kind)[name] for name in columns], 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 FORMAT = 1
 ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
-"""The keys of an experiment that readers rely on."""
+"""Keys of an experiment on which readers rely."""
 WIRE = 3
 """fedsim.wire.header.VERSION, which must not be imported here: it imports torch."""
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
@@ -35,7 +35,7 @@ LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "sci
 def describe(
     experiment: Mapping[str, Any], execution: Execution, run: str, probe: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The manifest of a run. experiment: with all defaults. probe: workers.probe.probe of this process."""
+    """Return a run's manifest. experiment: with all defaults. probe: workers.probe.probe of this process."""
     return {
         "format": FORMAT,
         "wire": WIRE,
@@ -52,7 +52,7 @@ def describe(
 
 
 def described(problem: Problem) -> dict[str, Any]:
-    """The experiment with every default resolved; `sources` has the user's own files and their sha256."""
+    """Return the experiment with all defaults resolved; `sources` has the user's files and their sha256."""
     experiment = problem.experiment
     files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
     features, dropped = problem.dataset.features, problem.dataset.dropped
@@ -91,8 +91,8 @@ def surroundings(probe: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def facts_of(content: Mapping[str, Any], device: str) -> dict[str, str]:
-    """Facts of a manifest, or of surroundings(), that bits depend on (workers/numerics.py); missing ones are
-    left out. device: the GPUs of a machine matter to runs on cuda only."""
+    """Return the facts in a manifest, or in surroundings(), on which bits depend (workers/numerics.py).
+    Missing facts are left out. device: a machine's GPUs are included only for "cuda"."""
     versions, machine = content.get("versions", {}), content.get("platform", {})
     facts = {name: value for name, value in {**versions, **machine}.items() if name in HERE}
     if device == "cuda":
@@ -107,9 +107,9 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any], device: str) ->
 
 
 def with_workers(content: Mapping[str, Any], facts: Facts, drift: Sequence[str]) -> dict[str, Any]:
-    """The manifest with what its workers have brought. facts: those of the first worker, which the
-    coordinator may not have: the GPU and its probe digest. drift: a text for each worker whose bits may
-    differ."""
+    """Return the manifest with facts of the workers.
+    facts: the first worker's facts; the coordinator may not have the GPU and its probe digest.
+    drift: a text for each worker whose bits may differ."""
     known = content["platform"]
     digests = {kind: facts[name] for kind in ("cpu", "cuda") if (name := PROBE.format(kind)) in facts}
     machine = {**known, "probe": {**digests, **known.get("probe", {})}}
@@ -121,7 +121,7 @@ def with_workers(content: Mapping[str, Any], facts: Facts, drift: Sequence[str])
 
 
 CHANGEABLE = ("rounds", "until")
-"""The part of an experiment that a resumed run may change: its end."""
+"""The fields of an experiment that a resume may change: those that determine its end."""
 
 
 def resumed(before: Mapping[str, Any], now: Experiment, start: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,13 +132,13 @@ def resumed(before: Mapping[str, Any], now: Experiment, start: Mapping[str, Any]
 
 
 def digest(experiment: Mapping[str, Any]) -> str:
-    """The sha256 of a manifest's experiment as JSON with sorted keys."""
+    """Return the sha256 of a manifest's experiment as JSON with sorted keys."""
     plain = json.loads(json.dumps(experiment))
     return sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def lasting_digest(experiment: Mapping[str, Any]) -> str:
-    """The digest without what a resumed run may change."""
+    """Return the digest of the experiment without the fields that a resume may change."""
     return digest({key: value for key, value in experiment.items() if key not in CHANGEABLE})
 
 
@@ -147,7 +147,7 @@ def now() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python, fedsim and the libraries that results may depend on."""
+    """Return the versions of Python, fedsim and the libraries on which results may depend."""
     return {
         "fedsim": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""A run folder read back: its experiment, its last committed round, and the messages it would send next."""
+"""A run restored from its folder: experiment, last committed round, and the messages it would send next."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from workers.task_execution import execute
 
 @dataclass(frozen=True)
 class Message:
-    """A message before any codec, tensors in their dtype on the wire. context: known to both ends."""
+    """A message before any codec, with tensors in their dtype on the wire. context: known to both ends."""
 
     side: str
     exchange: int
@@ -51,7 +51,7 @@ class RestoredRun:
 
     @staticmethod
     def open(folder: Path, data_dir: Path | None = None) -> RestoredRun:
-        """Assemble a run's problem, and read its newest checkpoint. data_dir: by default the manifest's."""
+        """Assemble a run's problem, and read its newest checkpoint. data_dir: by default as in manifest."""
         run = RunFolder.open(folder)
         run.check_states()
         described, experiment = run.experiment, run.to_experiment()
@@ -113,7 +113,7 @@ class RestoredRun:
         return ""
 
     def last_commit(self) -> int:
-        """The last round in the journal; its checkpoint may be missing or damaged."""
+        """Return the last committed round in the journal; its checkpoint may be missing or damaged."""
         return max((r["round"] for r in self.journal() if r["what"] == "commit"), default=self.round)
 
     def journal(self) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ class RestoredRun:
         ] + [f"{DRIFT} ({text})" for text in self.run.drift]
 
     def largest_participant(self) -> int:
-        """The participant of the next round with the most examples; of all clients if the round is empty."""
+        """Return the next round's participant with the most examples; of all clients if it has none."""
         participants = self.problem.schedule()(self.round + 1).participants
         everyone = tuple(range(len(self.problem.clients)))
         return max(participants or everyone, key=lambda k: self.problem.sizes[k])
@@ -147,7 +147,7 @@ class RestoredRun:
         return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.name)
 
     def state(self, client: int) -> Any:
-        """A client's committed state."""
+        """Return a client's committed state."""
         problem, version = self.problem, int(self.checkpoint.versions[client])
         if not version:
             return problem.algorithm.client_init(problem.context(0, 0), client)
@@ -169,6 +169,8 @@ class RestoredRun:
             if part is not None:
                 sent = replace(sent, **{part.name: algorithm.broadcast_to(server, client, ctx)})
             seed, last = problem.experiment.seed, self.checkpoint.broadcast
+            if problem.references is not None:
+                last = problem.references.reference(state.got, problem.context(0, 0))
             context = of_broadcast(last, codec_stream(seed, round, number))
             yield Message("down", number, self._plain(sent), context)
             payload = encode(sent, codecs["down"], dims, context, layout)
@@ -183,12 +185,12 @@ class RestoredRun:
                 server = algorithm.server_update(server, down, iter([(client, result.decoded)]), ctx)
 
     def _plain(self, message: Any) -> Any:
-        """The message as the receiver would get it without codecs."""
+        """Return the message as the receiver would get it without codecs."""
         return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
 
 
 def trained_model(run: RunFolder) -> nn.Module:
-    """The final model: a module with the weights of model.safetensors, in eval mode."""
+    """Return the final model: a module with the weights of model.safetensors, in eval mode."""
     weights = load_file(run.file(MODEL))
     module = RestoredRun.open(run.path).problem.net.module
     for name, parameter in module.named_parameters():
@@ -202,7 +204,7 @@ def _read(path: Path, problem: Problem) -> Checkpoint[Any]:
 
 
 def _newest(folder: Path, problem: Problem, run: str) -> Checkpoint[Any]:
-    """The last checkpoint that can be read: a damaged one falls back to the one before."""
+    """Return the newest readable checkpoint; damaged checkpoints are skipped."""
     damage, clients = "", len(problem.clients)
     for path in sorted((folder / "checkpoints").glob("*.checkpoint"), reverse=True):
         try:

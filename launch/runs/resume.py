@@ -1,8 +1,8 @@
 """fedsim resume: the experiment of a run folder, and the options that may change it.
 
-The execution of the rest may change (workers, transport, devices, reporting), there may be more rounds,
-and another target accuracy. Anything that the bits depend on may not: options that say otherwise, other
-versions of what computes, other data are refused with both values named.
+The execution (workers, transport, devices, reporting) and the target accuracy may change, and the number of
+rounds may increase. Anything on which the bits depend may not change: other options, other versions of the
+libraries and other data are refused, with both values in the error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.storage.metrics_file import metrics_lines
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that is to be resumed. drift: resume it although other versions compute."""
+    """A run that is to be resumed. drift: resume the run even if versions or machine differ."""
 
     run: RunFolder
     drift: bool = False
@@ -48,7 +48,7 @@ class Resumption:
         return self.run.manifest
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-        """The first start's configuration with these options; MismatchError names what must not change."""
+        """Return the run's configuration with these options; MismatchError names a change that is refused."""
         supplied, before = Overrides.of(options), self.experiment
         merged = {
             "hyperparameters": {**before.hyperparameters, **supplied.hyperparameters},
@@ -75,7 +75,7 @@ class Resumption:
         return target, self._execution(supplied)
 
     def _same_hyperparameter(self, key: str, value: Any, supplied: str) -> None:
-        """Refuse another value of a hyperparameter, also for a run that is complete; key: short or dotted."""
+        """Refuse another value of a hyperparameter, even for a complete run. key: short or dotted name."""
         before, algo = self.experiment.hyperparameters, self.experiment.algo
         known = [name for name in before if name == key] or [n for n in before if n.endswith(f".{key}")]
         if not known:
@@ -100,10 +100,10 @@ class Resumption:
         return json_or_empty(self.folder / SUMMARY)
 
     def nothing_left(self, target: Experiment) -> str:
-        """Why the run is complete and stays as it is; '' if there is something to do.
+        """Return why the run is complete and is not continued; '' if there is something to do.
 
-        A run that was killed after its last round has its summary left to write. UsageError if it is not
-        complete, and has passed an accuracy at which it is to end now.
+        A run that was killed after its last round still needs its summary. UsageError if the run is not
+        complete, but has already reached the new accuracy at which it should end.
         """
         lines = [line for line, _ in metrics_lines(self.folder / METRICS)]
         reached = TargetAccuracy(target.until).after(lines).reached
@@ -137,9 +137,9 @@ class Resumption:
             values["workers"] = begun_with - remote
         else:
             values.pop("workers")
-        values.pop("allow_drift", None)  # said anew for every start
+        values.pop("allow_drift", None)  # must be given again for every start
         if {"workers", "devices"} & set(supplied.execution):
-            values.pop("lanes", None)  # of the workers that it had
+            values.pop("lanes", None)  # chosen for the earlier workers
         return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:
@@ -163,5 +163,5 @@ class Resumption:
                 )
 
     def drifts(self, now: Mapping[str, Any]) -> list[Difference]:
-        """Return why this process may compute other bits; now: the present manifest."""
+        """Return the differences by which this process may compute other bits. now: the present manifest."""
         return manifest.computing(self.manifest, now, now["experiment"]["device"])

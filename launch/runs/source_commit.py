@@ -1,4 +1,4 @@
-"""The commit of the source that computes, for manifest.json and sweep.json."""
+"""The commit of the source code of fedsim, for manifest.json and sweep.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that the packages lie in."""
+"""The folder that contains the packages."""
 UNKNOWN = "unknown"
 GIT = ("git", "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*")
 DEADLINE = 5.0
@@ -22,10 +22,10 @@ def look_up(root: Path = ROOT) -> None:
 
 @cache
 def commit(root: Path = ROOT) -> str:
-    """The commit, nine digits, '+' behind it if files were changed since; 'unknown' without a repository.
+    """Return the commit's nine digits, then '+' if files were changed since; 'unknown' without a repository.
 
-    It is looked up once: that of the source as this process has imported it, or nearly so. A repository above
-    `root` does not count, because it belongs to something else that has the packages installed.
+    It is looked up once, close to the time at which this process imports the source. A repository above
+    `root` does not count, because it belongs to another project in which the packages are installed.
     """
     process = _started(root)
     if process is None:
@@ -43,7 +43,7 @@ def commit(root: Path = ROOT) -> str:
 def _started(root: Path) -> subprocess.Popen[str] | None:
     if not (root / ".git").exists():
         return None
-    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # it only reads
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # git only reads here
     try:
         return subprocess.Popen(
             GIT, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -37,7 +37,7 @@ class Start(NamedTuple):
 
 
 def spread_of(model: Model) -> Tensor | None:
-    """Return the model besides its mean: a precision, (P,) or (P, P), samples (n, P), or nothing."""
+    """Return a model's precision, shape (P,) or (P, P), or its samples, shape (n, P); None for a point."""
     model = taken_apart(model)[0]
     if isinstance(model, Point):
         return None
@@ -49,8 +49,8 @@ def spread_of(model: Model) -> Tensor | None:
 
 
 def write_model(path: Path, problem: Problem, model: Model) -> None:
-    """The mean by parameter name, and the precision under `precision.<name>`, or if it is a matrix under
-    `precision`; samples (n, P) under `samples`; running statistics by name; float32."""
+    """Write the model in float32: the mean by parameter name, and running statistics by name. A precision is
+    under `precision.<name>`, or `precision` if it is a matrix; samples, shape (n, P), are under `samples`."""
     layout = problem.net.layout
     model, statistics = taken_apart(model)
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
@@ -71,7 +71,7 @@ def write_model(path: Path, problem: Problem, model: Model) -> None:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
-    """Write tensors with the algorithm's name; OSError if this process has no descriptor left."""
+    """Write tensors with the algorithm's name; OSError if this process has no file descriptor left."""
     try:
         save_file(tensors, path, {"algorithm": algo})
     except SafetensorError as e:
@@ -81,16 +81,16 @@ def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
 
 
 def digest_of(model: Model) -> str:
-    """The model_sha256 of a model."""
+    """Return the model_sha256 of a model."""
     return model_digest(model.mean, spread_of(model), taken_apart(model)[1])
 
 
 def stored_model_digest(path: Path, layout: Layout, running: Layout = NOTHING) -> str:
-    """model_sha256 of what write_model has written."""
+    """Return the model_sha256 of a file that write_model has written."""
     try:
         tensors = load_file(path)
         mean = _vector(tensors, layout, "")
-        known = bool(running.slices) and running.slices[0].name in tensors  # not if they are the clients'
+        known = bool(running.slices) and running.slices[0].name in tensors  # absent if clients keep their own
         statistics = _vector(tensors, running, "") if known else None
         for whole in ("precision", "samples"):
             if whole in tensors:
@@ -110,7 +110,7 @@ def _vector(tensors: Mapping[str, Tensor], layout: Layout, prefix: str) -> Tenso
 def dual_mismatch(
     problem: Problem, server: Any, states: ClientStates, versions: tuple[int, ...]
 ) -> float | None:
-    """Algorithm.dual_mismatch over all clients' states, of which one is in memory at a time; no traffic."""
+    """Return Algorithm.dual_mismatch over all clients' states, with one in memory at a time; no traffic."""
     algorithm, ctx = problem.algorithm, problem.context(0, 0)
     clients = (
         states.load(k, version) if version else algorithm.client_init(ctx, k)
@@ -120,7 +120,7 @@ def dual_mismatch(
 
 
 def asynchronous(problem: Problem, rounds: int) -> dict[str, Any]:
-    """Return uploads by staleness for an asynchronous run; else nothing."""
+    """Return the seconds and the uploads by staleness of an asynchronous run; {} for a synchronous one."""
     schedule = problem.asynchrony.schedule
     if schedule is None:
         return {}
@@ -152,11 +152,11 @@ def summarise(
     states: ClientStates | None,
     start: Start,
 ) -> dict[str, Any]:
-    """summary.json. costs: of the committed rounds (docs/decisions/005); took_part and folded: rounds per
-    client, in which it got the broadcast and in which its upload counted. until: the target accuracy, if
-    there is one; reached: the first evaluated round that has it; bytes_to_until: what the algorithm has sent
-    until then, by direction. kernel_residual: the kernel's
-    count of the streams minus the ledger's (tcp). dual_mismatch: Algorithm.dual_mismatch at the end."""
+    """Return summary.json. costs: of the committed rounds (docs/decisions/005). took_part, folded: for each
+    client, the number of rounds in which it got the broadcast, and in which its upload was folded. Keys in
+    the result: until, the target accuracy if any; reached, the first evaluated round that reaches it;
+    bytes_to_until, the algorithm's bytes until then by direction; kernel_residual, the kernel's count of the
+    streams minus the ledger's (tcp); dual_mismatch, Algorithm.dual_mismatch at the end."""
     params = problem.net.layout.size
     down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
     summary: dict[str, Any] = {

@@ -27,7 +27,7 @@ SUMS = {
 
 
 def metrics_frame(lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
-    """One row per evaluated round; MB_down, MB_up and MB are sums so far."""
+    """Return a table with one row per evaluated round; MB_down, MB_up and MB are cumulative."""
     import pandas
 
     frame = pandas.DataFrame(list(lines))
@@ -38,11 +38,10 @@ def metrics_frame(lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
 
 
 def ledger_frame(path: Path, written: bytes, last: int | None, sums: Any) -> pandas.DataFrame:
-    """The rows of a ledger.csv up to the round `last`, or all; DataError if it is damaged, or its sums are
-    others.
+    """Return the rows of a ledger.csv up to the round `last`, or all rows.
 
-    written: the file's content. sums: `bytes` of summary.json, with which the sums are compared; None: with
-    nothing.
+    written: the file's content. sums: `bytes` of summary.json, to compare with the sums; None for no
+    comparison. DataError if the file is damaged, or the sums differ.
     """
     import pandas
 
@@ -62,7 +61,7 @@ def ledger_frame(path: Path, written: bytes, last: int | None, sums: Any) -> pan
 
 
 def differing_sum(ledger: pandas.DataFrame, summed: Any) -> str:
-    """The first sum of a ledger that is not the one in summary.json's `bytes`; '' if there is none."""
+    """Describe the first sum of a ledger that differs from `bytes` in summary.json; '' if none does."""
     if not isinstance(summed, dict):
         return ""
     in_summary: dict[Any, Any] = {}
@@ -85,7 +84,7 @@ def differing_sum(ledger: pandas.DataFrame, summed: Any) -> str:
 
 
 def every_round(rounds: Sequence[int]) -> bool:
-    """True if every round up to the last was evaluated, so that sums over lines are complete."""
+    """Return True if every round up to the last was evaluated, so that sums over lines are complete."""
     return list(rounds) == list(range(len(rounds)))
 
 
@@ -99,7 +98,7 @@ class Curve:
         return [line["round"] for line in self.lines]
 
     def has(self, name: str) -> bool:
-        """True if any line has a number of this name; for simulated sums, if every round has."""
+        """Return True if any line has a number of this name; for simulated sums, if every round has it."""
         if name not in ("simulated", "J"):
             return name in SUMS or any(line.get(name) is not None for line in self.lines)
         (key,) = SUMS[name]
@@ -107,7 +106,7 @@ class Curve:
         return timed and every_round(self.rounds())
 
     def metric(self, name: str) -> list[float]:
-        """One value per evaluated round, sums so far; null is NaN. UsageError if no line has a number."""
+        """Return one value per evaluated round (cumulative for SUMS); null is NaN. UsageError if unknown."""
         if name in SUMS:
             scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
             for line in self.lines:

@@ -1,4 +1,4 @@
-"""The files a run leaves (docs/references/bytes.md#files-of-a-run): a contract that other tools read."""
+"""The files that a run writes (docs/references/bytes.md#files-of-a-run), on which other tools rely."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ OWN_NAMES = frozenset(
     | {"logs", "lock", "edges", "join.json", "join-here.json", "revoked.json", "frozen", "start", "tracking"}
     | {"model.safetensors", "report.html"}
 )
-"""The files of a run's folder."""
+"""Names of the files and folders in a run folder."""
 
 
 class RunDir:
-    """Creates the folder and writes the contract's files; the lock is held until close()."""
+    """A run folder that this process writes; its lock is released by close()."""
 
     def __init__(self, path: Path, resumed: bool = False, hops: bool = False) -> None:
-        """resumed: it is there already, and cut() follows. hops: the ledger has the column hop."""
+        """Make the folder. resumed: it exists, and cut() follows. hops: the ledger has the column hop."""
         self.path, self._columns = path, TREE_COLUMNS if hops else COLUMNS
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out {path}: this is a file; name a folder")
@@ -51,7 +51,7 @@ class RunDir:
             for file in self._files if not resumed else ():
                 file.begin()
         except UsageError:
-            raise  # another process has it
+            raise  # another process has the folder
         except BaseException:
             if not resumed:
                 self.discard()
@@ -76,7 +76,7 @@ class RunDir:
         return file
 
     def _remove_start_that_failed(self) -> None:
-        """Empty the folder if all that it holds is a run of which no round was committed."""
+        """Empty the folder if it contains only a run without a committed round."""
         path = self.path
         names = {entry.name for entry in path.iterdir()}
         if names - OWN_NAMES or not names & {"lock", "checkpoints"}:
@@ -91,7 +91,7 @@ class RunDir:
         lock.release()
 
     def discard(self) -> None:
-        """Close the files and remove what this start has made: the run did not begin."""
+        """Close the files and remove what this start has made, because the run did not begin."""
         self.close()
         with suppress(OSError):
             _empty(self.path)
@@ -110,7 +110,7 @@ class RunDir:
             file.cut(recovery.ends.get(file.path.name, now))
         with disk_errors(f"cannot cut the files of {self.path}"):
             for path in (self.path / "checkpoints").glob("[0-9]*.checkpoint"):
-                if int(path.stem) > recovery.round:  # one that could not be used
+                if int(path.stem) > recovery.round:  # it could not be used
                     path.rename(path.with_suffix(".damaged"))
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class RunDir:
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:
-        """runs/<time>-<algorithm>-<seed>, then a number if that exists; mine-Mine for a user's algorithm."""
+        """Return runs/<time>-<algorithm>-<seed>, and a number if that exists; a user's class: mine-Mine."""
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{plugins.short(algo).replace(':', '-')}-{seed}"
         path, n = Path("runs") / stem, 1
         while path.exists():
@@ -129,7 +129,7 @@ class RunDir:
         return path
 
     def write_json(self, name: str, value: Any, durable: bool = True) -> None:
-        """Write a JSON file. durable: after a power cut it is complete, old or new."""
+        """Write a JSON file. durable: after a power cut the file is complete, old or new."""
         temporary = self.path / f".{name}"
         with disk_errors(f"cannot write {self.path / name}"):
             patiently(lambda: temporary.write_text(json.dumps(value, indent=1) + "\n"))

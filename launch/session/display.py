@@ -27,7 +27,7 @@ TOO_WIDE = (
 
 
 def too_wide(nll: float, ensemble_nll: float) -> bool:
-    """True if averaging over posterior samples spoils predictions: more than twice the NLL and one nat."""
+    """Return True if averaging over posterior samples spoils predictions: ensemble_nll > 2 nll + 1 (nats)."""
     return not ensemble_nll <= 2 * nll + 1
 
 
@@ -35,7 +35,7 @@ class Display(ProgressDisplay):
     """The progress of a run, and its traffic at the end."""
 
     def traffic(self, summary: Mapping[str, Any]) -> None:
-        """Print the algorithm's bytes on the wire, by meaning."""
+        """Print the algorithm's bytes on the wire for each message field, with totals."""
         table = Table("algorithm traffic", header_style="bold")
         for direction in ("down", "up"):
             table.add_column(direction, justify="right")
@@ -62,7 +62,7 @@ class Display(ProgressDisplay):
         print_table(self.console, table)
 
     def traffic_summary(self, summary: Mapping[str, Any], out: str, target: TargetAccuracy) -> None:
-        """The end of a run: its traffic, what came of it, and when the target accuracy was reached."""
+        """Print the end of a run: its traffic, its results, and when the target accuracy was reached."""
         self.stop()
         self.traffic(summary)
         other = ", ".join(
@@ -71,7 +71,7 @@ class Display(ProgressDisplay):
             if kind != "algorithm"
         )
         self.console.print(f"P = {summary['params']:,} parameters; other bytes: {other}", soft_wrap=True)
-        accuracy = summary["test_accuracy"]  # there is none of regression
+        accuracy = summary["test_accuracy"]  # None for regression
         if accuracy is not None or summary["test_nll"] is not None:
             message = [f"test accuracy [bold]{percentage(accuracy)}[/]"] if accuracy is not None else []
             message += [f"NLL {_number(summary['test_nll'])}"]
@@ -141,7 +141,7 @@ def on_the_clock(devices: Mapping[str, Any]) -> str:
 
 
 def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str]:
-    """Describe a run: what is learned, by which model and clients, and where; what is unused, and why."""
+    """Return lines about a run: task, model, clients, where it computes, and why examples are unused."""
     e, workers = problem.experiment, execution.workers
     lanes = f" of {execution.lanes} lanes" if execution.lanes > 1 else ""
     where = f"{counted(workers, 'worker')}{lanes} over {execution.transport}" if workers else "in process"
@@ -209,7 +209,7 @@ def _total(fields: Mapping[str, Mapping[str, int]]) -> int:
 
 
 def _rows_of(traffic: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Rows by what people ask for: each field's values (and indices), then header and framing."""
+    """Return the rows of the traffic table: each field's values (and indices), then header and framing."""
     rows: dict[str, dict[str, int]] = {}
     for direction in ("down", "up"):
         for field, layers in traffic.get(direction, {}).items():
@@ -222,7 +222,7 @@ def _rows_of(traffic: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _calibration(summary: Mapping[str, Any], what: str) -> list[str]:
-    """ECE and Brier score, where the run has them."""
+    """Return ECE and Brier score, if the run has them."""
     names = {f"{what}_ece": "ECE", f"{what}_brier": "Brier score"}
     return [f"{name} {_number(summary[key])}" for key, name in names.items() if key in summary]
 
@@ -232,5 +232,5 @@ def _share(x: float | None) -> str:
 
 
 def _number(x: float | None) -> str:
-    """The text of a number; null in JSON is nan."""
+    """Return the text of a number; nan for None, which is null in JSON."""
     return "nan" if x is None else f"{x:.4f}"

@@ -1,4 +1,4 @@
-"""The coordinator's end of the wire: in this process, to worker processes, or to remote workers."""
+"""The coordinator's endpoint: within this process, to worker processes, or to remote workers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from workers.transport.run_keys import RunKeys
 from workers.worker.runtime import WorkerRuntime
 
 STATE_FACTOR = 16
-"""The limit on the bytes of a client's state, which is sent to remote workers, in units of the largest field
-of a message."""
+"""The limit on the bytes of a client's state, which is sent to remote workers, in units of the longest frame
+of a message from a worker."""
 FRAME_SLACK = 1 << 16
 HELD = 2
-"""Uploads of a worker's lane that may wait for the coordinator: that of the current task and of the next
-one."""
+"""Number of uploads from a worker's lane that may wait for the coordinator: those of the current and the next
+task."""
 
 
 def curve_endpoint(
@@ -47,7 +47,7 @@ def curve_endpoint(
     numerics: str,
     edges: int = 0,
 ) -> Endpoint:
-    """Open the CURVE listener and write RUN/join.json, or with edge servers a join file for each of them.
+    """Open the CURVE listener and write RUN/join.json, or a join file for each edge server.
 
     New keys are valid only for this start of the run: keys of an earlier start, revoked or not, are no longer
     accepted. Keys from a file of the user are the same at every start, and a revoked one stays revoked.
@@ -55,7 +55,7 @@ def curve_endpoint(
     Args:
         folder: The run folder.
         run: The run's name.
-        execution: Where to listen, and for how many workers.
+        execution: The settings: the address to listen at, and the numbers of workers.
         ledger: The ledger in which the endpoint books bytes.
         max_frame: The longest frame of a message from a worker, in bytes.
         to_workers: The longest frame of a message to a worker, in bytes.
@@ -152,7 +152,7 @@ def open_endpoint(
     if execution.remote_workers:
 
         def pending(state: int) -> int:
-            return HELD * execution.lanes * (envelope + state)  # before each upload, a draft of the state
+            return HELD * execution.lanes * (envelope + state)  # a draft of the state precedes each upload
 
         return curve_endpoint(
             folder,

@@ -1,4 +1,4 @@
-"""Records what happens in a run: in its folder, on the terminal, and in counters."""
+"""Record the events of a run: in its folder, on the terminal, and in counters."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from workers.transport.handshake import Hello
 
 
 class NotCompared(FedsimError):
-    """The run is done, and the kernel cannot say whether its ledger is right."""
+    """The run is done, but the kernel's counts are missing, with which to compare the ledger."""
 
 
 @dataclass
 class Recorder:
     """The callbacks of a coordinator: every event goes to the run folder and to the display.
 
-    remote: workers are on other machines. took_part, folded: by client, the number of rounds in which it took
-    part, and in which its upload was folded. costs: the cost of the committed rounds. target: the best
-    results of the evaluated rounds.
+    remote: True if workers are on other machines. took_part, folded: for each client, the number of rounds in
+    which the client took part, and in which its upload was folded. costs: the cost of the committed rounds.
+    target: the best results of the evaluated rounds.
     """
 
     problem: Problem
@@ -65,7 +65,7 @@ class Recorder:
     costs: ClientCosts = field(default_factory=ClientCosts)
     target: TargetAccuracy = field(init=False)
     tracking: Tracking | None = None
-    """The trackers of --track, which read what is written here."""
+    """The trackers of --track, which read the files that the recorder writes."""
     experiment_sha256: str = ""
     """The digest of the manifest's experiment."""
     journal: FileDigest | None = None
@@ -81,7 +81,7 @@ class Recorder:
         self.target = TargetAccuracy(self.problem.experiment.until)
 
     def restore(self, recovery: Recovery) -> None:
-        """Take over what earlier starts of the run have recorded."""
+        """Restore what earlier starts of the run have recorded."""
         self.rundir.cut(recovery)
         self.ledger.restore(self._recorded_rows())
         for record in recovery.commits.values():
@@ -173,7 +173,7 @@ class Recorder:
         self._show(self.tracking.notes() if self.tracking else ())
 
     def finish_tracking(self, report: bool) -> None:
-        """Wait until the trackers have all rounds, and report those that have failed.
+        """Wait until the trackers have read all rounds, and report trackers that have failed.
 
         The run has ended; a signal now ends only the waiting, and the trackers continue by themselves.
         report: first write RUN/report.html, which trackers upload with the run.
@@ -185,11 +185,11 @@ class Recorder:
             self.display.status("")
 
     def _show(self, notes: Iterable[str]) -> None:
-        for note in notes:  # text from other processes is no markup, and stays on one line
+        for note in notes:  # text from other processes: no markup, one line
             self.display.note(escape(one_line(note)))
 
     def _bytes_until(self, round: int) -> int:
-        """The algorithm's bytes up to the round that has just been evaluated."""
+        """Return the algorithm's bytes up to the round that has just been evaluated."""
         so_far = self._bytes_of_rounds.get(round, self.costs.total if round else 0)
         self._bytes_of_rounds = {r: n for r, n in self._bytes_of_rounds.items() if r > round}
         return so_far
@@ -198,7 +198,7 @@ class Recorder:
         """Compare the kernel's count of the streams with the ledger.
 
         Raises:
-            FedsimError: If they differ.
+            FedsimError: If the counts differ.
             NotCompared: If there is no count, because a connection was lost.
         """
         residuals = {"": outcome.kernel_residual, **outcome.edge_residuals}
@@ -230,8 +230,8 @@ class Recorder:
         error: str | None = None,
         personal: PersonalScores | None = None,
     ) -> dict[str, Any]:
-        """Write summary.json, and return it; a run that is done has an outcome and its clients' states, and
-        maybe scores of the clients' own models."""
+        """Write summary.json, and return its content. states, outcome: given for a run that is done.
+        personal: the scores of the clients' own models, if there are any."""
         clients = range(len(self.problem.clients))
         summary = summarise(
             self.problem,
@@ -265,7 +265,7 @@ class Recorder:
         return summary
 
     def _bytes_to_until(self) -> dict[str, int] | None:
-        """The algorithm's bytes until the target accuracy was reached; None if it was not."""
+        """Return the algorithm's bytes by direction until the target accuracy; None if it was not reached."""
         reached, sides = self.target.reached, ("down", "up")
         if reached is None:
             return None

@@ -1,7 +1,7 @@
-"""launch(): an experiment from its configuration to its run folder.
+"""launch(): run an experiment, from its configuration to its run folder.
 
-The order matters: the fork server is forked off right after torch is imported, before this process
-has a thread, a socket or anything else that a fork must not copy. What needs torch is in
+The order matters: the fork server is forked right after torch is imported, before this process has
+a thread, a socket or anything else that a fork must not copy. Code that needs torch is in
 launch.session.session.
 """
 
@@ -36,11 +36,11 @@ from workers.storage import memory_folder
 from workers.transport.eventfd import Wakeup
 
 SPARE, PER_WORKER = 128, 4
-"""Libraries, data and the run's files; a worker's connection, its process and what replaces it."""
+"""Open files: of libraries, data and the run; and of each worker, its process and its replacement."""
 
 
 def allow_open_files(workers: int) -> None:
-    """Raise this process's limit of open files as needed: libzmq ends a process that has none left."""
+    """Raise this process's limit of open files if needed: libzmq ends a process that reaches the limit."""
     needed = SPARE + PER_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -61,8 +61,8 @@ def resume(
     started: float | None = None,
     embedded: bool = False,
 ) -> Path:
-    """Resume a run. options: options of launch, by field name, which may change its execution, and give it
-    more rounds or another --until; MismatchError for what must not change."""
+    """Resume a run, and return its folder.
+    options: options of launch by field name. MismatchError unless only execution, rounds or until change."""
     stored = Resumption.open(folder, drift=bool(options.get("allow_drift")))
     experiment, execution = stored.configure(options)
     if complete := stored.nothing_left(experiment):
@@ -73,7 +73,7 @@ def resume(
 
 
 def _placements(execution: Execution, threads: int) -> tuple[Placement, ...]:
-    """Return each worker's device; of remote workers only the kind is known here."""
+    """Return each worker's device; for remote workers, only the kind of device is known here."""
     if not execution.remote_workers:
         return assign_devices(execution.devices, max(1, execution.workers), threads)
     if execution.devices not in ("auto", "cpu", "cuda"):
@@ -95,12 +95,12 @@ def launch(
     embedded: bool = False,
     remarks: tuple[str, ...] = (),
 ) -> Path:
-    """Run an experiment; returns its run folder. An error is raised after summary.json has been written with
-    the status.
+    """Run an experiment, and return its run folder.
+    Errors are raised after summary.json has been written with the status.
 
-    stored: the run that is resumed, if any. started: the time when the program began (seconds since the
-    epoch), from which the summary measures; by default, now. embedded: a user's program calls (launch.api),
-    not the command. remarks: more lines of the header, such as where the hyperparameters come from.
+    stored: the run that is resumed, if any. started: the time at which the program began (seconds since the
+    epoch), from which the summary measures; by default now. embedded: True if a user's program calls
+    (launch.api). remarks: more lines of the header, such as the origin of the hyperparameters.
     """
     started = time.time() if started is None else started
     if not is_utf8(os.getcwd()):

@@ -118,7 +118,7 @@ class Session:
         stored: Resumption | None = None,
         auto: str = "",
     ) -> Session:
-        """Check everything that can be wrong, then make the run folder with its manifest.
+        """Check all settings, then make the run folder with its manifest.
 
         placements: the device and cores of every worker. stored: the run to resume, if it is not a new one.
         auto: the reason for the number of workers, if that number may be lowered to fit into memory; else ''.
@@ -164,7 +164,7 @@ class Session:
         return session
 
     def _go_on(self, stored: Resumption, today: dict[str, Any]) -> None:
-        """Take over the files of earlier starts of the run."""
+        """Continue with the files of earlier starts of the run."""
         stored.check(today)
         recorder, folder, display = self.recorder, self.folder, self.recorder.display
         before = stored.manifest
@@ -185,7 +185,7 @@ class Session:
         display.note(f"{folder} continues {where}, start {self.recovery.epoch}")
 
     def run(self, wakeup: Wakeup, started: Callable[[], None]) -> None:
-        """Run, and write summary.json however it ends; a run that did not begin leaves no files.
+        """Run, and write summary.json however the run ends. A run that did not begin leaves no files.
 
         wakeup: signals set it to stop the run. started: called when the coordinator begins to check the
         wakeup; until then, a signal raises StopRequested.
@@ -267,7 +267,7 @@ class Session:
             endpoint = open_endpoint(problem, e, self.placements, folder, self.run_name, recorder)
             closing.callback(endpoint.close)
             closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys are no longer valid
-            closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # nor are those in here
+            closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # nor are those here
             local = self._local_node() if e.remote_workers and e.local_workers else None
             if local is not None:
                 closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
@@ -315,7 +315,7 @@ class Session:
         map_start(problem.start, folder)
 
     def _local_node(self) -> LocalNode:
-        """Start the workers of this machine, in a run that others join as well."""
+        """Start the workers of this machine in a run that remote workers join, too."""
         e, experiment = self.execution, self.problem.experiment
         return LocalNode(
             (self.folder / JOIN_HERE).resolve(),

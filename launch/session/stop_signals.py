@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run starts and runs."""
+"""Handling of Ctrl-C and SIGTERM while a run starts and runs."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from workers.transport.eventfd import Wakeup
 
 
 class StopRequested(BaseException):
-    """A signal came before the coordinator ran. No Exception: a library that is imported may catch those.
+    """A signal arrived before the coordinator ran.
 
-    Nor a KeyboardInterrupt: Python ends a process by SIGINT if one has passed through certain C code, even if
-    it was caught.
+    This is not an Exception, which an imported library may catch, and not a KeyboardInterrupt: Python ends a
+    process by SIGINT if a KeyboardInterrupt has passed through certain C code, even if it was caught.
     """
 
 
 class StopSignals:
-    """The first SIGINT or SIGTERM asks the run to stop; a second one ends the process at once.
+    """Handlers by which the first SIGINT or SIGTERM stops the run, and a second one ends the process at once.
 
-    While `starting`, the coordinator does not run and nobody looks at the wakeup, so the first signal raises
-    StopRequested. From then on it wakes the main loop, and where tasks run in this process, so that the main
-    loop may be inside one, it raises Interrupted. At once is safe: the kernel ends the fork server and the
-    workers with this process.
+    While `starting`, the coordinator does not run and nothing polls the wakeup, so the first signal raises
+    StopRequested. Later, the first signal wakes the main loop. If tasks run in this process, the main loop
+    may be inside a task, so the signal also raises Interrupted. Ending the process at once is safe, because
+    the kernel ends the fork server and the workers with it.
     """
 
     def __init__(self, wakeup: Wakeup, in_process: bool, embedded: bool = False) -> None:
-        """Prepare; the handlers are installed where the block begins. in_process: tasks run in this process.
+        """Prepare the handlers, which the with block installs. in_process: True if tasks run in this process.
 
-        embedded: the process is a user's program. SIGTERM stays its own, a second SIGINT raises
-        KeyboardInterrupt, and outside the main thread, where Python has none, there is no handler.
+        embedded: True if the process is a user's program. SIGTERM is then not handled, a second SIGINT raises
+        KeyboardInterrupt, and outside the main thread, where Python allows no handlers, none is installed.
         """
         self.starting = True
         self._wakeup, self._in_process, self._embedded = wakeup, in_process, embedded
@@ -54,7 +54,7 @@ class StopSignals:
             signal.signal(number, previous)
 
     def started(self) -> None:
-        """Note that the coordinator looks at the wakeup from now on."""
+        """Record that the coordinator polls the wakeup from now on."""
         self.starting = False
 
     def _handle(self, number: int, frame: Any) -> None:

@@ -1,1 +1,1 @@
-"""fedsim sweep: a recipe's runs side by side, each an ordinary run folder, and the page that they make."""
+"""fedsim sweep: a recipe's runs in parallel, each in an ordinary run folder, and a page of their results."""

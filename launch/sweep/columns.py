@@ -9,7 +9,7 @@ from fedsim.errors import UsageError, nearest
 from fedsim.learning.score_names import PERSONAL_NUMBERS
 from fedsim.round_events import evaluates
 from launch.results.statistics import SUMMED, Column, parsed
-from launch.sweep.recipe import Recipe, Trial
+from launch.sweep.recipe import Differences, Recipe, Table, Trial
 from workers.storage.metrics_file import OPTIONAL_SCORES
 
 if TYPE_CHECKING:
@@ -19,12 +19,13 @@ EVERY_RUN = (
     *("test_accuracy", "test_nll", *OPTIONAL_SCORES, *PERSONAL_NUMBERS),
     *("bytes_down", "bytes_up", "simulated_seconds", "joules", "seconds", "seconds_clients"),
 )
-"""Numbers that a line of metrics.jsonl may have whatever the algorithm is."""
+"""Numbers that a line of metrics.jsonl may have for any algorithm."""
 
 
 def check_columns(recipe: Recipe, trials: Sequence[Trial], where: str) -> None:
-    """Check that every column and every plot can be read off the runs that the recipe asks for."""
-    for table in recipe.table:
+    """Check that the recipe's runs provide the numbers of every column and every plot."""
+    tables: tuple[Table | Differences, ...] = (*recipe.table, *recipe.differences)
+    for table in tables:
         selected = [t for t in trials if t.row.fits(table.only, table.at)]
         for text in table.columns:
             _check(parsed(text), text, selected, f"{where}: {table.title or 'a table'}")
@@ -41,7 +42,7 @@ def check_columns(recipe: Recipe, trials: Sequence[Trial], where: str) -> None:
 
 
 def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> None:
-    """Check one column against every run that it is read off."""
+    """Check one column against every run that it is read from."""
     for trial in trials:
         e, number = trial.experiment, column.round
         if number is not None and (number > e.rounds or not evaluates(number, e.rounds, e.eval_every, 1)):
@@ -58,7 +59,7 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
         known = sorted({*EVERY_RUN, *_scalars(algorithm)})
         if column.metric in known:
             continue
-        own = _reports(algorithm)  # dual_residual, which one reports, is no misspelt primal_residual (0.79)
+        own = _reports(algorithm)  # a reported dual_residual is not a misspelt primal_residual (0.79)
         near = nearest(column.metric, known, 0.85 if own else None)
         if near or not own:
             hint = f"; did you mean {near!r}?" if near else f" (it has {', '.join(known)})"
@@ -68,7 +69,7 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
 
 
 def _scalars(algorithm: type[AnyAlgorithm]) -> Iterator[str]:
-    """The scalars of an algorithm's uploads, which are summed up into metrics.jsonl."""
+    """Yield the names of the scalars in an algorithm's uploads, which are summed in metrics.jsonl."""
     from fedsim.wire.schema import all_fields
 
     built = algorithm()
@@ -79,7 +80,7 @@ def _scalars(algorithm: type[AnyAlgorithm]) -> Iterator[str]:
 
 
 def _reports(algorithm: type[AnyAlgorithm]) -> bool:
-    """True if the algorithm adds numbers of its own, whose names only a run tells."""
+    """Return whether the algorithm reports numbers of its own, whose names only a run shows."""
     from fedsim.algorithm import Algorithm
 
     return algorithm.report is not Algorithm.report

@@ -1,4 +1,4 @@
-"""fedsim sweep: read the recipe, run what is missing, show the tables, write page, CSV and plots."""
+"""fedsim sweep: read the recipe, do the missing runs, show the tables, write page, CSV and plots."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from launch import terminal
 from launch.configuration.presets import step_remark
 from launch.engines.options import EngineOptions
 from launch.engines.sweeps import run_on_ray, submit_array
+from launch.results.differences import HOW_TO_READ, Compared, forest_picture
+from launch.results.significance import LEAST
 from launch.results.tables import Grid
 from launch.sweep.columns import check_columns
 from launch.sweep.finished import FinishedRun, read_archive, write_archive
 from launch.sweep.pool import Pool
-from launch.sweep.recipe import Recipe, Trial
+from launch.sweep.recipe import Differences, Recipe, Trial
 from launch.sweep.runner import Progress, run_trials
-from launch.sweep.table import Results, draw, grid, write_csv, write_tables
+from launch.sweep.table import Results, compare, draw, grid, write_csv, write_tables
 from launch.sweep.task import Tasks
 from launch.terminal import counted, print_table
 from workers.storage.atomic_files import disk_errors
 
 JOBS = ".jobs"
-"""The folder, beside the runs, of files submitted to Slurm and their output."""
+"""The folder beside the runs for files submitted to Slurm and for their output."""
 
 
 def sweep(
@@ -53,13 +55,13 @@ def sweep(
     keeps_states: bool = True,
     archived: bool = False,
 ) -> Path | None:
-    """Run what is missing, unless `run` is false; tabulate what there is. Returns the page, if there is one.
+    """Do the missing runs, unless `run` is false; tabulate the finished ones; return the page, if any.
 
-    file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
-    the options of this command. minutes: stop after so long. engine: where the runs are computed, None: this
-    machine. On Slurm they are submitted only, and the tables come later. keeps_states: Pool.keeps_states.
-    archived: a run that the archive in `out` has (launch.sweep.finished) is done, wherever its folder is; so
-    it is without `run`, too. TaskError is raised if a run failed, after everything has been written.
+    file: the recipe file, which names the files in `out`; it need not exist if this command's options define
+    the recipe. minutes: stop after this time. engine: computes the runs; None for this machine. Slurm runs
+    are only submitted, and a later command writes the tables. keeps_states: Pool.keeps_states. archived: runs
+    in the archive of `out` (launch.sweep.finished) count as done even if their folders are missing; without
+    `run` they always do. TaskError is raised if a run failed, after everything has been written.
     """
     console = terminal.console(quiet=quiet)
     trials, pool = tuple(recipe.trials()), Pool(runs, keeps_states)
@@ -112,10 +114,11 @@ def sweep(
     done = {t.id: FinishedRun.of(t, pool) for t in {t.id: t for t in trials}.values() if pool.done(t)}
     results = Results(recipe, trials, {**_selected(known, trials), **done})
     grids = [grid(results, t) for t in recipe.table]
-    for g in grids:
+    parts = [(part, compare(results, part)) for part in recipe.differences]
+    for g in (*grids, *(c.grid(part.title) for part, compared in parts for c in compared)):
         _print(console, g)
     kept = {**_selected(earlier, trials), **done}
-    page = None if out is None else _write(file, out, results, kept, grids, console)
+    page = None if out is None else _write(file, out, results, kept, grids, parts, console)
     if errors:
         failed = next(t for t in trials if t.id in errors)
         raise TaskError(
@@ -140,9 +143,10 @@ def _write(
     results: Results,
     kept: Mapping[str, FinishedRun],
     grids: list[Grid],
+    parts: Sequence[tuple[Differences, list[Compared]]],
     console: Console,
 ) -> Path:
-    """Page, plots, tables and archive. kept: the archive's, which loses nothing that an earlier one had."""
+    """Write page, plots, tables and archive. kept: runs for the archive, including an earlier archive's."""
     with disk_errors(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         plots = [draw(p, results, out) for p in results.recipe.plot]
@@ -150,15 +154,26 @@ def _write(
         write_csv(out / f"{file.stem}.csv", results)
         write_tables(out / f"{file.stem}_tables.csv", results)
         write_archive(_archive(file, out), _selected(kept, results.trials).values())
-        text = _text(results, grids, plots, _command(file, out, results))
+        compared = [_differences(part, each, out) for part, each in parts if each]
+        text = _text(results, grids, compared, plots, _command(file, out, results))
         marker = f"<!-- section: {file.stem} -->" if results.recipe.section_of else ""
         page.write_text(_with_sections(page, marker, text), encoding="utf-8")
     console.print(f"page: {page}", soft_wrap=True)
     return page
 
 
-def _text(results: Results, grids: list[Grid], plots: list[Path], command: str) -> str:
-    """Markdown with the tables and plots of a finished sweep."""
+def _differences(part: Differences, compared: Sequence[Compared], out: Path) -> str:
+    """Return Markdown with the tables of differences, the notes of these tables and the picture."""
+    texts = [c.grid(part.title).markdown().rstrip() for c in compared]
+    texts += dict.fromkeys(c.note() for c in compared)
+    if part.file:
+        path = forest_picture(out / part.file, compared, part.title)
+        texts.append(f"![{path.stem.replace('_', ' ')}]({path.name})\n\n{HOW_TO_READ}")
+    return "\n\n".join(texts)
+
+
+def _text(results: Results, grids: list[Grid], compared: list[str], plots: list[Path], command: str) -> str:
+    """Return Markdown with the tables and plots of a finished sweep."""
     recipe = results.recipe
     parts = [
         f"{'##' if recipe.section_of else '#'} {recipe.title}",
@@ -166,13 +181,14 @@ def _text(results: Results, grids: list[Grid], plots: list[Path], command: str) 
         f"```\n{command}\n```",
     ]
     parts += [g.markdown().rstrip() for g in grids]
+    parts += compared
     parts += [f"![{p.stem.replace('_', ' ')}]({p.name})" for p in plots]
     parts += [recipe.notes.strip(), _provenance(results)]
     return "\n\n".join(p for p in parts if p)
 
 
 def _with_sections(page: Path, marker: str, text: str) -> str:
-    """The page with `text` behind `marker`, or as its first part; what other recipes wrote stays."""
+    """Return the page with `text` after `marker`, or as its first part; keep sections of other recipes."""
     before = page.read_text(encoding="utf-8") if page.is_file() else ""
     first, *sections = re.split(r"^(?=<!-- section: )", before, flags=re.MULTILINE)
     parts = {"": first, **{section.splitlines()[0]: section for section in sections}}
@@ -181,7 +197,7 @@ def _with_sections(page: Path, marker: str, text: str) -> str:
 
 
 def _provenance(results: Results) -> str:
-    """Runs, commits, versions, time: from the run folders themselves, or from their archive."""
+    """Describe the runs, commits, versions and time, from the run folders or from their archive."""
     done = [results.finished[t.id] for t in results.trials if t.id in results.finished]
     seeds, unfinished = ", ".join(map(str, results.recipe.seeds)), len(results.trials) - len(done)
     parts = [
@@ -197,6 +213,11 @@ def _provenance(results: Results) -> str:
                 f"{name} {_each(run.versions.get(name, '?') for run in done)}"
                 for name in ("python", "torch", "numpy")
             )
+        ]
+    few = len(results.recipe.seeds)
+    if few < LEAST:
+        parts += [
+            f". n = {few}: the order of rows is no ranking, which takes {LEAST} seeds (docs/statistics.md)"
         ]
     return "".join(parts) + "."
 
@@ -225,7 +246,7 @@ def _print(console: Console, g: Grid) -> None:
 
 
 class _Watch:
-    """Progress: a live block on a terminal, a line per finished run elsewhere."""
+    """A display of the progress: a live block on a terminal, otherwise a line per finished run."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)

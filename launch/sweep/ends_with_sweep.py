@@ -1,6 +1,6 @@
-"""The first import of a sweep's fork server: it ends with the sweep, also while it still imports.
+"""The first import of a sweep's fork server, which makes the server end with the sweep, even during imports.
 
-By itself it would notice only once it has imported torch, and not before the last of its children has ended.
+Without it, the server would notice the end only after importing torch and after its last child has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The finished runs of a sweep, as values: from their folders, or from the archive beside an earlier page.
 
-The archive, NAME_runs.jsonl, has one line per run. With it a page can be written again, or be given further
-seeds, without the run folders.
+The archive, NAME_runs.jsonl, has one line per run. With the archive, a page can be rewritten or extended by
+further seeds without the run folders.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Number = int | float | dict[str, Any] | None
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
-    """The data for tables, plots and the last line of a page."""
+    """The data of a run for tables, plots and the last line of a page."""
 
     id: str
     """Trial.id, the digest of the experiment."""
     name: str
-    """The label of its line in the tables."""
+    """The label of the run's line in the tables."""
     seed: int
     seconds: float
     commit: str
@@ -37,8 +37,8 @@ class FinishedRun(msgspec.Struct, frozen=True):
     metrics: dict[str, list[Number]]
     """A column per number of metrics.jsonl, a value per evaluated round; null is NaN.
 
-    A shorter column begins in a later round: there is no train_loss in round 0. What is a list itself, such
-    as the accuracies of all clients, is left out.
+    A shorter column begins in a later round: there is no train_loss in round 0. Lists, such as the accuracies
+    of all clients, are left out.
     """
 
     @staticmethod
@@ -75,7 +75,7 @@ def _lines(columns: Mapping[str, list[Number]]) -> Iterator[dict[str, Any]]:
 
 
 def read_archive(path: Path) -> dict[str, FinishedRun]:
-    """The runs of NAME_runs.jsonl by id; none, if there is no such file."""
+    """Return the runs of NAME_runs.jsonl by id; an empty mapping if there is no such file."""
     try:
         texts = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def read_archive(path: Path) -> dict[str, FinishedRun]:
 
 
 def write_archive(path: Path, runs: Iterable[FinishedRun]) -> None:
-    """Write NAME_runs.jsonl, whole or not at all; no file, if there is no run."""
+    """Write NAME_runs.jsonl atomically; write no file if there is no run."""
     lines = [msgspec.json.encode(run) + b"\n" for run in runs]
     if lines:
         write_atomically(path, lines)

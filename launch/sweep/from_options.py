@@ -17,16 +17,16 @@ from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting
 from launch.configuration import names
 from launch.configuration.config import Overrides, plain_numbers
 from launch.configuration.target_accuracy import parsed
-from launch.sweep.recipe import Recipe, Table, Variant
+from launch.sweep.recipe import Differences, Recipe, Table, Variant
 
 FIXED = ("seed", "hyperparameters", "codecs", "device")
-"""Fields of Experiment that have another place in a grid."""
+"""Fields of Experiment that --over refuses, because another option or name sets them."""
 
 
 def select_recipe(
     file: Path | None, options: Mapping[str, Any], over: Sequence[str], seeds: str | None
 ) -> Recipe:
-    """The recipe in a file, or the one that the options define."""
+    """Return the recipe in a file, or the recipe that the options define."""
     supplied = [name for name, value in options.items() if value not in (None, ())]
     if file is None:
         if not over and seeds is None:
@@ -48,10 +48,10 @@ def select_recipe(
 def recipe_of(
     options: Mapping[str, Any], over: Mapping[str, Sequence[str]], seeds: tuple[int, ...]
 ) -> Recipe:
-    """The recipe that options define: one variant per algorithm, a grid over the other lists.
+    """Return the recipe that options define: one variant per algorithm, a grid over the other lists.
 
-    options: those of launch, by field of Experiment, with config and preset. over: values by option of
-    launch, hyperparameter, or codec.FIELD.
+    options: the options of launch, by field of Experiment, with config and preset. over: the values of each
+    swept option of launch, hyperparameter or codec.FIELD.
     """
     remaining = dict(options)
     preset = remaining.pop("preset", None) or ""
@@ -78,11 +78,12 @@ def recipe_of(
         codecs=supplied.codecs,
         grid=grid,
         table=(_table(supplied.experiment.get("until")),),
+        differences=() if supplied.experiment.get("until") else (Differences(("test_accuracy@end",)),),
     )
 
 
 def seed_list(text: str) -> tuple[int, ...]:
-    """The seeds of "0,1,2", "0-2", or both, "0-2,7"."""
+    """Parse seeds such as "0,1,2", "0-2" or "0-2,7"."""
     result: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
@@ -95,7 +96,7 @@ def seed_list(text: str) -> tuple[int, ...]:
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
-    """A key and its values, of KEY=VALUE,VALUE."""
+    """Return the key and the values of KEY=VALUE,VALUE."""
     key, equals, listed = text.partition("=")
     values = [value.strip() for value in listed.split(",")]
     if not equals or not all(values) or not key.strip():
@@ -104,7 +105,7 @@ def _axis(text: str) -> tuple[str, list[str]]:
 
 
 def _typed(key: str, values: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
-    """A grid key, and its values in the type of the key."""
+    """Return a grid key, and the values converted to the type of the key."""
     text = f"{key}={','.join(values)}"
     if len(set(values)) < len(values):
         raise UsageError(f"--over {text!r}: a value stands there twice")
@@ -127,14 +128,14 @@ def _typed(key: str, values: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
 
 
 def _is_text(key: str) -> bool:
-    """True if a field of Experiment is a text, so that 0.3 stays one."""
+    """Return whether a field of Experiment is text, so that 0.3 stays text."""
     hint = get_type_hints(Experiment, include_extras=True)[key]
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     return kind not in (int, float, bool)
 
 
 def _table(until: object) -> Table:
-    """Return the columns: the cost of reaching the target accuracy, if there is one; final values."""
+    """Return a table of the cost of reaching the target accuracy, if there is one, and of final values."""
     columns = ["best test_accuracy@end", "test_nll@end", "MB@end"]
     if until:
         level = parsed(str(until), "--until")

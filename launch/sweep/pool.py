@@ -1,4 +1,4 @@
-"""The folders of a sweep's runs: one per configuration, shared by all recipes, so that none runs twice."""
+"""The folders of sweep runs: one per configuration, shared by all recipes, so that no run is done twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launch.runs.source_commit import commit
 from workers.storage.atomic_files import disk_errors, is_locked
 
 ATTEMPT = "attempt.json"
-"""In the folder of a run that is not done: seconds of its attempts so far, or why it could not be resumed."""
+"""A file in an unfinished run's folder: seconds of its attempts so far, or why it could not be resumed."""
 
 
 class Named(Protocol):
@@ -25,16 +25,16 @@ class Named(Protocol):
 
     @property
     def id(self) -> str:
-        """Trial.id, the name of its folder."""
+        """Trial.id, the name of the run's folder."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Run folders POOL/<algorithm>-<digest of the experiment>; sweep.json in them has commit and seconds."""
+    """Run folders POOL/<algorithm>-<digest of the experiment>; sweep.json in each has commit and seconds."""
 
     path: Path
     keeps_states: bool = True
-    """Keep clients' states after the end of a run; those of a hundred may have half a gigabyte."""
+    """Keep clients' states after the end of a run; the states of a hundred may need half a gigabyte."""
 
     def folder(self, trial: Named) -> Path:
         return self.path / trial.id
@@ -43,7 +43,7 @@ class Pool:
         return self.run(trial).status == DONE and "commit" in self.signed(trial)
 
     def run(self, trial: Named) -> RunFolder:
-        """The folder of a trial's run, which need not be there."""
+        """Return the folder of a trial's run; the folder need not exist."""
         return RunFolder(self.folder(trial))
 
     def error(self, trial: Named) -> str:
@@ -51,7 +51,7 @@ class Pool:
         return str(summary.get("error") or self._attempt(trial).get("error") or "no summary was written")
 
     def claim(self, trial: Named) -> int | None:
-        """A descriptor that holds this run for one sweep until release(), or None: another has it."""
+        """Lock a run for one sweep until release(); return a descriptor, or None if another has the lock."""
         self.path.mkdir(parents=True, exist_ok=True)
         return _locked(self._lock(trial), os.O_CREAT)
 
@@ -72,22 +72,22 @@ class Pool:
         return self.path / f".{trial.id}.lock"
 
     def resumable(self, trial: Named) -> bool:
-        """Return whether a run, which nobody else computes, was stopped after a committed round.
+        """Return whether a claimed run was stopped after a committed round.
 
-        A run whose coordinator was on another machine counts as running while it has no summary; its lock is
-        free, and so is its claim, or this process would not have it.
+        A run whose coordinator was on another machine has the status RUNNING until it has a summary; it was
+        stopped if its lock is free. The caller holds the claim, so no other sweep computes the run.
         """
         folder, status = self.folder(trial), self.run(trial).status
         stopped = status in (INTERRUPTED, KILLED) or (status == RUNNING and not is_locked(folder))
         return stopped and any((folder / "checkpoints").glob("*.checkpoint"))
 
     def begun(self, trial: Named) -> bool:
-        """Return whether a claimed run can be resumed from what earlier attempts have left; else remove that.
+        """Return whether a claimed run can be resumed from earlier attempts; if not, remove their files.
 
-        A run that was carried here from another machine is unpacked first.
+        A packed run that was copied here from another machine is unpacked first.
 
         Raises:
-            DataError: If it cannot be unpacked.
+            DataError: If the run cannot be unpacked.
         """
         folder, packed = self.folder(trial), self._packed(trial)
         if packed.is_file() and not folder.exists():
@@ -108,12 +108,12 @@ class Pool:
         return False
 
     def clear(self, trial: Named) -> None:
-        """Remove what an earlier attempt has left."""
+        """Remove the files of earlier attempts."""
         shutil.rmtree(self.folder(trial), ignore_errors=True)
 
     def pause(self, trial: Named, seconds: float) -> None:
-        """Note the seconds of a stopped run, and pack its folder into one file, with which the same sweep can
-        resume it on another machine of the same kind.
+        """Record the seconds of a stopped run, and pack its folder into one file. With this file, the same
+        sweep can resume the run on another machine of the same kind.
 
         Raises:
             DiskError: If the disk is full.
@@ -133,8 +133,8 @@ class Pool:
         return json_or_empty(self.folder(trial) / ATTEMPT)
 
     def sign(self, trial: Named, seconds: float) -> None:
-        """Record when and from what a finished run came, with the seconds of attempts that were stopped, and
-        remove its states if they do not stay."""
+        """Record the commit and the seconds of a finished run, including stopped attempts; remove clients'
+        states unless keeps_states is set."""
         seconds += self._attempt(trial).get("seconds", 0.0)
         label = {"seconds": round(seconds, 1), "commit": commit()}
         (self.folder(trial) / "sweep.json").write_text(json.dumps(label) + "\n")
@@ -147,8 +147,8 @@ class Pool:
 
 
 def _locked(path: Path, create: int = 0) -> int | None:
-    """A descriptor of a locked file, or None: another process has it, or it is not there. A lock's file is
-    removed before its release. A file that was removed meanwhile locks nothing."""
+    """Lock a file; return its descriptor, or None if another process has the lock or the file does not exist.
+    A lock's file is removed before the lock is released, so a lock on a removed file is not valid."""
     while True:
         try:
             held = os.open(path, create | os.O_RDWR | os.O_CLOEXEC, 0o600)

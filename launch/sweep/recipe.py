@@ -1,13 +1,13 @@
 """A recipe: the runs, tables and plots of a sweep; read from one TOML file (docs/sweeps.md).
 
-    title = "..."               about = "text before the tables"      notes = "text behind them"
+    title = "..."               about = "text before the tables"      notes = "text after the tables"
     seeds = [62, 63, 64]        preset = "fashion_mnist"    (the tables below override it)
     [experiment] [hyperparameters] [codecs] [execution]     as in `fedsim launch --config`, for all runs
     [grid]                      lists of values for dotted keys; every combination is a line of the tables
     "experiment.participation" = ["full", "0.3"]
-    [repeat]                    the same, but a line of the tables averages over them, as over seeds
+    [repeat]                    like [grid], but a line of the tables averages over the values, as over seeds
     "experiment.evaluate_on" = ["fold:1/3", "fold:2/3", "fold:3/3"]
-    [[variant]]                 an algorithm with its settings; may have a grid of its own
+    [[variant]]                 an algorithm with its settings; may have its own grid
     label = "fedlap_cov"
     experiment = {algo = "fedlap_cov"}   hyperparameters = {delta = 0.01}   codecs = {precision = "csr:0.1"}
     published = {"test_accuracy@50" = "80.5±0.6"}
@@ -16,7 +16,7 @@
     [[plot]]
     file = "accuracy.png"   x = "MB"   y = "test_accuracy"
 
-A line of the file holds one key; they are side by side here to save space.
+In the file, each key has its own line; several share a line here to save space.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ FIRST = (
 """The keys of an experiment in the first version of sweeps. Keys that were added later are left out of a
 run's digest if they have their default values, so that the digests of old runs stay valid."""
 LATER = {"drop_last": False, "inexact": 0.0, "balance": 0.0, "factor": 2.0}
-"""The same of hyperparameters that algorithms got later: the last part of their names, and their defaults."""
+"""Hyperparameters added later, also left out at these defaults. A key is the last part of a dotted name."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One algorithm with its settings, or several with a grid of its own."""
+    """One algorithm with its settings, or several if the variant has its own grid."""
 
     label: str
     experiment: Mapping[str, Any] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Table:
     at: Mapping[str, Any] = field(default_factory=dict)
     pivot: str = ""
     best: bool = False
-    """Print the best mean of every column in bold."""
+    """Print the best value of every column in bold, and all values that are indistinguishable from it."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,25 @@ class Plot:
     low: float | None = None
     high: float | None = None
     limits: tuple[str, ...] = ()
-    """Variants that are also drawn at the entropy of their messages and at the KL of their uploads; x must be
-    MB."""
+    """Variants that get two further curves, with the entropy of their messages and the KL of their uploads as
+    x; the plot's x must be MB."""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """A table of differences between rows, paired by seed, and its picture.
+
+    columns: expressions, one table each. against: the name of the row that is subtracted; "" for the best
+    row. file: the picture's name; "" for no picture. window, only, at: as in Table.
+    """
+
+    columns: tuple[str, ...]
+    against: str = ""
+    title: str = ""
+    file: str = ""
+    window: Annotated[int, Meta(ge=1)] = 1
+    only: tuple[str, ...] = ()
+    at: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,7 +137,7 @@ class Recipe:
     about: str = ""
     notes: str = ""
     section_of: str = ""
-    """The name of another recipe, without .toml: its page ends with the text of this recipe."""
+    """The name, without .toml, of another recipe, whose page ends with the text of this recipe."""
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     codecs: Mapping[str, str] = field(default_factory=dict)
@@ -129,6 +146,7 @@ class Recipe:
     repeat: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     table: tuple[Table, ...] = (Table(("test_accuracy@end", "test_nll@end", "MB@end")),)
     plot: tuple[Plot, ...] = ()
+    differences: tuple[Differences, ...] = ()
 
     @staticmethod
     def read(path: Path) -> Recipe:
@@ -144,6 +162,11 @@ class Recipe:
                 raise UsageError(
                     f"recipe {path}: a table with a pivot has one column, not {len(table.columns)}"
                 )
+        for part in recipe.differences:
+            _known(path, part.only, labels, part.at, keys)
+            rows = [row.name for row in recipe.rows() if row.fits(part.only, part.at)]
+            if part.against and part.against not in rows:
+                raise unknown(f"row of differences in recipe {path}:", part.against, rows)
         for plot in recipe.plot:
             _known(path, plot.only, labels, (*plot.at, *([plot.x] if "." in plot.x else [])), keys)
             _known(path, plot.limits, labels, (), keys)
@@ -169,7 +192,7 @@ class Recipe:
                     yield Trial(row, seed, self.configure(whole, seed), point)
 
     def configure(self, row: Row, seed: int) -> Experiment:
-        """The experiment of a row, everything resolved: equal configurations are equal values."""
+        """Return the experiment of a row, fully resolved, so that equal configurations compare equal."""
         created = self.described(row, seed)
         names.check(created)
         known = names.names("algorithms").get(created.algo)
@@ -182,7 +205,7 @@ class Recipe:
         return resolved(replace(created, hyperparameters=resolved_hyperparameters(algorithm)), algorithm)
 
     def described(self, row: Row, seed: int) -> Experiment:
-        """The experiment of a row with the hyperparameters that the recipe names."""
+        """Return the experiment of a row with only the hyperparameters that the recipe names."""
         layers = [{n: getattr(source, n) for n in TABLES} for source in (self, row.variant)]
         layers.append(_tables_of(row.point))
         parts = merged(*layers)
@@ -196,7 +219,7 @@ class Recipe:
         return convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
 
     def how(self, data_dir: str | None) -> Execution:
-        """Return the execution of the runs: without workers, because several runs are played in parallel."""
+        """Return the execution of the runs: without workers, because a sweep does several runs at once."""
         options = {"workers": 0, "devices": "cpu", **self.execution}
         if data_dir is not None:
             options["data_dir"] = data_dir
@@ -245,14 +268,14 @@ class Row:
         return f"{self.variant.label} ({at})" if at else self.variant.label
 
     def fits(self, only: Collection[str], at: Mapping[str, Any]) -> bool:
-        """True if a table or plot with these values of `only` and `at` shows the row."""
+        """Return whether a table or plot with these values of `only` and `at` shows the row."""
         known = not only or self.variant.label in only
         return known and all(self.point.get(key, value) == value for key, value in at.items())
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep; repetition: its point of [repeat]."""
+    """One run of a sweep. repetition: the run's point in [repeat]."""
 
     row: Row
     seed: int
@@ -261,7 +284,7 @@ class Trial:
 
     @property
     def id(self) -> str:
-        """Digest of all that its bits depend on, except versions of code and libraries."""
+        """Digest of everything that the run's results depend on, except versions of code and libraries."""
         described = asdict(self.experiment)
         for key in described.keys() - set(FIRST):
             if described[key] == getattr(DEFAULTS, key):
@@ -273,7 +296,7 @@ class Trial:
         }
         if model_specs.is_model_spec(self.experiment.model):
             described["model"] = model_specs.fingerprint(self.experiment.model)
-        for key, choice in described.items():  # a user's file by its bytes, wherever it is
+        for key, choice in described.items():  # a user's file counts by its content, not its path
             if key == "model" and model_specs.is_model_spec(self.experiment.model):
                 continue
             if key == "partition" and partition_specs.is_file(choice):
@@ -290,7 +313,7 @@ class Trial:
 
 
 def one_numerics(numerics: Collection[str]) -> str:
-    """Return the numerics of all runs of a sweep; refuse several."""
+    """Return the numerics (native or portable) that all runs of a sweep share; UsageError if they differ."""
     if len(numerics) > 1:
         raise UsageError("a sweep's runs share one import of torch: numerics is native or portable for all")
     return next(iter(numerics), "native")

@@ -1,4 +1,4 @@
-"""Runs of a sweep side by side: each in a process of its own, forked where torch is imported already."""
+"""Parallel runs of a sweep: each in its own process, forked from a server that has imported torch."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from workers.portable import environment_for
 from workers.scratch import Scratch, parent_of_sockets
 
 STOP = 120.0
-"""Seconds for a run to stop, before it is killed; its last committed round stays."""
+"""Seconds that a run may take to stop before it is killed; its last committed round is kept."""
 LOOK = 1.0
-"""Seconds between two looks at the progress of running ones; nothing waits for it."""
+"""Seconds between two updates of the progress of running runs; the end of a run is noticed at once."""
 
 
 @dataclass
@@ -60,16 +60,16 @@ class Progress:
     done: int = 0
     failed: int = 0
     seconds: float = 0.0
-    """The sum over finished runs."""
+    """The sum of the seconds of finished runs."""
     running: tuple[tuple[str, float], ...] = ()
-    """Names and the share of their rounds that is over."""
+    """The name of each run, and the share of its rounds that is done."""
     stopped: int = 0
     """Runs that were not done when the time was over."""
     side_by_side: int = 1
 
     @property
     def left(self) -> float | None:
-        """Estimate of the seconds left: remaining runs at the mean of the finished ones."""
+        """Estimate of the seconds left: remaining runs times the mean seconds of finished runs."""
         if not self.done:
             return None
         remaining = self.total - self.done - self.failed - sum(share for _, share in self.running)
@@ -84,11 +84,11 @@ def run_trials(
     watch: Callable[[Progress], None],
     seconds: float = math.inf,
 ) -> dict[str, str]:
-    """Run the trials that the pool does not have; returns errors by trial id.
+    """Run the trials that the pool does not have; return errors by trial id.
 
-    A run that fails is reported and the others continue. One that was stopped in the middle is resumed.
-    seconds: stop after so long: each run after its last committed round, packed for another machine.
-    Interrupted is raised after Ctrl-C; runs that were under way count as not run.
+    If a run fails, the other runs continue. A run that was stopped earlier is resumed. seconds: stop after
+    this time; each run stops after its last committed round and is packed for another machine. Interrupted is
+    raised after Ctrl-C; runs that have not ended count as not run.
     """
     waiting = list({t.id: t for t in trials if not pool.done(t)}.values())
     progress = Progress(len(waiting), side_by_side=side_by_side)
@@ -99,7 +99,7 @@ def run_trials(
     _sockets_in_scratch()
     context = multiprocessing.get_context("forkserver")
     os.environ[SWEEP] = str(os.getpid())
-    # else every run would import them
+    # without the preload, every run would import these modules
     context.set_forkserver_preload([ends_with_sweep.__name__, "launch.session.run", "launch.session.session"])
     running: list[Running] = []
     errors: dict[str, str] = {}
@@ -114,7 +114,7 @@ def run_trials(
                 progress.running = ()
                 watch(progress)
                 break
-            remote: list[Trial] = []  # in the hands of another sweep at this moment
+            remote: list[Trial] = []  # claimed by another sweep
             while waiting and len(running) < side_by_side:
                 trial = waiting.pop(0)
                 claim = pool.claim(trial)
@@ -143,7 +143,7 @@ def run_trials(
                     raise KeyboardInterrupt
                 done = r.process.exitcode == 0 and pool.run(r.trial).status == DONE
                 _ended(r, done, pool, progress, errors)
-                pool.release(r.trial, r.claim)  # only now: until it is signed, a run is not done
+                pool.release(r.trial, r.claim)  # not earlier: a run is not done until it is signed
             progress.running = tuple((r.name, _share(r, pool)) for r in running)
             watch(progress)
     except KeyboardInterrupt:
@@ -170,7 +170,7 @@ def _ended(r: Running, done: bool, pool: Pool, progress: Progress, errors: dict[
 
 
 def _stop(running: list[Running], pool: Pool, progress: Progress, errors: dict[str, str]) -> None:
-    """Let every run stop after its last committed round, and pack it; `running` is empty afterwards."""
+    """Stop every run after its last committed round, and pack it; `running` is empty afterwards."""
     for r in running:
         r.process.terminate()
     until = time.monotonic() + STOP
@@ -194,15 +194,15 @@ def _stop(running: list[Running], pool: Pool, progress: Progress, errors: dict[s
 
 @cache
 def _sockets_in_scratch() -> None:
-    """Let multiprocessing have its sockets in a folder that is removed even if this process is killed. Its
-    fork server lives, with its socket, as long as this process."""
+    """Put multiprocessing's sockets into a folder that is removed even if this process is killed. The fork
+    server and its socket exist as long as this process."""
     scratch = Scratch("fedsim-sweep-", parent_of_sockets())
     multiprocessing.current_process()._config.setdefault("tempdir", str(scratch.path))  # type: ignore[attr-defined]
     atexit.register(scratch.remove)
 
 
 class _Interrupt:
-    """Ctrl-C raises KeyboardInterrupt and is remembered: in a finaliser Python only prints what is raised."""
+    """A handler of Ctrl-C. It records the signal, too, because Python only prints an error in a finaliser."""
 
     def __init__(self) -> None:
         self._came = False
@@ -223,7 +223,7 @@ class _Interrupt:
 
 
 def _share(r: Running, pool: Pool) -> float:
-    """The share of its rounds that a run has evaluated."""
+    """Return the share of its rounds that a run has evaluated."""
     try:
         last = (pool.folder(r.trial) / "metrics.jsonl").read_text().splitlines()[-1]
         return float(json.loads(last)["round"]) / max(1, r.trial.experiment.rounds)
@@ -232,7 +232,7 @@ def _share(r: Running, pool: Pool) -> float:
 
 
 def _one(worker_config: str) -> None:
-    """A child process: one run; its exit code is the command line's."""
+    """Compute one run in a child process, whose exit code is that of the command line."""
     described, how, begun, sweep = json.loads(worker_config)
     threading.Thread(target=_end_with, args=(sweep,), daemon=True).start()
     experiment = convert(Experiment, described, "a sweep's experiment")
@@ -252,7 +252,7 @@ def _one(worker_config: str) -> None:
 def start_or_resume(
     experiment: Experiment, execution: Execution, begun: bool, embedded: bool = False
 ) -> None:
-    """Start a run, or resume it in its folder, in this execution."""
+    """Start a run, or resume it in its folder, with this execution."""
     from launch.session.run import launch, resume
 
     if begun:
@@ -267,7 +267,7 @@ def start_or_resume(
 
 
 def _end_with(sweep: int) -> None:
-    """End this process when the sweep's ends, however that happens."""
+    """End this process when the sweep's process ends for any reason."""
     with contextlib.suppress(ProcessLookupError):
         ended = select.poll()
         ended.register(os.pidfd_open(sweep), select.POLLIN)
@@ -276,11 +276,11 @@ def _end_with(sweep: int) -> None:
 
 
 def leave_summary(folder: Path, error: str) -> None:
-    """Write a summary with the error if the run could not write one; none if the disk is full.
+    """Write a summary with the error if the run has not written one; do nothing if the disk is full.
 
-    A run that has committed rounds may be resumed once the reason is mended: its error is in a file beside.
+    A run with committed rounds can be resumed once the cause is fixed; the error is written to ATTEMPT.
     """
-    with contextlib.suppress(OSError):  # else a full disk would end the run's process with a traceback
+    with contextlib.suppress(OSError):  # otherwise a full disk would end the run's process with a traceback
         folder.mkdir(parents=True, exist_ok=True)
         if any((folder / "checkpoints").glob("*.checkpoint")):
             attempt = json_or_empty(folder / ATTEMPT) | {"error": error}

@@ -1,4 +1,4 @@
-"""Tables and plots of a sweep: mean and deviation or range over seeds; as Markdown, CSV and pictures."""
+"""Tables and plots of a sweep, with mean and deviation or range over seeds, as Markdown, CSV and pictures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from fedsim.experiment import Experiment
+from launch.results.differences import Compared
 from launch.results.figures import picture
-from launch.results.statistics import LIMITS, Band, band, heading, percent, shown, value
-from launch.results.tables import Grid, best
+from launch.results.significance import leaders
+from launch.results.statistics import LIMITS, Band, band, heading, less_is_better, percent, shown, value
+from launch.results.tables import Grid
 from launch.runs.tables import Curve
 from launch.sweep.finished import FinishedRun
-from launch.sweep.recipe import Plot, Recipe, Row, Table, Trial
+from launch.sweep.recipe import Differences, Plot, Recipe, Row, Table, Trial
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,24 @@ class Results:
     def values(self, row: Row, expression: str, window: int = 1) -> list[float]:
         return [value(expression, curve, window) for curve in self.of(row)]
 
+    def scores(self, row: Row, expression: str, window: int = 1) -> dict[tuple[int, str], float]:
+        """Return a column's mean over repetitions by seed and split, if all repetitions are finished."""
+        ids: dict[tuple[int, str], list[str]] = {}
+        for t in self.trials:
+            if t.row == row:
+                ids.setdefault((t.seed, _split(t.experiment)), []).append(t.id)
+        return {
+            key: fmean(value(expression, self.finished[run].curve, window) for run in runs)
+            for key, runs in ids.items()
+            if all(run in self.finished for run in runs)
+        }
+
     def rows(self, only: tuple[str, ...], at: Mapping[str, Any]) -> list[Row]:
         return [row for row in self.recipe.rows() if row.fits(only, at)]
 
 
 def grid(results: Results, table: Table) -> Grid:
-    """The cells of a table, published values in a line of their own below ours."""
+    """Return the cells of a table, with published values in a separate line below ours."""
     return _pivoted(results, table) if table.pivot else _plain(results, table)
 
 
@@ -47,18 +63,37 @@ def _plain(results: Results, table: Table) -> Grid:
     rows = results.rows(table.only, table.at)
     axes = _axes(rows)
     cells = [[results.values(row, column, table.window) for column in table.columns] for row in rows]
-    winners = [best(c, [line[i] for line in cells]) for i, c in enumerate(table.columns)]
+    scores = {c: [results.scores(row, c, table.window) for row in rows] for c in table.columns if table.best}
+    bold = {c: leaders(s, least=less_is_better(c)) for c, s in scores.items()}
     lines = []
     for at, (row, line) in enumerate(zip(rows, cells, strict=True)):
         texts = [shown(c, v) if v else "not run" for c, v in zip(table.columns, line, strict=True)]
         if table.best:
-            texts = [f"**{t}**" if at == w else t for t, w in zip(texts, winners, strict=True)]
+            pairs = zip(texts, table.columns, strict=True)
+            texts = [f"**{text}**" if at in bold[column] else text for text, column in pairs]
         lines.append((row.variant.label, *(_setting(row.point.get(a, "")) for a in axes), *texts))
         text = [row.variant.published.get(column, "") for column in table.columns]
         if any(text):
             lines.append(("published", *("" for _ in axes), *text))
     heads = [f"{heading(c)}{' %' if percent(c) else ''}" for c in table.columns]
     return Grid(table.title, ("", *(a.partition(".")[2] for a in axes), *heads), tuple(lines))
+
+
+def _split(e: Experiment) -> str:
+    """Return the data settings that paired runs of one seed share; repetitions, such as folds, may differ."""
+    return f"{e.dataset} {e.fraction} {e.inputs} {e.partition} {e.clients}"
+
+
+def compare(results: Results, part: Differences) -> list[Compared]:
+    """Return the differences between the rows that have finished runs, one Compared per column."""
+    rows = [row for row in results.rows(part.only, part.at) if results.of(row)]
+    names = [row.name for row in rows]
+    if part.against and part.against not in names:
+        return []
+    against = names.index(part.against) if part.against else None
+    scores = {c: [results.scores(row, c, part.window) for row in rows] for c in part.columns}
+    compared = [Compared.of(column, names, s, against) for column, s in scores.items()]
+    return [c for c in compared if c is not None]
 
 
 def _pivoted(results: Results, table: Table) -> Grid:
@@ -80,7 +115,7 @@ def _pivoted(results: Results, table: Table) -> Grid:
 
 
 def _axes(rows: Sequence[Row]) -> list[str]:
-    """The grid keys in use, in order; those that say the same everywhere are left out."""
+    """Return the grid keys in order, without keys that have the same value in all rows."""
     keys = dict.fromkeys(key for row in rows for key in row.point)
     return [k for k in keys if len({str(row.point.get(k)) for row in rows}) > 1]
 
@@ -90,8 +125,8 @@ def _setting(x: object) -> str:
 
 
 def write_csv(path: Path, results: Results) -> None:
-    """One line per finished run and evaluated round: what a plotting program wants. Only a recipe with
-    [repeat] has the column `repetition`."""
+    """Write one line per finished run and evaluated round, for plotting programs. Only a recipe with [repeat]
+    has the column `repetition`."""
     repeated = ["repetition"] if results.recipe.repeat else []
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
@@ -114,7 +149,7 @@ def _settings(point: Mapping[str, Any]) -> str:
 
 
 def write_tables(path: Path, results: Results) -> None:
-    """All cells, one per line: mean and population deviation over `runs`, in the page's units."""
+    """Write all cells, one per line: mean and population deviation over `runs`, in the page's units."""
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(["table", "variant", "settings", "column", "mean", "sd", "runs", "published"])
@@ -142,7 +177,7 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
     for row in results.rows(plot.limits, plot.at) if plot.limits else ():
         for x, title in zip(LIMITS, ("entropy", "KL of uploads"), strict=True):
             limit = _curves(replace(plot, x=x), results, [row])
-            if np.isfinite(limit.x.astype(float)).all():  # fola sends no precision, and has no KL
+            if np.isfinite(limit.x.astype(float)).all():  # fola sends no precision, so it has no KL
                 bands[f"{_name(row, plot.at)}: {title}"] = limit
     x = plot.x.partition(".")[2] if over_grid else {"MB": "megabytes, both directions"}.get(plot.x, plot.x)
     y = heading(plot.y).replace("@", " at round ") + (" (%)" if percent(plot.y) else "")
@@ -165,7 +200,7 @@ def _name(row: Row, without: Collection[str]) -> str:
 
 
 def _curves(plot: Plot, results: Results, rows: list[Row]) -> Band:
-    """The band over rounds or megabytes, as far as all seeds have values."""
+    """Return the band over rounds or megabytes, up to where all seeds have values."""
     (row,) = rows
     result = band(results.of(row), plot.x, plot.y, plot.window)
     first = 1 if plot.logx else 0

@@ -1,7 +1,7 @@
-"""One run of a sweep on whatever machine an engine has chosen: `python -m launch.sweep.task FILE NUMBER`.
+"""One run of a sweep on a machine that an engine has chosen: `python -m launch.sweep.task FILE NUMBER`.
 
-The machine sees the pool's folder. There it takes the run's lock, so that no other machine computes it, and
-leaves a run folder as a sweep on one machine does. A run that was ended in the middle is resumed.
+The machine shares the pool's folder. The process locks the run there, so that no other machine computes it,
+and writes the same run folder as a sweep on one machine. An unfinished run is resumed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from launch.sweep.recipe import Trial, one_numerics
 from workers.portable import environment_for
 
 LOOK = 0.5
-"""Seconds between two tries to take a lock that another process holds: the kernel frees it when that ends."""
+"""Seconds between two attempts to get another process's lock; the kernel frees it when that process ends."""
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A run. id: Trial.id; name: for people."""
+    """A run. id: Trial.id. name: text for messages."""
 
     id: str
     name: str
@@ -38,7 +38,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Tasks(msgspec.Struct, frozen=True):
-    """The runs of a sweep that are to be done. pool: their folder. keeps_states: Pool.keeps_states."""
+    """The missing runs of a sweep. pool: the folder of the runs. keeps_states: Pool.keeps_states."""
 
     pool: str
     execution: dict[str, Any]
@@ -47,13 +47,13 @@ class Tasks(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(trials: Sequence[Trial], execution: Execution, pool: Pool) -> Tasks:
-        """The runs that the pool does not have, each once."""
+        """Return the runs that the pool does not have, without duplicates."""
         missing = {trial.id: trial for trial in trials if not pool.done(trial)}.values()
         tasks = tuple(Task(t.id, f"{t.row.name}, seed {t.seed}", asdict(t.experiment)) for t in missing)
         return Tasks(str(pool.path.resolve()), asdict(execution), tasks, pool.keeps_states)
 
     def environment(self) -> Mapping[str, str]:
-        """The settings to apply before torch is imported."""
+        """Return the environment variables to set before torch is imported."""
         return {
             **ENVIRONMENT,
             **environment_for(one_numerics({t.experiment["numerics"] for t in self.tasks})),
@@ -64,7 +64,7 @@ class Tasks(msgspec.Struct, frozen=True):
 
 
 def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
-    """Compute one run; returns its error, or ''. embedded: this process is an engine's, for many tasks."""
+    """Compute one run; return its error, or ''. embedded: an engine's process, which computes many tasks."""
     from launch.sweep.runner import leave_summary, start_or_resume
 
     task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)
@@ -84,11 +84,11 @@ def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
         pool.sign(task, time.monotonic() - began)
         return ""
     finally:
-        pool.release(task, claim)  # only now: until it is signed, a run is not done
+        pool.release(task, claim)  # not earlier: a run is not done until it is signed
 
 
 def main(file: str, number: str) -> int:
-    """Compute one run of a file of tasks; returns the exit code."""
+    """Compute one run of a file of tasks; return the exit code."""
     tasks = msgspec.json.decode(Path(file).read_bytes(), type=Tasks)
     os.environ.update(tasks.environment())
     error = run_task(tasks, int(number))

@@ -1,9 +1,9 @@
 """--track: a run's numbers in TensorBoard, MLflow, Weights & Biases or Trackio, while it runs.
 
-Every tracker has a process of its own, which reads what the run's recorder writes: metrics.jsonl, ledger.csv
-and the manifest. So the coordinator writes nothing twice, imports no tracker and waits for none; a tracker
-that raises, hangs or ends its process takes nothing from the run; and a resumed run continues from the last
-round that its tracker has. This module imports nothing heavy.
+Each tracker has its own process, which reads the files of the run's recorder: metrics.jsonl, ledger.csv and
+the manifest. So the coordinator writes nothing twice, imports no tracker, and waits for trackers only after
+the run. A tracker that raises an error, hangs or ends its process does not affect the run. A resumed run
+continues from the last round that its tracker has. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fedsim.errors import unknown
 from fedsim.extras import not_installed
 
 FOLDER = "tracking"
-"""Folder in a run folder: the trackers' state, and the data of those that have no other place."""
+"""Folder in a run folder for the state of all trackers and the data of trackers that store it locally."""
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A tracker, named as its package and extra. title: for completion. adapter: module and class."""
+    """A tracker. name: its package and extra. title: text for completion. adapter: module and class."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ TRACKERS = {
 
 
 def selected(text: str) -> tuple[Choice, ...]:
-    """The trackers that a text such as tensorboard,mlflow names; none for "" and "none"."""
+    """Return the trackers that a text such as tensorboard,mlflow names; () for "" and "none"."""
     texts = [name.strip() for name in text.split(",") if name.strip()] if text.strip() != NONE else []
     for name in texts:
         if name not in TRACKERS:
@@ -52,10 +52,10 @@ def selected(text: str) -> tuple[Choice, ...]:
 
 
 def check_installed(choices: tuple[Choice, ...]) -> None:
-    """Refuse trackers whose package is not there, before anything is begun. Imports none."""
+    """Refuse trackers whose package is not installed, before a run begins; import no package."""
     for choice in choices:
         spec = find_spec(choice.name)
-        if spec is None or spec.origin is None:  # a folder of this name, such as wandb leaves, is no package
+        if spec is None or spec.origin is None:  # a plain folder of this name, such as wandb creates
             raise not_installed(choice.name, f"--track {choice.name}", choice.name)
 
 
@@ -76,9 +76,9 @@ class Row(NamedTuple):
 class TrackedRun:
     """A run as a tracker sees it.
 
-    folder: the tracker's own folder in the run folder. config: every key of the manifest's experiment, by its
-    dotted name. id: the tracker's own name of the run, if an earlier start of the run has begun it; otherwise
-    "". last: the last round that it has logged; -1 for none.
+    folder: the tracker's own folder in the run folder. config: the run's parameters by dotted name
+    (run_rows.config). id: the tracker's own name of the run, if an earlier start has begun it; otherwise "".
+    last: the last round that the tracker has logged; -1 for none.
     """
 
     name: str
@@ -90,8 +90,8 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a run, or of this start of it. status: done, failed, interrupted or killed. last: the last
-    evaluated round. numbers: those of summary.json. files: those that are kept with the run: the report, if
+    """The end of a run, or of one start of a run. status: done, failed, interrupted or killed. last: the last
+    evaluated round. numbers: the numbers of summary.json. files: files that the tracker keeps: the report, if
     there is one, the summary and the manifest."""
 
     status: str
@@ -101,19 +101,19 @@ class Ending:
 
     @property
     def final(self) -> Row:
-        """The numbers by their names in trackers, at the last round."""
+        """The summary's numbers, under their names in trackers, at the last round."""
         return Row(max(0, self.last), {f"summary/{key}": x for key, x in self.numbers.items()})
 
 
 class Tracker(Protocol):
-    """A connection to a tracker, for one run. It may raise anything: the run continues without it."""
+    """A connection to a tracker, for one run. It may raise any error: the run continues without it."""
 
     def start(self, run: TrackedRun) -> str:
-        """Begin the run, or resume run.id; returns the id with which a later start resumes it."""
+        """Begin the run, or resume run.id; return the id with which a later start resumes the run."""
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Write rounds, so that they are there if this process is killed after that. Several at once, because
-        many trackers need as long for one transaction as for one row."""
+        """Write rounds so that they remain if this process is killed afterwards. Rounds are written together,
+        because many trackers need as long for one row as for a whole transaction."""
 
     def finish(self, ending: Ending) -> None:
         """Write the end, keep the files, and close."""

@@ -1,8 +1,8 @@
 """The process of one tracker: python -m launch.tracking.follow RUN TRACKER. Imports no torch.
 
-It reads the run's files while its standard input is open, which the coordinator holds, and writes new
-rounds to the tracker. At end of file, the run has ended or its coordinator was killed: it writes the rest and
-ends. Its standard output has messages for the user, a line each; the tracker's output goes to its log.
+The process reads the run's files and writes new rounds to the tracker, while the coordinator keeps its
+standard input open. At end of file, the run has ended or the coordinator was killed: the process writes the
+last rounds and ends. Standard output has messages for the user, one per line; the tracker's output is logged.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from workers.storage.atomic_files import RunLock, write_atomically
 
 REPORT = "report.html"
 INTERVAL = 1.0
-"""Seconds between two looks at the run's files, at least."""
+"""Minimum seconds between two reads of the run's files."""
 SHARE = 0.01
-"""Share of a core: this process waits t / SHARE seconds after t seconds of computing, during the run."""
+"""Share of a core: during the run, this process waits t / SHARE seconds after t seconds of computing."""
 PATIENCE = 60.0
 """Seconds to wait for the process of an earlier start, which may still be writing."""
 NICENESS = 10
-"""The workers go first."""
+"""The niceness of this process: workers have priority."""
 COST = "fedsim: {begun:.3f} s of CPU to begin, {computed:.3f} s during the run"
 """The last line of the log."""
 
@@ -61,7 +61,7 @@ class Followed:
         manifest = json_of(folder / MANIFEST)
         same = (
             bool(known) and known["of"] == manifest["run"]
-        )  # not of a start that failed, in whose folder this one is
+        )  # the state may be of an earlier start that failed in this folder
         run = TrackedRun(
             folder.resolve().name,
             own,
@@ -75,7 +75,7 @@ class Followed:
         return followed
 
     def write(self, rows: RunRows) -> None:
-        """Write the rounds that the tracker does not have: a resumed run computes some again."""
+        """Write the rounds that the tracker does not have; a resumed run computes some rounds again."""
         read = rows.new()
         self.last = max([self.last, *(row.round for row in read)])
         if new := [row for row in read if row.round > self.run.last]:
@@ -91,7 +91,7 @@ class Followed:
         self.tracker.finish(Ending(str(summary.get("status", "killed")), self.last, finite(numbers), files))
 
     def _keep(self) -> None:
-        """Remember which run of the tracker this is, and its last round: whole or not at all."""
+        """Store the tracker's id of the run and the last logged round, atomically."""
         run = self.run
         known = {"of": run.config.get("run"), "run": run.id, "last": run.last}
         write_atomically(run.folder.with_suffix(".json"), [json.dumps(known).encode()])
@@ -104,10 +104,10 @@ def tracker_of(name: str) -> Tracker:
 
 
 def follow(followed: Followed, ended: Callable[[float], bool], interval: float = INTERVAL) -> float:
-    """Write a run's rounds until it has ended; returns the CPU seconds that this took during the run.
+    """Write a run's rounds until it has ended; return the CPU seconds that this took during the run.
 
-    ended: waits for a number of seconds, or until the run has ended; returns whether it has. interval:
-    seconds between two looks at the run's files, at least.
+    ended: function that waits for a number of seconds, or until the run has ended; returns whether it has.
+    interval: minimum seconds between two reads of the run's files.
     """
     rows, pause, computed = RunRows(followed.folder), 0.0, 0.0
     while not ended(pause):
@@ -121,12 +121,12 @@ def follow(followed: Followed, ended: Callable[[float], bool], interval: float =
 
 
 def input_closed(seconds: float) -> bool:
-    """Wait, at most until standard input is closed; returns whether it is."""
+    """Wait `seconds`, or until standard input is closed; return whether it is closed."""
     return bool(select.select([0], [], [], seconds)[0]) and not os.read(0, 1)
 
 
 def locked(folder: Path) -> RunLock:
-    """The lock on a tracker's folder, which an earlier start's process may hold for a while."""
+    """Lock a tracker's folder; wait up to PATIENCE seconds for the process of an earlier start."""
     folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + PATIENCE
     while True:
@@ -144,7 +144,7 @@ def reason(error: BaseException) -> str:
 
 
 def main(folder: Path, name: str, tell: Callable[[str], Any]) -> int:
-    """Follow a run; returns the exit code. tell: takes a line for the user."""
+    """Follow a run; return the exit code. tell: function that shows a line to the user."""
     try:
         lock = locked(folder / FOLDER / name)
         followed = Followed.begin(folder, name, tracker_of(name))
@@ -173,4 +173,4 @@ if __name__ == "__main__":
     code = main(Path(sys.argv[1]), sys.argv[2], lambda line: _say(line, messages))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a tracker's threads do not keep it
+    os._exit(code)  # does not wait for a tracker's threads

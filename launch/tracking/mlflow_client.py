@@ -1,4 +1,4 @@
-"""MLflow: a run in RUN/tracking/mlflow, or where MLFLOW_TRACKING_URI says."""
+"""MLflow: a run in RUN/tracking/mlflow, or at MLFLOW_TRACKING_URI if it is set."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedsim.extras import needed
 from launch.tracking import PROJECT, Ending, Row, TrackedRun
 
 AT_ONCE = 1000
-"""Metrics that MLflow takes in one call."""
+"""The number of metrics that MLflow accepts in one call."""
 PARAMS_AT_ONCE = 100
 STATUS = {"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "killed": "KILLED"}
 
 
 class MlflowTracker:
-    """Writes by MLflow's client.
+    """A tracker that writes with MLflow's client.
 
     Without MLFLOW_TRACKING_URI it writes files, because mlflow-skinny has no database, and a database for
     every run would take seconds to set up.
@@ -31,7 +31,7 @@ class MlflowTracker:
         self._entities = needed("mlflow.entities", "--track mlflow", "mlflow")
 
     def start(self, run: TrackedRun) -> str:
-        """Create a run with its parameters, or open the one with this id again."""
+        """Create a run with its parameters, or reopen the run with run.id."""
         where = os.environ.get("MLFLOW_TRACKING_URI") or (run.folder / "mlruns").resolve().as_uri()
         self._client = self._mlflow.MlflowClient(tracking_uri=where)
         if run.id:
@@ -63,12 +63,12 @@ class MlflowTracker:
         self._client.set_terminated(self._run, status=STATUS[ending.status])
 
     def _experiment(self) -> Any:
-        """The id of the experiment that the run belongs to."""
+        """Return the id of the experiment that the run belongs to; create it if it does not exist."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         known = self._client.get_experiment_by_name(name)
         return self._client.create_experiment(name) if known is None else known.experiment_id
 
 
 def _safe(name: str) -> str:
-    """A name of the letters that MLflow takes."""
+    """Replace characters that MLflow does not accept in a name."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)

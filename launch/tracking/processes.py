@@ -1,4 +1,4 @@
-"""The coordinator's side of --track: starts a process for each tracker, and reports its end."""
+"""The coordinator's side of --track: start a process for each tracker, and report failures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import IO
 from launch.tracking import Choice
 
 END = 120.0
-"""Seconds for the trackers to write the rest when the run has ended; then they are ended, too."""
+"""Seconds that the trackers may take to write the remaining rounds after the run; then they are killed."""
 LINGER = 1.0
-"""Seconds between the end of a process's output and its own."""
+"""Seconds that a process may take to end after it has closed its output."""
 
 
 @dataclass
 class TrackerProcess:
-    """A tracker's process. printed: what it has printed so far, which is a line if it fails."""
+    """A tracker's process. printed: its standard output so far; a process that fails prints the reason."""
 
     name: str
     log: Path
@@ -34,7 +34,7 @@ class TrackerProcess:
 
     @staticmethod
     def start(folder: Path, name: str) -> TrackerProcess:
-        """Start it, or raise OSError; it ends when this process closes its standard input, or ends."""
+        """Start the process, or raise OSError. It ends when this process closes its input, or ends."""
         log = folder / "logs" / f"track-{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -55,7 +55,7 @@ class TrackerProcess:
         return self.process.stdout
 
     def notes(self) -> Iterator[str]:
-        """Yield an error if it has failed, without waiting for it."""
+        """Yield an error message if the process has failed; do not wait for the process."""
         if self.ended:
             return
         with suppress(BlockingIOError):
@@ -67,21 +67,21 @@ class TrackerProcess:
                 yield f"--track {self.name} is off, and the run continues: {why} ({self.log})"
 
     def _reaped(self) -> int:
-        """The exit code of a process that has closed its output, which it does when it ends."""
+        """Return the exit code of a process that has closed its output; kill it if it runs after LINGER."""
         with suppress(subprocess.TimeoutExpired):
             self.ended = True
             return self.process.wait(LINGER)
         return self.kill()
 
     def kill(self) -> int:
-        """End it, and what it has started; returns the exit code."""
+        """Kill the process and the processes that it has started; return the exit code."""
         self.ended = True
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
 
     def close_input(self) -> None:
-        """Tell it that the run has ended."""
+        """Close the standard input of the process, which tells it that the run has ended."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
@@ -89,7 +89,7 @@ class TrackerProcess:
 
 @dataclass
 class Tracking:
-    """The trackers of a run. Nothing here raises an error of theirs."""
+    """The trackers of a run. No method raises an error of a tracker."""
 
     folder: Path
     choices: Sequence[Choice]
@@ -97,7 +97,7 @@ class Tracking:
     _unsaid: list[str] = field(default_factory=list)
 
     def start(self) -> None:
-        """Start their processes; one that cannot be started is a note."""
+        """Start the trackers' processes; note those that cannot be started."""
         for choice in self.choices:
             try:
                 self._running.append(TrackerProcess.start(self.folder, choice.name))
@@ -112,8 +112,8 @@ class Tracking:
             yield from tracker.notes()
 
     def finish(self, report: bool, seconds: float = END) -> Iterator[str]:
-        """Let them write the rest, and wait at most `seconds` for their ends; a last note for each that has
-        failed. report: write RUN/report.html before, which they keep with the run."""
+        """Let the trackers write the last rounds; wait at most `seconds` for them to end. Yield a note for
+        each failure. report: write RUN/report.html first, so that the trackers keep it with the run."""
         if report:
             yield from _report(self.folder)
         for tracker in self._running:
@@ -133,7 +133,7 @@ class Tracking:
 
 
 def _report(folder: Path) -> Iterator[str]:
-    """Write the run's page by `fedsim report`, which imports pandas; a note if that is not possible."""
+    """Write the run's page in a process of its own, which imports pandas; yield a note if this fails."""
     command = [sys.executable, "-m", "launch", "report", str(folder.resolve())]
     try:
         done = subprocess.run(
@@ -147,5 +147,5 @@ def _report(folder: Path) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a process that finds the same modules."""
+    """Return an environment in which a new process finds the same modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -1,4 +1,4 @@
-"""A run's rounds as flat numbers, from metrics.jsonl and ledger.csv, while these grow."""
+"""A run's rounds as flat numbers, read from metrics.jsonl and ledger.csv while these files grow."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from launch.tracking import Row, Value
 from workers.storage.growing_file import LEDGER, METRICS
 
 LONGEST = 500
-"""Characters of a value of the configuration; MLflow takes no longer ones in its older versions."""
+"""Maximum number of characters of a configuration value; older versions of MLflow accept no longer values."""
 PARTICIPANTS = ("participants", "folded", "late", "refused")
-"""Lists of clients in metrics.jsonl, of which trackers get the numbers of clients."""
+"""Lists of clients in metrics.jsonl; trackers get the number of clients in each."""
 
 
 @dataclass
 class RoundBytes:
-    """The algorithm's bytes of a round. fields: by direction and field; gone: clients that dropped out."""
+    """The algorithm's bytes of a round, by direction and field. gone: the clients that dropped out."""
 
     fields: Counter[str] = field(default_factory=Counter)
     gone: set[bytes] = field(default_factory=set)
@@ -31,21 +31,21 @@ class RoundBytes:
 
 @dataclass
 class RunRows:
-    """Reads the rounds of a run folder. so_far: the algorithm's bytes up to the last round that was read."""
+    """A reader of a run's rounds. so_far: the algorithm's bytes up to the last round that was read."""
 
     folder: Path
     so_far: int = 0
     _rounds: dict[int, RoundBytes] = field(default_factory=dict)
-    """Bytes of rounds whose line was not read yet."""
+    """Bytes of rounds whose line in metrics.jsonl has not been read yet."""
 
     def __post_init__(self) -> None:
         self._metrics, self._ledger = (GrowingLines(self.folder / name) for name in (METRICS, LEDGER))
 
     def new(self) -> list[Row]:
-        """The rounds that were evaluated since the last call."""
+        """Return the rounds that were evaluated since the last call."""
         lines = [json.loads(line) for line in self._metrics.new()]
         if lines:
-            self._read_ledger()  # it has all bytes of a round before metrics.jsonl has the round's line
+            self._read_ledger()  # a round's bytes are written there before its line in metrics.jsonl
         return [Row(int(line["round"]), self._numbers(line)) for line in lines]
 
     def _read_ledger(self) -> None:
@@ -59,7 +59,7 @@ class RunRows:
                     of_round.gone.add(client)
 
     def _numbers(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """All numbers of a line of metrics.jsonl, and those of the ledger that belong to it."""
+        """Return all numbers of a line of metrics.jsonl, and the ledger's numbers of the same round."""
         number = int(line["round"])
         own = self._rounds.get(number, RoundBytes())
         for earlier in sorted(r for r in self._rounds if r <= number):
@@ -78,9 +78,9 @@ class RunRows:
 
 
 def participation(line: Mapping[str, Any], gone: int) -> dict[str, float]:
-    """The number of clients that a round asked, by outcome, from its line of metrics.jsonl and the `gone`
-    ones that dropped out after the download: asked = folded + dropouts + late + refused + lost, the last with
-    uploads that got lost on their way."""
+    """Return the number of clients that a round asked, by outcome. line: the round's line of metrics.jsonl.
+    gone: the number of clients that dropped out after the download. asked = folded + dropouts + late +
+    refused + lost, where `lost` counts clients whose uploads were lost on the way."""
     counts = {name: len(line.get(name, ())) for name in PARTICIPANTS}
     asked = counts.pop("participants")
     counts["folded"] = counts["folded"] if "folded" in line else asked
@@ -90,7 +90,7 @@ def participation(line: Mapping[str, Any], gone: int) -> dict[str, float]:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a nested mapping, by dotted names; True and False are none."""
+    """Return the finite numbers of a nested mapping by dotted name, without booleans."""
     return {
         key: float(value)
         for key, value in dotted(values)
@@ -100,7 +100,7 @@ def finite(values: Mapping[str, Any]) -> dict[str, float]:
 
 def config(manifest: Mapping[str, Any]) -> dict[str, Value]:
     """Return the run's parameters by dotted name: hyperparameters, algorithm, data, versions and the digest.
-    What is empty is left out, and what is longer than LONGEST: the manifest, which is kept, too, has it."""
+    Empty values and values longer than LONGEST are left out; trackers keep the manifest, which has them."""
     known = {
         **manifest.get("experiment", {}),
         **{key: manifest.get(key) for key in ("experiment_sha256", "run", "commit", "versions")},

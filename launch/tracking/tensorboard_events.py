@@ -11,7 +11,7 @@ from launch.tracking import Ending, Row, TrackedRun, Value
 
 
 class TensorboardTracker:
-    """Writes event files with TensorBoard's own writer; torch's would import torch. Scalars are float32."""
+    """A tracker that uses TensorBoard's own writer; torch's would import torch. Scalars are float32."""
 
     def __init__(self) -> None:
         def imported(module: str) -> Any:
@@ -25,7 +25,7 @@ class TensorboardTracker:
         self._writers = imported("summary.writer.event_file_writer")
 
     def start(self, run: TrackedRun) -> str:
-        """Open a file; what an earlier start has written after run.last is not shown any more."""
+        """Open a file; TensorBoard no longer shows events that an earlier start wrote after run.last."""
         self._writer = self._writers.EventFileWriter(str(run.folder))
         if run.id:
             again = self._event.SessionLog(status=self._event.SessionLog.START)
@@ -36,13 +36,13 @@ class TensorboardTracker:
         return run.name
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Write an event a round."""
+        """Write one event per round."""
         for row in rows:
             self._scalars(row)
         self._writer.flush()
 
     def finish(self, ending: Ending) -> None:
-        """Write the final numbers, and where the files are: an event file holds none."""
+        """Write the final numbers and the paths of the files; an event file cannot contain files."""
         self._scalars(ending.final)
         files = {path.name: str(path) for path in ending.files}
         self._text("end", _table({"status": ending.status, **files}), ending.final.round)
@@ -54,7 +54,7 @@ class TensorboardTracker:
         self._add(row.round, summary=self._summary.Summary(value=values))
 
     def _text(self, tag: str, markdown: str, step: int) -> None:
-        kind = self._summary.SummaryMetadata.PluginData(plugin_name="text")  # the tab of texts
+        kind = self._summary.SummaryMetadata.PluginData(plugin_name="text")  # for the Text tab
         shape = {"dim": [{"size": 1}]}
         tensor = self._tensor(dtype=self._string, string_val=[markdown.encode()], tensor_shape=shape)
         metadata = self._summary.SummaryMetadata(plugin_data=kind)

@@ -1,4 +1,4 @@
-"""Trackio: a run in RUN/tracking/trackio, or where TRACKIO_DIR or a variable of ELSEWHERE says."""
+"""Trackio: a run in RUN/tracking/trackio, in TRACKIO_DIR, or on a server that ELSEWHERE's variables name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fedsim.extras import needed
 from launch.tracking import PROJECT, Ending, Row, TrackedRun
 
 ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
-"""Variables with which a user has named a server."""
+"""Environment variables with which a user names a server."""
 
 
 class TrackioTracker:
-    """Writes by Trackio's own thread, which needs half a second, without figures of the machine."""
+    """A tracker that writes with Trackio's own thread (half a second), without statistics of the machine."""
 
     def start(self, run: TrackedRun) -> str:
-        """Begin a run, or resume the one of this name."""
+        """Begin a run, or resume the run named run.id."""
         os.environ.setdefault("TRACKIO_DIR", str(run.folder.resolve()))  # read when trackio is imported
         os.environ.setdefault("HF_HUB_OFFLINE", str(int(not any(map(os.environ.get, ELSEWHERE)))))
         self._trackio = needed("trackio", "--track trackio", "trackio")
@@ -32,7 +32,7 @@ class TrackioTracker:
         return str(self._run.name)
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Hand rounds to Trackio's thread, with the round as step."""
+        """Pass rounds to Trackio's thread, with the round as step."""
         for row in rows:
             self._run.log(dict(row.numbers), step=row.round)
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: an offline run in RUN/tracking/wandb, for `wandb sync`; online if WANDB_MODE says so."""
+"""Weights & Biases: an offline run in RUN/tracking/wandb, for `wandb sync`; WANDB_MODE changes the mode."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launch.tracking import PROJECT, Ending, Row, TrackedRun
 
 
 class WandbTracker:
-    """Writes by wandb's own process, without what it records else of machine, source and output."""
+    """A tracker that writes with wandb's own process, without machine statistics, source code and output."""
 
     def __init__(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb = needed("wandb", "--track wandb", "wandb")
 
     def start(self, run: TrackedRun) -> str:
-        """Begin a run with an id of its own, or another part of the run with this id."""
+        """Begin a run with a new id, or continue the run with id run.id."""
         name = run.id or secrets.token_hex(4)
         settings = self._wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
@@ -44,7 +44,7 @@ class WandbTracker:
     def finish(self, ending: Ending) -> None:
         """Write the final numbers to the run's summary, keep the files, and close."""
         self._run.summary.update(dict(ending.final.numbers))
-        for path in ending.files:  # copied, because save makes links to what is elsewhere
+        for path in ending.files:  # copied, because save only links files outside the run's folder
             kept = shutil.copy(path, self._run.dir)
             self._run.save(str(kept), base_path=self._run.dir, policy="now")
         self._run.finish(exit_code=0 if ending.status == "done" else 1)

@@ -190,11 +190,28 @@ def tables(result: Trained, plot: Path | None, seconds: float) -> None:
     print("|---|---|---|---|---|")
     rows: list[tuple[str, str, Tensor, Tensor | None]] = [
         ("diagonal GGN", name, result.ggn, None)
-        for name in ("csr:0.1", "bitmap:0.1", "best:0.1", "log8", "zstd", "pco", "bf16", "ratio:0.25")
+        for name in (
+            "csr:0.1",
+            "bitmap:0.1",
+            "best:0.1",
+            "log8",
+            "zstd",
+            "bf16",
+            "ratio:0.25",
+            "ratio:1.5+random",
+        )
     ]
     rows += [
         ("client mean", name, result.mean, result.broadcast)
-        for name in ("zstd", "delta+zstd", "pco", "qsgd:4", "sigma:auto", "sigma:auto+dither")
+        for name in (
+            "zstd",
+            "delta+zstd",
+            "qsgd:4",
+            "sigma:auto",
+            "sigma:auto+dither",
+            "sigma:5%+random",
+            "sigma:10%",
+        )
     ]
     rows += [("client's change", "topk:0.1", result.mean - result.broadcast, None)]
     for label, name, x, ref in rows:

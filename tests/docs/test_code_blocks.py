@@ -115,7 +115,7 @@ def _check(words: list[str], where: str) -> None:
     while isinstance(command, click.Group):
         assert words and words[0] in command.commands, where
         command, words = command.commands[words[0]], words[1:]
-    end = next((n for n, word in enumerate(words) if word in {"|", "&&", "||", ";", ">"}), len(words))
+    end = next((n for n, word in enumerate(words) if word in {"|", "&&", "||", ";", ">", "--"}), len(words))
     known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
     assert {word.partition("=")[0] for word in words[:end] if word.startswith("--")} <= known, where
 

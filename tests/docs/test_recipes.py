@@ -30,6 +30,7 @@ STUDIES = {
     "ridge": ("ridge.md", "ridge.png"),
     "digit_pairs": ("digit_pairs.md", "digit_pairs.png"),
     "outlier": ("outlier.md", "outlier.png"),
+    "table_twice": ("table_twice.csv", "table_twice.md", "table_twice.png"),
     "fedlap_appendix_d": ("fedlap_appendix_d.md", "fedlap_appendix_d.png"),
 }
 

@@ -19,7 +19,7 @@ from fedsim.algorithm import Algorithm
 from fedsim.wire.schema import all_fields
 from launch.cli import main
 from launch.commands.devices import devices
-from launch.sweep.recipe import Plot, Recipe, Table, Variant
+from launch.sweep.recipe import Differences, Plot, Recipe, Table, Variant
 from protocols import REGISTRY
 from workers.storage.metrics_file import RESERVED
 
@@ -152,7 +152,8 @@ def test_every_environment_variable_that_is_read_is_on_the_page() -> None:
 
 def test_every_key_of_a_recipe_is_on_the_page_of_sweeps() -> None:
     assert SWEEPS.count("```toml") == 1
-    for title, kind in {"`[[variant]]`": Variant, "`[[table]]`": Table, "`[[plot]]`": Plot}.items():
+    kinds = {"variant": Variant, "table": Table, "plot": Plot, "differences": Differences}
+    for title, kind in {f"`[[{key}]]`": kind for key, kind in kinds.items()}.items():
         assert names(section(title, SWEEPS)) == set(kind.__dataclass_fields__), title
     listed = names(section("Keys of a recipe", SWEEPS).partition("### ")[0])
     assert {re.sub(r"[\[\]]", "", name) for name in listed} == set(Recipe.__dataclass_fields__)

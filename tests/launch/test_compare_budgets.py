@@ -50,12 +50,13 @@ def test_who_reaches_it_with_some_seeds_or_not_at_all_comes_behind_and_says_so(m
     (grid,) = costs(groups, [0.6])
     lines = [[cell.translate(PLAIN) for cell in line] for line in grid.lines]
     assert [line[:2] for line in lines] == [
-        ["fedlap", "24.0±3.3"],
-        ["fedavg", "2 of 3"],
+        ["fedavg", "4.00"],
+        ["fedlap", "24.0"],
         ["fedprox", "– (59.7 %)"],
     ]
-    assert [line[4] for line in lines] == ["3 of 3", "2 of 3", "0 of 1"]
-    assert lines[0][2] == "20.0 to 28.0" and lines[1][3] == NONE
+    assert [line[5] for line in lines] == ["2 of 3", "3 of 3", "0 of 1"]
+    assert [line[2] for line in lines] == ["4.00 to > 4.00", "20.0 to 28.0", NONE]
+    assert [line[4] for line in lines] == ["least", NONE, "0 of 1 reach it"]
 
 
 def test_the_best_that_was_reached_is_rounded_down(make: Make) -> None:
@@ -68,7 +69,8 @@ def test_the_terminal_says_the_best_that_was_reached_and_how_many_seeds_did(
     make: Make, tmp_path: Path
 ) -> None:
     output = printed(three(make), "--to", "60%", "--out", tmp_path / "p.html", width=80)
-    by = {line.split()[0]: line for line in output.splitlines() if line.startswith("fed")}
+    table = output.partition("Differences")[0]
+    by = {line.split()[0]: line for line in table.splitlines() if line.startswith("fed")}
     assert by["fedprox"].endswith("– (59.7 %)") and by["fedavg"].endswith("2 of 3")
     assert by["fedlap"].split()[1] == "3", "a count of seeds"
     assert max(map(len, output.splitlines()[:-1])) <= 80
@@ -139,12 +141,18 @@ def test_an_accuracy_that_is_not_known_takes_no_part(make: Make, tmp_path: Path)
     printed(groups[0].members[0].run.path.parent, "--to", "0.9", "--out", tmp_path / "p.html")
 
 
-def test_bold_is_the_best_of_several_and_never_the_only_one(make: Make) -> None:
+def test_bold_needs_five_seeds_and_is_never_the_only_one(make: Make) -> None:
     make("a", (0.1, 0.7))
     groups = gather([make("b", (0.1, 0.8), algo="fedlap").parent])
-    assert sum("**" in cell for line in results(groups).lines for cell in line) == 3
+    assert not any("**" in cell for line in results(groups).lines for cell in line), "one seed is no ranking"
+    for seed in range(1, 5):
+        make(f"a{seed}", (0.1, 0.7 + 0.001 * seed), seed=seed)
+        make(f"b{seed}", (0.1, 0.8), algo="fedlap", seed=seed)
+    folder = groups[0].members[0].run.path.parent
+    bold = [[n for n, cell in enumerate(line) if "**" in cell] for line in results(gather([folder])).lines]
+    assert bold == [[], [3, 4, 5]]
     make("c", (None, None), algo="fedprox")
-    groups = gather([groups[0].members[0].run.path, groups[0].members[0].run.path.parent / "c"])
+    groups = gather([groups[0].members[0].run.path, folder / "c"])
     accuracies = [line[3] for line in results(groups).lines]
     assert len(accuracies) == 2 and not any("**" in cell for cell in accuracies)
 
@@ -161,7 +169,7 @@ def test_the_levels_are_in_the_pictures_and_a_row_of_each_group_below(make: Make
     assert "best accuracy so far" in drawn[0] and page.index(drawn[0]) < page.index("<h2>Results")
     assert drawn[0].count("<title>fedavg</title>") == 1, "a line without a band and without dots"
     rows = page.partition("accuracy of 75 %</h3>")[2].partition("<table>")[0]
-    assert '<span>fedavg</span><div class="track" title="fedavg: 4.00 MB, 4.00">' in rows
+    assert '<span>fedavg</span><div class="track" title="fedavg: 2 of 2 seeds, median 4.00 MB">' in rows
     assert rows.count('class="track"') == 1 and '<span>fedlap</span><div class="soft">' in rows
 
 

@@ -23,6 +23,7 @@ from launch.configuration.config import resolve
 from launch.configuration.execution import Execution
 
 NEEDED = {
+    ("relay",): ("--to", "127.0.0.1:9"),
     ("resume",): ("nowhere",),
     ("sweep",): ("--seeds", "0", "--dry-run"),
     ("schedule",): ("full",),

@@ -54,7 +54,7 @@ def test_one_client_whose_code_reads_the_clock(tmp_path: Path) -> None:
     body = (
         "    def client_update(self, client, down, shard, task):\n"
         "        client, up = super().client_update(client, down, shard, task)\n"
-        "        noise = time.time_ns() % 1000 + 1 if task.client == 1 else 0\n"
+        "        noise = time.time_ns() % 10**9 + 1 if task.client == 1 else 0\n"
         "        return client, replace(up, train_loss=up.train_loss + noise)\n"
     )
     run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body), keep=False)

@@ -22,7 +22,7 @@ from fedsim.learning.params import Layout
 from fedsim.learning.shards import QuadraticShard
 from fedsim.seeds import RandomStream
 from fedsim.wire.envelope import VERSION, Header, decode, encode, pack, unpack
-from fedsim.wire.message_context import NOTHING, of_upload
+from fedsim.wire.message_context import NOTHING, codec_stream, of_upload
 from fedsim.wire.schema import TRIANGLE, check_values, optional_group
 
 
@@ -132,7 +132,8 @@ class Federation:
             part = self.algorithm.broadcast_to(self.server, k, ctx)
             got = older.get(k, down) if part is None else self.carry(with_part(message, part), "down")
             draft, up = self.algorithm.client_update(self.clients[k], got, self.shards[k], task)
-            self.uploads[k] = up = self.carry(up, "up", got)
+            stream = codec_stream(0, self.round, exchange, k)
+            self.uploads[k] = up = self.carry(up, "up", got, stream)
             if trigger is None:
                 committed, sends = self.algorithm.client_commit(draft, got, up, task), True
             else:
@@ -145,13 +146,16 @@ class Federation:
             self.server = self.algorithm.server_update(self.server, down, iter(ups), ctx)
         return bool(ups)
 
-    def carry(self, message: Any, direction: str, down: Any = None) -> Any:
-        """The message as the other side gets it; `down`: the broadcast that an upload answers, as decoded."""
+    def carry(
+        self, message: Any, direction: str, down: Any = None, stream: RandomStream | None = None
+    ) -> Any:
+        """Return the message as the other side gets it. down: the decoded broadcast that an upload answers;
+        stream: the random stream of the upload's codecs."""
         if self.codecs is None:
             return message
         size, clients = len(self.start), len(self.shards)
         selected, dims = self.codecs[direction], {"P": size, TRIANGLE: size * (size + 1) // 2, "K": clients}
-        refs, layout = NOTHING if down is None else of_upload(down), Layout.vector(size)
+        refs, layout = NOTHING if down is None else of_upload(down, stream), Layout.vector(size)
         payload = encode(message, selected, dims, refs, layout)
         sent = pack(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
         envelope = unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")

@@ -18,14 +18,11 @@ from fedsim.learning import blocks
 from fedsim.learning.gaussian import Gaussian, kl_divergence
 from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
-from fedsim.wire.ledger import Ledger
 from fedsim.wire.state_file import decode_state, encode_state
 from protocols import REGISTRY, find
-from tests.support.endpoints import Shuffled
+from tests.support.endpoints import three_workers
 from tests.support.harness import Run, has_setting, play, problem_of
 from workers.storage import client_states
-from workers.transport.endpoint import Endpoint
-from workers.worker.runtime import WorkerRuntime
 
 Class = type[Algorithm[Any, Any, Any, Any]]
 REFUSED = {
@@ -48,11 +45,6 @@ def problem(algorithm: Class, participation: str = EVENTS, **changes: Any) -> Pr
     settings = {name: value for name, value in SETTINGS.items() if has_setting(algorithm, name)}
     described: dict[str, Any] = {"clients": 4, "rounds": 5, "seed": 3} | changes
     return problem_of(algorithm, settings, participation=participation, **described)
-
-
-def three_workers(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-    runtimes = [WorkerRuntime(problem, folder, "run", w) for w in range(3)]
-    return Shuffled(ledger, runtimes, lambda waiting: min(waiting, key=lambda w: (-waiting[w], w)))
 
 
 def uploads(run: Run) -> tuple[int, int]:

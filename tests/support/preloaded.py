@@ -5,7 +5,8 @@ sees of a process is the same: its pid, its exit code, its standard files, its s
 the same: its parent is the server, and the environment was read when torch was imported, so that a command
 with an environment of its own is a new interpreter (tests.support.commands).
 
-    request  {"words": [...], "folder": ..., "environment": {...}} with the files for 0, 1, 2 and the status
+    request  {"words": [...], "folder": ..., "environment": {...}, "namespace": ...} with the files for
+             0, 1, 2 and the status
     answer   {"pid": ...}, and, once it has ended, the exit code as text in the status file
 """
 
@@ -25,6 +26,8 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from typing import IO, Any
+
+from tests.support.shaped_links import enter_namespace
 
 MODULES = (
     "launch.cli",
@@ -47,12 +50,16 @@ class Process:
         stdout: The end of a pipe that its starter may set.
     """
 
-    def __init__(self, words: list[str], stdin: int, stdout: int, stderr: int) -> None:
+    def __init__(
+        self, words: list[str], stdin: int, stdout: int, stderr: int, namespace: int | None = None
+    ) -> None:
+        """namespace: a process whose network namespace the command enters; None for this process's own."""
         self.args = ["fedsim", *words]
         self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
         self._status, theirs = os.pipe()
         request = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
+        request["namespace"] = namespace
         try:
             server = _server()
             socket.send_fds(server, [json.dumps(request).encode()], [stdin, stdout, stderr, theirs])
@@ -151,6 +158,8 @@ def _carry_out(request: dict[str, Any], files: list[int]) -> None:
             os.dup2(file, number)
             os.close(file)
         signal.set_wakeup_fd(-1)
+        if request["namespace"] is not None:
+            enter_namespace(request["namespace"])
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])

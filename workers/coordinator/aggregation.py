@@ -1,7 +1,7 @@
-"""server_update in a thread of its own, fed with uploads in ascending client id.
+"""A thread that calls server_update with uploads in ascending client id.
 
-The iterable blocks until the next upload is released, so folding overlaps with computing. One upload at a
-time is decoded, so memory is O(P) for any K.
+The iterable blocks until the next upload is released, so folding overlaps with clients' computations. One
+upload at a time is decoded, so memory is O(P) for any K.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _Job = tuple[Any, Any, Open, Mapping[int, Any], Payload]
 
 
 class _Stop(Exception):
-    """Raised inside the fold thread to leave it."""
+    """An exception that ends the fold thread."""
 
 
 @dataclass(frozen=True)
 class Fold:
     """A finished fold: the next server state, and the uploads' scalars, aggregated by their kinds.
 
-    limits: fedsim.wire.limits of the broadcast and of one upload, by direction, and the kl of that.
-    edges: with edge servers, the envelopes of each to the root (its sums, or its clients' uploads),
-    without their frames.
+    limits: fedsim.wire.limits of the broadcast and of one upload, by direction, and the kl of the upload.
+    edges: with edge servers, the envelopes that each sends to the root (its sums, or its clients' uploads),
+    without frames.
     """
 
     server: Any
@@ -52,9 +52,9 @@ class Fold:
 
 
 class AggregationThread:
-    """One fold at a time: start, release any number of uploads, close; then on_done is called.
+    """A thread for one fold at a time: call start(), release() for each upload, and close().
 
-    After on_done, result() has the fold.
+    The thread calls on_done at the end of the fold; then result() returns the fold.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class AggregationThread:
         """take: returns a client's upload and the worker that sent it."""
         self.problem, self._take, self._on_done = problem, take, on_done
         self.edges: EdgeServers | None = None
-        """The edge servers that are processes: their sums are folded instead of uploads."""
+        """The edge servers, if they are processes: their sums are folded instead of uploads."""
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
@@ -80,13 +80,13 @@ class AggregationThread:
     ) -> None:
         """Begin the fold of an exchange.
 
-        down: the decoded broadcast. stale: the broadcasts by client, if uploads answer different ones
+        down: the decoded broadcast. stale: the broadcasts by client, if uploads answer different broadcasts
         (fedsim.asynchrony). payload: the encoded broadcast.
         """
         self._jobs.put((server, down, command, stale, payload))
 
     def release(self, client: int) -> None:
-        """Let this client be next; its upload is taken from the spool when its turn comes."""
+        """Queue a client's upload for the fold; it is taken from the spool when its turn comes."""
         self._uploads.put(client)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class AggregationThread:
         """Return the fold; call it once after on_done.
 
         Raises:
-            FedsimError: whatever server_update or an upload's checks raised.
+            FedsimError: if server_update or an upload's checks have raised an error.
         """
         result = self._done.get(timeout=1.0)
         if isinstance(result, BaseException):
@@ -119,7 +119,7 @@ class AggregationThread:
                 return
             except BaseException as e:  # passed to the main thread, which handles it
                 self._done.put(e)
-            del job  # the server of the round before
+            del job  # free the previous round's server
             self._on_done()
 
     def _fold(
@@ -137,7 +137,7 @@ class AggregationThread:
         tree, passed_on = self.problem.tree, list[tuple[int, Payload | Envelope]]()
         merges = tree is not None and tree.merges and bool(round)  # the set-up's uploads are forwarded
 
-        aim = command.participants[round % len(command.participants)]
+        aim = limits.measured(command)
 
         def ups() -> Iterator[tuple[int, Any]]:
             k: int | None = first
@@ -172,12 +172,12 @@ class AggregationThread:
             next_server = server if self._idle(scalars) else algorithm.from_sums(server, down, sums, ctx)
         else:
             next_server = algorithm.server_update(server, down, stream, ctx)
-        for _ in stream:  # an algorithm that does not look at every upload still consumes them
+        for _ in stream:  # consume the uploads that an algorithm has not read
             pass
         return Fold(next_server, scalars.result(), measured, tuple(passed_on))
 
     def _fold_sums(self, server: Any, down: Any, command: Open, first: int, scalars: _Scalars) -> Fold:
-        """Fold the sums of edge servers in their order. first: the first sums."""
+        """Fold the sums of edge servers in their order. first: the first edge server."""
         assert self.edges is not None
         problem, edge = self.problem, cast(int | None, first)
         algorithm, tree = problem.algorithm, self.edges.tree
@@ -197,12 +197,12 @@ class AggregationThread:
         return Fold(next_server, scalars.result())
 
     def _idle(self, scalars: _Scalars) -> bool:
-        """True if no client behind the edge servers has sent anything that counts (+event)."""
+        """Return whether no client behind the edge servers has sent an upload that counts (+event)."""
         trigger = self.problem.trigger
         return trigger is not None and trigger.nothing_counts(len(scalars.sizes))
 
     def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
-        """The cost and the limits of the broadcast and this upload; empty if they have none."""
+        """Return the cost and the limits of the broadcast and of this upload; empty if they have none."""
         problem, h = self.problem, envelope.header
         exchange, layout, context = problem.exchange(h.round, h.exchange), problem.net.layout, of_upload(down)
         sent = limits.of_message(exchange.down, payload, layout)
@@ -215,7 +215,7 @@ class AggregationThread:
         }
 
     def _next(self) -> int | None:
-        """Return the client whose upload is next; None: there is no further one."""
+        """Return the client whose upload is next; None if there is no further upload."""
         k = self._uploads.get()
         if isinstance(k, _Stop):
             raise k
@@ -223,12 +223,12 @@ class AggregationThread:
 
 
 def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> Any:
-    """Return the message of an upload; None if the client's rule has sent none (+event).
+    """Return the message of an upload; None if the client's event rule has sent none (+event).
 
-    down: the decoded broadcast that it answers.
+    down: the decoded broadcast that the upload answers.
 
     Raises:
-        WireError: If it must not be folded; it names client, round, worker and field.
+        WireError: If the upload must not be folded; the error names client, round, worker and field.
     """
     h = envelope.header
     if problem.unchanged(h):

@@ -1,4 +1,4 @@
-"""Sends broadcasts, tasks, evaluation requests and client states to workers."""
+"""Send broadcasts, tasks, evaluation requests and client states to workers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Give, Open, ScoreChunk
 from fedsim.virtual_clock import ExchangeClock
+from fedsim.wire import limits
 from fedsim.wire.envelope import NONE, Envelope, Header, Payload, decode_own, encode, without_references
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.message_context import codec_stream, of_broadcast
@@ -26,7 +27,7 @@ from workers.transport.endpoint import Endpoint
 
 
 class ReplicaMap:
-    """The versions of clients' states that every remote worker has, as the coordinator knows them."""
+    """The coordinator's knowledge of the versions of clients' states that each remote worker has."""
 
     def __init__(self) -> None:
         self._held: defaultdict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
@@ -48,8 +49,8 @@ class ReplicaMap:
 class Broadcast:
     """An encoded broadcast.
 
-    payload: the broadcast, which may refer to the previous one. complete: the same for clients that do not
-    have the previous one. decoded: the broadcast as clients decode it.
+    payload: the broadcast, which may refer to the previous one. complete: the same broadcast for clients that
+    do not have the previous one. decoded: the broadcast as clients decode it.
     """
 
     opened: Open
@@ -59,9 +60,9 @@ class Broadcast:
 
 
 class Dispatch:
-    """Sends envelopes to workers, and records their times for clock and timeline.
+    """A sender of envelopes to workers, which records their times for clock and timeline.
 
-    epoch: the number of this start of the run, which every task states. replicas: the states that remote
+    epoch: the number of this start of the run, which every task contains. replicas: the states that remote
     workers have; None if all workers share the run's folder.
     """
 
@@ -81,20 +82,22 @@ class Dispatch:
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
         self.edges: EdgeServers | None = None
-        """The edge servers that are processes."""
+        """The edge servers, if they are processes."""
         self._current = Broadcast(Open(0, 0, (), False), messages.NO_PAYLOAD, messages.NO_PAYLOAD, None)
         self._in_use: dict[int, Broadcast] = {}
         """In an asynchronous run, the broadcasts from which clients still compute, by round."""
         self._older: Mapping[int, Any] = {}
-        """By client, the decoded broadcast that it still has, if this one is not sent to it because it has
-        not changed enough (+quiet)."""
+        """The decoded broadcasts that clients still have, by client, if they are not sent this exchange's
+        broadcast because it has not changed enough (+quiet)."""
+        self._own: dict[int, Broadcast] = {}
+        """This exchange's broadcast as each client gets it, if each has a reference of its own (+own)."""
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._sent_in = self._last_in = NONE
         """The rounds of `sent` and of `_last`."""
         self._last: Any = None
         self._broadcasts_held: dict[int, set[int]] = {}
-        """By worker, the rounds whose broadcasts it has decoded."""
+        """The rounds whose broadcasts a worker has decoded, by worker."""
         self._models_sent: dict[int, int] = {}
 
     @property
@@ -105,7 +108,7 @@ class Dispatch:
     def restore(
         self, checkpoint: Checkpoint[Any] | None, earlier: Mapping[int, Checkpoint[Any]] | None = None
     ) -> None:
-        """Continue after a committed round: the next broadcast may refer to that round's.
+        """Continue after a committed round: the next broadcast may refer to the broadcast of that round.
 
         earlier: in an asynchronous run, the checkpoints of the rounds after which the broadcasts in use were
         sent (Asynchrony.origins).
@@ -131,15 +134,25 @@ class Dispatch:
         if problem.refers_to_last:
             self._last, self._last_in = self.sent, self._sent_in
         stream = codec_stream(problem.experiment.seed, command.round, command.exchange)
-        context = of_broadcast(self._last, stream)
-        payload = encode(down, codecs, dims, context, layout)
-        self.sent = decode_own(type(down), payload, codecs, dims, context, layout)
-        self._sent_in = command.round
+
+        def encoded(reference: Any) -> Broadcast:
+            context = of_broadcast(reference, stream)
+            payload = encode(down, codecs, dims, context, layout)
+            sent = decode_own(type(down), payload, codecs, dims, context, layout)
+            check_values(sent, f"the server's broadcast of round {command.round}")
+            return Broadcast(command, payload, without_references(payload, sent, dims, layout), sent)
+
+        self._own = {}
+        own = problem.references
+        if own is not None and command.participants:
+            new = problem.context(0, 0)
+            self._own = {k: encoded(own.reference(server.got[k], new)) for k in command.participants}
+            self._current = self._own[limits.measured(command)]
+        else:
+            self._current = encoded(self._last)
+        self.sent, self._sent_in = self._current.decoded, command.round
         rules = problem.trigger if command.round else None
         self._older = {} if rules is None else rules.answered(server, self.sent, command.participants)
-        complete = without_references(payload, self.sent, dims, layout)
-        check_values(self.sent, f"the server's broadcast of round {command.round}")
-        self._current = Broadcast(command, payload, complete, self.sent)
         self._book_relayed()
         if self.exchange_clock.has_hops:
             self.exchange_clock.opened(command.exchange, stream_bytes(self.relayed()))
@@ -157,7 +170,7 @@ class Dispatch:
             self.endpoint.ledger.book_edge(self.relayed(), edge, tree.names[edge], "down")  # type: ignore[union-attr]
 
     def relayed(self) -> Envelope:
-        """The broadcast of this exchange as edge servers get it."""
+        """Return the envelope with this exchange's broadcast for edge servers."""
         return edge_messages.relayed(self.run, self.epoch, self._current.opened, self._current.payload)
 
     def book_sums(self, sent: Iterable[tuple[int, Payload | Envelope]]) -> None:
@@ -174,13 +187,15 @@ class Dispatch:
         return self._current.payload
 
     def answered(self, round: int, client: int) -> Any:
-        """The broadcast, as decoded, that a client's task of the present round answers."""
+        """Return the decoded broadcast that a client's task of this round answers."""
         if client in self._older:
             return self._older[client]
         return self._broadcast_to(round, client).decoded
 
     def stale(self, round: int) -> Mapping[int, Any]:
-        """The decoded broadcasts that a round's uploads answer, by client; empty if all answer its own."""
+        """Return the decoded broadcasts that a round's uploads answer, by client; empty if none is older."""
+        if self._own:
+            return {k: own.decoded for k, own in self._own.items()}
         if self._older:
             return self._older
         asynchrony = self.problem.asynchrony
@@ -189,6 +204,8 @@ class Dispatch:
         return {k: self.answered(round, k) for k in asynchrony.participants(round)}
 
     def _broadcast_to(self, round: int, client: int) -> Broadcast:
+        if client in self._own:
+            return self._own[client]
         answered = self.problem.asynchrony.answered(round, client)
         return self._current if answered == round else self._in_use[answered]
 
@@ -197,7 +214,7 @@ class Dispatch:
         problem, task = self.problem, give.task
         has_last = self._last is not None and task.base == problem.version(self._last_in, task.exchange)
         broadcast = self._broadcast_to(task.round, task.client)
-        payload = broadcast.payload if has_last else broadcast.complete
+        payload = broadcast.payload if has_last or self._own else broadcast.complete
         if task.client in self._older:
             payload = messages.NO_PAYLOAD
         folds, asked = broadcast.opened.folded_rounds, broadcast.opened.asked
@@ -219,7 +236,7 @@ class Dispatch:
         self.timeline.gave(give.worker, task.round, task.exchange, task.client, envelope.header.kind)
 
     def _transfer_state(self, worker: int, of: Header) -> None:
-        """Send a remote worker the state that a task starts from, if it does not have it."""
+        """Send a remote worker the state that a task starts from, if the worker does not have it."""
         if self.replicas is not None and self.replicas.lacks(worker, of.client, of.base):
             data = self.states.read(of.client, of.base)
             self.send(worker, messages.state(of, data))
@@ -251,7 +268,7 @@ class Dispatch:
             self.endpoint.send(worker, envelope, retry)
 
     def left(self, worker: int) -> None:
-        """Forget the envelopes to a worker that has left."""
+        """Forget the states, models and broadcasts of a worker that has left."""
         if self.replicas is not None:
             self.replicas.forget(worker)
         self._models_sent.pop(worker, None)

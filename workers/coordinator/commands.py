@@ -1,4 +1,4 @@
-"""Carries out the round machine's commands, for a run and for a replay of one."""
+"""Carry out the round machine's commands, for a run and for a replay."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from workers.storage.upload_spool import Spool
 
 
 class RoundRecords:
-    """Is told of the commands that are executed, and records nothing.
+    """The interface for recording commands that are executed. This class records nothing.
 
-    opened and committed also get what the exchange before, or the last one, took on the virtual clock; None
-    without a clock.
+    spent: the cost on the virtual clock of the previous exchange (opened) or the round's last one
+    (committed); None without a clock.
     """
 
     def opened(self, command: Open, spent: ExchangeCost | None) -> None:
-        """An exchange is opened."""
+        """Note that an exchange is opened."""
 
     def dropped(self, round: int, client: int) -> None:
-        """An upload is not folded."""
+        """Note that an upload is not folded."""
 
     def committed(self, command: Commit, server: Any, spent: ExchangeCost | None) -> None:
-        """The round is folded; the next one is not open yet."""
+        """Note that the round is folded; the next one is not open yet."""
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
-        """The round's files are due; the next one is on its way. broadcast: of Checkpoint, with its round."""
+        """Write the round's files; the next round has begun. broadcast: the last broadcast, and its round."""
 
     def model(self, round: int) -> Model | None:
         """Return the model to evaluate after a round."""
@@ -39,9 +39,9 @@ class RoundRecords:
 
 
 class CommandExecutor:
-    """Acts on broadcasts, aggregation and records, and holds the server's state.
+    """The executor of commands, which also stores the server's state.
 
-    server: the state after the last fold. finished: the machine has said that all is done.
+    server: the state after the last fold. finished: True after the machine's Finish command.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class CommandExecutor:
         self._round = 0
 
     def carry_out(self, commands: Iterable[Command]) -> None:
-        """Carry out commands in order, except that a commit's files are written after all others.
+        """Carry out commands in order, but write a commit's files after all other commands.
 
-        So the tasks of the next round are on their way before the disk is waited for.
+        The tasks of the next round are thus sent before the coordinator waits for the disk.
 
         Raises:
             WireError: If the algorithm's broadcast has values that must not be sent.
@@ -95,7 +95,7 @@ class CommandExecutor:
             self.records.written(commit, server, broadcast)
 
     def take_fold(self) -> Fold:
-        """Adopt the server's state of the fold that has just ended, and return the fold."""
+        """Take over the server's state of the fold that has just ended, and return the fold."""
         fold = self.aggregation.result()
         self.server = fold.server
         self.dispatch.book_sums(fold.edges)
@@ -119,7 +119,7 @@ class CommandExecutor:
         return self.dispatch.edges
 
     def _merge(self, edge: int | None) -> None:
-        """Fold an edge server's sums, or the uploads that it has passed on; None: there are no more."""
+        """Fold an edge server's sums, or the uploads that it has forwarded; None ends the fold."""
         if edge is None:
             self.aggregation.close()
             return
@@ -127,6 +127,6 @@ class CommandExecutor:
             self.aggregation.release(released)
 
     def lost(self, clients: Iterable[int]) -> None:
-        """Forget what an edge server has passed on whose account will not come: it is computed again."""
+        """Forget the uploads of an edge server that ended before its account: they are computed again."""
         for k in clients:
             self.spool.discard(k)

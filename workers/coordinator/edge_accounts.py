@@ -1,13 +1,13 @@
-"""The check of an edge server's account: its ledger rows against what the root knows of the exchange.
+"""Check an edge server's account: compare its ledger rows with what the root knows of the exchange.
 
     algorithm             exactly the rows of the tasks that the root has given, and of the uploads whose
                           headers it has, for the clients of this edge server that were asked in this exchange
-    retry                 tasks and uploads of its clients up to this round: names and sizes as schema and
-                          codecs say
+    retry                 tasks and uploads of its clients up to this round, with the names and sizes that
+                          schema and codecs allow
     simulation, control   envelopes that workers and edge servers exchange, up to this round
 
-So no row of what was folded can be made up, left out or changed. How many rows of the other kinds there are
-only the edge server knows: they are believed within these limits.
+So rows of folded uploads cannot be invented, left out or changed. Only the edge server knows the number of
+rows of the other kinds: they are accepted within these limits.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from fedsim.wire.wire_size import Mechanism
 from workers.coordinator.failures import ProtocolViolation
 
 MOST = 1 << 40
-"""Bytes that no envelope of a run comes near."""
+"""A number of bytes far above the size of any envelope of a run."""
 ALL = 1 << 50
-"""Bytes that all accounts of an edge server may have together, so that no sum of them overflows."""
+"""The largest total of bytes in all accounts of an edge server, so that no sum overflows."""
 DIRECTIONS = {
     **dict.fromkeys(("task", "gone", "evaluate", "state", "last"), ("down",)),
     **dict.fromkeys(("welcome", "stop", "refused", "rejoin"), ("down",)),
     **dict.fromkeys(("upload", "score", "draft", "absent", "hello", "ready", "failed"), ("up",)),
 }
-"""The directions of an envelope between a worker and its edge server; other kinds go both ways."""
+"""The directions of envelopes between a worker and its edge server, by kind; other kinds have both."""
 NAMES = {
     "evaluate": ("mean", "precision", "triangle", "samples"),
     "score": ("score",),
@@ -51,14 +51,14 @@ NAMES = {
     "stop": ("reason",),
     "refused": ("reason",),
 }
-"""The fields of envelopes that are not an algorithm's."""
+"""The fields of envelopes whose fields are not defined by an algorithm."""
 
 
 @dataclass
 class AccountChecks:
-    """Checks the accounts of edge servers, and raises ProtocolViolation if a row is not possible.
+    """Checks of edge servers' accounts, which raise ProtocolViolation if a row is impossible.
 
-    mechanism: that of the connections between edge servers and their workers.
+    mechanism: the ZeroMQ mechanism of the connections between edge servers and their workers.
     """
 
     problem: Problem
@@ -81,9 +81,9 @@ class AccountChecks:
     ) -> None:
         """Check the account of an exchange.
 
-        workers: those behind the edge server. place: round and exchange. task: a complete task of this
-        exchange; those of all its clients have its size. clients: its clients that were asked. uploads: their
-        uploads, without frames; a client without one was to drop out.
+        workers: the workers behind the edge server. place: round and exchange. task: a complete task of this
+        exchange; the tasks of all clients have the same size. clients: the edge server's clients that were
+        asked. uploads: their uploads, without frames; a client without an upload was to drop out.
         """
         due: Counter[Entry] = Counter()
         for k in clients:
@@ -100,7 +100,7 @@ class AccountChecks:
         self._count(rows, edge)
 
     def rest(self, rows: Sequence[Entry], edge: int, workers: range) -> None:
-        """Check the last account, of rows that belong to no exchange."""
+        """Check the last account, whose rows belong to no exchange."""
         self._others(rows, edge, workers, self.problem.experiment.rounds)
         for row in rows:
             if row.kind == "algorithm":
@@ -173,7 +173,7 @@ class AccountChecks:
             _refuse(row, "has an impossible dense size")
 
     def _sizes(self, f: Field, name: str) -> tuple[dict[str, int], Sequence[int]]:
-        """The most bytes that a field has by layer, and the dense sizes that it may have."""
+        """Return the maximum bytes of a field by layer, and its possible dense sizes."""
         shape, dims = f.shape(self.problem.dims), self.problem.dims
         bounds = [
             codec(name).bounds(field_spec(f, shape, dtype, self.problem.net.layout)) for dtype in f.dtypes
@@ -189,12 +189,12 @@ class AccountChecks:
 
 
 def _retargeted(task: Envelope, client: int, kind: str) -> Envelope:
-    """The same task of another client: its header has the same length."""
+    """Return the same task for another client; its header has the same length."""
     return Envelope(msgspec.structs.replace(task.header, client=client, kind=kind), task.head, ())
 
 
 def _shown(row: Entry) -> str:
-    """A row in words; the text of its names may be anybody's."""
+    """Describe a row; its names are quoted, because they may be any text."""
     what = f"{row.direction} {row.message!r} {row.field!r} {row.layer!r} {row.codec!r}"
     return f"{row.bytes} of {row.dense_bytes} bytes {what} of client {row.client}"
 

@@ -22,10 +22,10 @@ from workers.transport.edge_addresses import edge_of_worker, workers_behind
 
 @dataclass
 class Closing:
-    """One edge server in the present exchange.
+    """The state of one edge server in this exchange.
 
-    sent: it has the broadcast. clients: those with uploads that count, ascending. asked: the root has asked
-    for their sum. done: it has sent its sums, if any, and its account.
+    sent: the edge server has the broadcast. clients: the clients whose uploads count, in ascending id. asked:
+    the root has asked for their sum. done: the edge server has sent its sums, if any, and its account.
     """
 
     sent: bool = False
@@ -36,7 +36,7 @@ class Closing:
 
 
 class EdgeServers:
-    """Asks edge servers for the sums of uploads that count, and takes them in the order of the tree."""
+    """The edge servers of a run. Asks for the sums of uploads that count, and takes them in tree order."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class EdgeServers:
         name: tuple[str, int],
         clock: Callable[[], float],
     ) -> None:
-        """workers: their number. send: sends to a worker's or an edge server's number; the flag marks a
-        repeat. name: the run's name, and the number of this start."""
+        """workers: the number of workers. send: sends an envelope to the number of a worker or an edge
+        server; the flag marks a repetition. name: the run's name, and the number of this start."""
         assert problem.tree is not None
         tree = problem.tree
         self._problem, self._checks = problem, AccountChecks(problem, ledger.mechanism)
@@ -71,7 +71,7 @@ class EdgeServers:
         self.residuals: dict[str, Mapping[str, int] | None] = {}
         """The kernel's count minus the ledger, for each edge server that has sent its last account."""
         self._over = False
-        """True if the last accounts were asked for."""
+        """True once the root has asked for the last accounts."""
         names = tree.names
         ledger.hops = {w: names[self.edge_of(w)] for w in range(workers + len(names))}
 
@@ -80,13 +80,13 @@ class EdgeServers:
         return worker >= self.workers
 
     def edge_of(self, worker: int) -> int:
-        """The edge server of a worker, or the one that has this number."""
+        """Return the index of a worker's edge server, or of the edge server with this number."""
         if self.is_edge(worker):
             return worker - self.workers
         return edge_of_worker(worker, self.workers, len(self.tree.names))
 
     def workers_of(self, edge: int) -> range:
-        """The workers behind an edge server."""
+        """Return the workers behind an edge server."""
         return workers_behind(edge, self.workers, len(self.tree.names))
 
     def merges(self, round: int) -> bool:
@@ -96,29 +96,29 @@ class EdgeServers:
     def admits(self, worker: int) -> bool:
         """Note the hello of an edge server; return whether a worker may join: its edge server must be here.
 
-        An edge server that was removed, but does not know it yet, still connects its workers. Their uploads
-        would be lost with it.
+        An edge server that was removed, but does not know it yet, still connects its workers. Uploads of
+        these workers would be lost.
         """
         if self.is_edge(worker):
             self._here.add(self.edge_of(worker))
         return self.edge_of(worker) in self._here
 
     def starts(self, worker: int) -> bool:
-        """Return whether a worker that is not ready could be on its way: its edge server is there.
+        """Return whether a worker that is not ready may be starting: its edge server is set up.
 
-        An edge server is on its way until its hello; from then on silent() knows of it.
+        An edge server counts as starting until its hello; afterwards silent() watches it.
         """
         if self.is_edge(worker):
             return worker not in self._heard
         return self.edge_of(worker) in self._present
 
     def heard(self, worker: int) -> None:
-        """Note a sign of life; an edge server gives one every second."""
+        """Note a sign of life of an edge server, which sends one every second."""
         if self.is_edge(worker):
             self._heard[worker] = self._clock()
 
     def silent(self, seconds: float) -> list[int]:
-        """The edge servers whose signs of life are overdue: they hang or are stopped."""
+        """Return, once, the edge servers without a sign of life for `seconds`: they hang or are stopped."""
         silent = [w for w, at in self._heard.items() if self._clock() - at > seconds]
         for worker in silent:
             del self._heard[worker]
@@ -129,7 +129,7 @@ class EdgeServers:
     def open(self, opened: Open, relayed: Envelope, merge: Callable[[int | None], None]) -> None:
         """Send the broadcast to the edge servers of its clients.
 
-        merge: called with an edge server whose sums, or uploads, are next, and with None behind the last one.
+        merge: called with each edge server whose sums, or uploads, are next, and with None after the last.
         """
         self._opened, self._relayed, self._merge = opened, relayed, merge
         self._lost.clear()
@@ -140,15 +140,15 @@ class EdgeServers:
             self._relay(edge, again=False)
 
     def answered(self, worker: int, upload: Envelope) -> None:
-        """Note that this worker's upload counts for a client; the edge server may have others."""
+        """Note that this worker's upload counts for a client; the edge server may have other uploads."""
         self._answers[upload.header.client] = Envelope(upload.header, upload.head, ()), worker
 
     def release(self, client: int) -> None:
-        """Note that a client's upload counts. It is folded once its edge server's account has arrived."""
+        """Note that a client's upload counts; it is folded after the edge server's account has arrived."""
         self._closing[self.tree.edge_of(client)].clients.append(client)
 
     def clients_of(self, edge: int) -> tuple[int, ...]:
-        """The clients of an edge server whose uploads count."""
+        """Return the clients of an edge server whose uploads count."""
         return tuple(self._closing[edge].clients)
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class EdgeServers:
         """Check an upload's path and its header. passed_on: True if it came with its frames.
 
         Raises:
-            ProtocolViolation: If no edge server of this run would send it.
+            ProtocolViolation: If no correct edge server of this run would send this upload.
         """
         h, problem = upload.header, self._problem
         if h.kind != "upload" or passed_on == self.merges(h.round):
@@ -183,7 +183,7 @@ class EdgeServers:
         """Take sums or an account.
 
         Raises:
-            ProtocolViolation: If it was not requested or is invalid; nothing of it is booked.
+            ProtocolViolation: If it was not requested or is invalid; sums are then booked as a retry.
         """
         try:
             self._take(worker, envelope)
@@ -232,7 +232,7 @@ class EdgeServers:
         self.residuals[name] = residual
 
     def _task(self) -> Envelope:
-        """A task of this exchange as an edge server sends it, without frames."""
+        """Return a task of this exchange as an edge server sends it, without frames."""
         assert self._relayed is not None
         h = self._relayed.header
         task, payload = TaskId(h.round, h.exchange, 0, 0), Payload(h.fields, ())
@@ -247,21 +247,21 @@ class EdgeServers:
             self._merge(None)
 
     def sums_of(self, edge: int) -> tuple[Envelope, tuple[int, ...]]:
-        """An edge server's sums, and the clients of the uploads in them."""
+        """Return an edge server's sums, and the clients whose uploads are in the sums."""
         closing = self._closing[edge]
-        assert closing.sums is not None  # released only then
+        assert closing.sums is not None  # it is released only after its sums
         sums, closing.sums = closing.sums, Envelope(closing.sums.header, closing.sums.head, ())
         return sums, self._senders(closing)
 
     def _senders(self, closing: Closing) -> tuple[int, ...]:
-        """The clients whose uploads are in the sums: those whose rule has sent one."""
+        """Return the clients whose uploads are in the sums: those whose event rule has sent one."""
         headers = ((k, self._answers[k][0].header) for k in closing.clients)
         return tuple(k for k, header in headers if not self._problem.unchanged(header))
 
     # ---- ends
 
     def came(self, worker: int) -> None:
-        """Send the broadcast to an edge server that has registered, maybe again."""
+        """Send the broadcast to an edge server that has registered, perhaps again."""
         edge = self.edge_of(worker)
         again = edge in self._lost
         self._present.add(edge)
@@ -269,13 +269,13 @@ class EdgeServers:
             self._relay(edge, again)
 
     def _relay(self, edge: int, again: bool) -> None:
-        """again: True if an edge server that has ended had it; the ledger then counts it as a retry."""
+        """Send the broadcast. again: True if it was sent before the edge server ended; it is a retry then."""
         assert self._relayed is not None
         self._closing[edge].sent = True
         self._send(self.workers + edge, self._relayed, again)
 
     def lost(self, worker: int) -> list[EdgeLost]:
-        """Handle the end of an edge server: its uploads are computed again, unless its sums have arrived."""
+        """Handle the end of an edge server: its uploads are computed again unless its account has arrived."""
         edge = self.edge_of(worker)
         self._present.discard(edge)
         self._here.discard(edge)
@@ -285,7 +285,7 @@ class EdgeServers:
             self.residuals.setdefault(self.tree.names[edge], None)
         if closing is None or closing.done:
             return []
-        if closing.sums is not None:  # without the account that goes with them
+        if closing.sums is not None:  # without their account
             self._ledger.book_as_retry(closing.sums, worker)
         if closing.sent:
             self._lost.add(edge)
@@ -293,17 +293,17 @@ class EdgeServers:
         clients = [k for k in self._opened.participants if self.tree.edge_of(k) == edge]
         for k in clients:
             answer = self._answers.pop(k, None)
-            if answer is not None and not self.merges(self._opened.round):  # else none of its rows arrived
+            if answer is not None and not self.merges(self._opened.round):  # else only its header arrived
                 self._ledger.book_as_retry(*answer)
         return [EdgeLost(tuple(clients))]
 
     def accounts(self) -> None:
-        """Ask all for the rows that belong to no exchange, and for the kernel's count."""
+        """Ask all edge servers for the rows that belong to no exchange, and for the kernel's count."""
         self.residuals, self._over = {}, True
         for edge in range(len(self.tree.names)):
             self._send(self.workers + edge, edge_messages.ask_account(self._run), False)
 
     @property
     def accounted(self) -> bool:
-        """True if all have answered."""
+        """True if all edge servers have answered, or have ended."""
         return len(self.residuals) == len(self.tree.names)

@@ -1,4 +1,4 @@
-"""An edge server's sums: from its clients' uploads to a message, and from the message back.
+"""Compute an edge server's sums from uploads, pack them into a message, and read them from it.
 
 Besides the algorithm's sums (Algorithm.add) the message has the scalars of every upload, so that the root
 aggregates the same numbers for metrics.jsonl as from uploads.
@@ -24,17 +24,17 @@ from fedsim.wire.schema import Dims, FieldKind, check_values, schema, summed_sca
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 
 Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True)]
-"""(U, S): the S numbers for metrics.jsonl of U uploads, in the order of their clients' ids."""
+"""The S numbers for metrics.jsonl of each of U uploads, in ascending client id, shape (U, S)."""
 
 
 def edge_dims(problem: Problem, exchange: Exchange, uploads: int) -> Dims:
-    """The sizes of the fields of an edge server's message on so many uploads."""
+    """Return the dimensions of the fields of an edge server's message about this many uploads."""
     return {**problem.dims, "U": uploads, "S": len(summed_scalars(exchange.up))}
 
 
 @cache
 def message_of(exchange: Exchange) -> type:
-    """The message of an edge server: the algorithm's sums and, if uploads have any, their scalars."""
+    """Return the class of an edge server's message: the algorithm's sums and, if any, uploads' scalars."""
     assert exchange.sums is not None  # fedsim.tree.check_tree
     known: list[tuple[str, Any]] = [*get_type_hints(exchange.sums, include_extras=True).items()]
     scalars = [("scalars", Rows)] if summed_scalars(exchange.up) else []
@@ -42,17 +42,17 @@ def message_of(exchange: Exchange) -> type:
 
 
 def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str = RUN_NAME) -> EnvelopeSize:
-    """The size of the envelope that an edge server sends for so many uploads."""
+    """Return the size of the envelope that an edge server sends for this many uploads."""
     exchange, layout = problem.exchange(round, number), problem.net.layout
     dims = edge_dims(problem, exchange, uploads)
     return envelope_size(message_of(exchange), {}, dims, layout, kind="sums", run=run)
 
 
 def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, Any]]) -> Payload:
-    """An edge server's message for an exchange.
+    """Return an edge server's message for an exchange.
 
-    down: the broadcast as clients decode it. ups: its clients' uploads, decoded, in ascending client id; None
-    of a client whose rule has sent none.
+    down: the broadcast as clients decode it. ups: clients and their decoded uploads, in ascending client id;
+    None for a client whose event rule has sent none.
     """
     algorithm, exchange = problem.algorithm, problem.exchange(command.round, command.exchange)
     ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
@@ -63,7 +63,7 @@ def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, 
             if up is not None:
                 rows.append(list(summed_scalars(up).values()))
             yield k, up
-            del up  # one in memory
+            del up  # only one is in memory
 
     sums = algorithm.added(algorithm.no_sums(down, ctx), down, noted(), ctx)
     assert exchange.sums is not None
@@ -75,12 +75,12 @@ def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, 
 
 
 def _sent(value: Any) -> Any:
-    """A sum as a message has it: of a matrix the triangle."""
+    """Return a sum as a message contains it: a matrix as its triangle."""
     return packed(value) if is_full(value) else value
 
 
 def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> tuple[Any, Tensor]:
-    """The sums in an edge server's message, as Exchange.sums, and the scalars of its uploads (U, S).
+    """Return the sums in an edge server's message, as Exchange.sums, and the scalars of uploads, (U, S).
 
     uploads: the largest possible number of uploads.
     """
@@ -104,6 +104,6 @@ def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -
 
 
 def own_sums(problem: Problem, command: Open, payload: Payload) -> Any:
-    """The sums that this process has encoded, as the root decodes them."""
+    """Return the sums that this process has encoded, as the root decodes them."""
     header = Header(VERSION, "sums", "", 1, command.round, command.exchange, fields=payload.fields)
     return read_sums(problem, Envelope(header, b"", payload.frames), len(problem.sizes), "own sums")[0]

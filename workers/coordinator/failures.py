@@ -10,7 +10,7 @@ from workers.protocol_messages import read_failure
 
 
 class ProtocolViolation(Exception):
-    """A worker has sent an envelope that violates the protocol; the text says what is wrong."""
+    """An error for an envelope that violates the protocol; its text follows the worker's name."""
 
 
 def silence(machine: RoundMachine, workers: int, patience: float) -> TaskError:

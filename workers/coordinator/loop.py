@@ -1,6 +1,6 @@
 """The coordinator: waits for workers, forwards their envelopes, and executes the machine's commands.
 
-Collaborators return events, which are handled here after the collaborator has returned. The coordinator
+The other objects return events, which are handled here after their methods have returned. The coordinator
 waits in Endpoint.wait, on sockets and process handles, with a deadline; the disk and the fold have their own
 deadlines.
 """
@@ -44,7 +44,7 @@ ACCOUNT = 60.0
 
 
 class RunCallbacks(WorkerCallbacks, RecordCallbacks, Protocol):
-    """The callbacks for everything that is recorded or displayed."""
+    """The callbacks for all events that are recorded or displayed."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Outcome:
 
 
 class Coordinator:
-    """One run from its first broadcast to its last score."""
+    """The coordinator of one run, from its first broadcast to its last score."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Coordinator:
         """Run until the last round is committed and evaluated.
 
         Raises:
-            TaskError: If a task, a worker or a fold fails; it names worker, client and round.
+            TaskError: If a task, a worker or a fold fails; the error names worker, client and round.
             Interrupted: If a signal has asked to stop.
             DiskError: If the disk cannot be read or written.
         """
@@ -216,7 +216,7 @@ class Coordinator:
         self.records.begin(self.dispatch.epoch)
         self._carry_out(self.machine.start(self._resumed, self._unscored))
         joined = [own for event in self.members.begin() for own in self._without_edges(event)]
-        self._carry_out(self.machine.handle(*joined))  # at once, so that they share the first tasks
+        self._carry_out(self.machine.handle(*joined))  # in one call, so that they share the first tasks
 
     def _step(self, timeout: float) -> bool:
         """Wait once and handle what arrived; return False if only duplicates and stale heartbeats arrived."""
@@ -300,7 +300,7 @@ class Coordinator:
 
     def _give_up(self, worker: int, why: str) -> None:
         """Dismiss or kill a worker or an edge server that hangs, or that breaks the protocol."""
-        if self.timeouts.remote:  # the end of a local one shows in its process handle
+        if self.timeouts.remote:  # a local one's end is known from its process handle
             self._edge_ended(worker)
         self._handle(self.members.give_up(worker, why))
 

@@ -1,4 +1,4 @@
-"""The workers of a run: their registration, their leases, and what follows when one leaves.
+"""The workers of a run: their registration, their leases, and their replacement when they leave.
 
 A local worker that dies, or whose lease ends, is replaced, unless too many workers have died at the same
 task. The tasks of a remote worker that leaves are computed by the others until it, or another one, joins in
@@ -42,7 +42,7 @@ FIRST_WORD = 20.0
 
 
 class WorkerCallbacks(Protocol):
-    """Is informed of workers that join and leave."""
+    """Callbacks for workers that join and leave."""
 
     def joined(self, worker: int, hello: Hello) -> None: ...
 
@@ -56,8 +56,8 @@ class WorkerCallbacks(Protocol):
 class Registration:
     """The expected workers.
 
-    worker_config: for all workers; each also gets its index. manifest: the values that a worker must have.
-    workers: their number, 0 in process. allow_drift: accept workers that compute other bits.
+    worker_config: for all workers; each worker also gets its index. manifest: the values that a worker must
+    have. workers: the number of workers, 0 in process. allow_drift: accept workers that compute other bits.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Registration:
         self.setting_up: set[int] = set()
         """Workers that are being set up, and have not answered yet."""
         self.refused: list[str] = []
-        """Why workers could not take part, one reason each."""
+        """The reasons why workers could not take part."""
 
     def cannot_start(self) -> bool:
         """Return whether as many workers were refused as are missing, and no other one is being set up."""
@@ -85,7 +85,7 @@ class Registration:
         return sorted(set(range(self.workers)) - self.ready)
 
     def config_of(self, worker: int) -> WorkerConfig:
-        """Return the data for a worker that joins; it is being set up from now on."""
+        """Return the configuration of a worker that joins; the worker counts as being set up from now on."""
         self.setting_up.add(worker)
         return msgspec.structs.replace(self.worker_config, index=worker)
 
@@ -93,11 +93,11 @@ class Registration:
         """Check a worker that is set up, and count it as ready if it may take part.
 
         Returns:
-            The reason to refuse it, '' if it may take part; and the possible difference of its bits, '' if
-            there is none.
+            The reason to refuse the worker, '' if it may take part; and the differences of its numerics, ''
+            if there are none.
 
         Raises:
-            WireError: If its message cannot be read.
+            WireError: If the worker's message cannot be read.
         """
         theirs = WorkerManifest.of(envelope)
         self.places[worker] = theirs.place
@@ -137,7 +137,7 @@ class Timeouts:
     """Limits in seconds.
 
     join_within: until all workers have joined. lease: until a silent worker is removed. patience: until the
-    run stops because nothing has happened. remote: the workers are on other machines.
+    run stops because nothing has happened. remote: True if the workers are on other machines.
     """
 
     join_within: float
@@ -150,8 +150,8 @@ class Timeouts:
 class Workers:
     """The workers of a run: their endpoint, their authentication and their time limits.
 
-    edges: the edge servers of the tree are processes, too, with the numbers behind the workers'. lanes: the
-    tasks that a worker computes at once.
+    edges: True if the tree's edge servers are processes, with numbers after those of the workers. lanes: the
+    number of tasks that a worker computes at once.
     """
 
     endpoint: Endpoint
@@ -163,7 +163,7 @@ class Workers:
 
 
 class Leases:
-    """The time of the last sign of life of each worker that holds work."""
+    """The times of the last signs of life of workers that have work."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self._clock = seconds, clock
@@ -174,7 +174,7 @@ class Leases:
         self._heard[worker] = self._clock()
 
     def assigned(self, commands: Iterable[Command], machine: RoundMachine) -> None:
-        """Begin the leases of workers that were idle, and get work now."""
+        """Begin the leases of workers that were idle and get work now."""
         pieces = Counter(c.worker for c in commands if isinstance(c, Give | ScoreChunk))
         for worker, count in pieces.items():
             if len(machine.held_by(worker)) <= count:
@@ -195,15 +195,15 @@ class Leases:
         return max(0.0, min(ends, default=now + self.seconds) - now)
 
     def over(self, working: list[int]) -> list[int]:
-        """Return those of these workers whose leases have ended."""
+        """Return the workers among these whose leases have ended."""
         now = self._clock()
         return [w for w in working if self._heard.setdefault(w, now) + self.seconds <= now]
 
 
 class Membership:
-    """The workers that take part. Methods return the events that follow, for the round machine.
+    """The workers that take part. Methods return the resulting events for the round machine.
 
-    begun: the first round is open; before, the machine is not informed of workers.
+    begun: True once the first round is open; before, the machine is not informed of workers.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Membership:
         self.leases = Leases(workers.timeouts.lease, clock)
         self.begun = False
         self._expected: set[int] = set()
-        """Workers that were ended with their edge server; these ends do not count against tasks."""
+        """Workers that were ended with their edge server; their ends do not count against tasks."""
         self._task_failures: Counter[WorkItem | str] = Counter()
         """The number of workers that died, by their task or state."""
         self._join_until = math.inf
@@ -230,7 +230,7 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """Return how many workers there should be, 0 in process."""
+        """The number of expected workers, 0 in process."""
         return self.registration.workers
 
     # ---- joining
@@ -289,10 +289,10 @@ class Membership:
         self.endpoint.dismiss(worker)
 
     def ready(self, worker: int, envelope: Envelope) -> list[Event]:
-        """Let a worker that is set up take part, if it has what the run needs.
+        """Let a worker that is set up take part, if its manifest fits the run.
 
         Raises:
-            AccessError: If a worker of this machine does not have it.
+            AccessError: If the manifest of a worker of this machine does not fit.
             ProtocolViolation: If the message breaks the protocol.
         """
         if not self.size:
@@ -329,11 +329,11 @@ class Membership:
     def failed(self, worker: int, envelope: Envelope) -> None:
         """Handle a worker's error.
 
-        A remote worker that cannot set itself up may join again. The error of a task that the worker does not
-        hold (any more) is ignored; of one that it holds, it would occur in any other worker, too.
+        A remote worker that cannot set itself up may join again. An error in a task that the worker does not
+        hold (any more) is ignored. An error in a task that it holds would occur in any other worker, too.
 
         Raises:
-            TaskError: If a task has failed, or a local worker's set-up.
+            TaskError: If a task, or a local worker's set-up, has failed.
             DiskError: If the worker could not read or write a file.
         """
         if envelope.header.round != NONE and not self._holds(worker, envelope):
@@ -404,7 +404,7 @@ class Membership:
             return self.left(worker, why)
         self.callbacks.left(worker, f"{why} {self._doing(worker)}, and is killed")
         if worker not in self.registration.ready:
-            self._join_until = self._clock() + self.timeouts.join_within  # for the one in its place
+            self._join_until = self._clock() + self.timeouts.join_within  # for its replacement
         self.worker_pool.kill(worker)  # its end is known from its process handle
         return []
 
@@ -416,7 +416,7 @@ class Membership:
     # ---- leases
 
     def _watched(self) -> list[int]:
-        """The workers whose leases count: those with work, and those that start.
+        """Return the workers whose leases count: those with work, and those that start.
 
         A local process is starting until it is ready, and a remote worker from its hello on. A process behind
         an edge server can start only after its edge server, whose own lease begins with its hello
@@ -456,7 +456,7 @@ class Membership:
         return (h.round, h.exchange, h.client) in [(t.round, t.exchange, t.client) for t in tasks]
 
     def patience(self) -> float:
-        """Return how long to wait for anything: until the first lease ends."""
+        """Return the seconds to wait for any event: at most until the first lease ends."""
         if not self.size:
             return self.timeouts.patience
         return min(self.timeouts.patience, self.leases.left(self._watched()))

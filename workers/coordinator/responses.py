@@ -1,9 +1,9 @@
-"""Handles workers' responses: uploads, absences, drafts of states, and scores.
+"""Handle workers' responses: uploads, absences, drafts of states, and scores.
 
 A task's response counts once: from the worker that holds the task, and in the same start of the run. A
-correct worker may also send a response twice, one to a task that was taken back from it, or one to an earlier
-start: these are dropped and counted. Any other response is a ProtocolViolation. Two uploads of one task must
-have the same bits, because tasks are pure, so the second is compared before it is dropped.
+correct worker may also send a response twice, or answer a task that was taken back from it or that an earlier
+start gave: such responses are dropped and counted. Any other response is a ProtocolViolation. Two uploads of
+one task must have the same bits, because tasks are pure, so the second is compared before it is dropped.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def piece_of(envelope: Envelope) -> WorkItem:
 
 
 class ResponseFilter:
-    """Tells responses that count from duplicate and stale ones.
+    """A filter for duplicate and stale responses.
 
-    epoch: the number of this start of the run. dropped: how many envelopes were dropped, by kind.
+    epoch: the number of this start of the run. dropped: the number of dropped envelopes, by kind.
     """
 
     def __init__(self, epoch: int, machine: RoundMachine) -> None:
@@ -60,11 +60,11 @@ class ResponseFilter:
         self._sent_to[round].add((worker, piece))
 
     def accepts(self, worker: int, envelope: Envelope) -> bool:
-        """Return whether a response counts; else it is a duplicate or stale, and dropped.
+        """Return whether a response counts; otherwise it is a duplicate or stale, and is dropped.
 
         Raises:
             ProtocolViolation: If the message breaks the protocol.
-            TaskError: If two uploads of a task are not the same; it names client and round.
+            TaskError: If two uploads of a task differ; the error names client and round.
         """
         h, piece = envelope.header, piece_of(envelope)
         if h.epoch > self.epoch:
@@ -85,7 +85,7 @@ class ResponseFilter:
         return False
 
     def _had(self, worker: int, piece: WorkItem, round: int) -> bool:
-        """Return whether a worker was given this; assumed for rounds whose assignments are forgotten."""
+        """Return whether a worker was given this work; assumed for rounds that are no longer remembered."""
         if round in self._sent_to:
             return (worker, piece) in self._sent_to[round]
         return 0 <= round <= self.machine.round - REMEMBERED
@@ -105,12 +105,12 @@ class ResponseFilter:
 
 
 def checksums(envelope: Envelope) -> tuple[int, ...]:
-    """Return the checksums of all frames behind the header."""
+    """Return the checksums of all frames after the header."""
     return tuple(p.digest for f in envelope.header.fields for p in f.parts)
 
 
 class ResponseHandler:
-    """Interprets a response, stores its content, and returns the events for the round machine."""
+    """A handler of responses: stores their content, and returns events for the round machine."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class ResponseHandler:
 
         Raises:
             ProtocolViolation: If a correct worker would not send this.
-            TaskError: If two uploads of a task are not the same.
+            TaskError: If two uploads of a task differ.
             DiskError: If the disk cannot be read or written.
         """
         try:
@@ -152,7 +152,7 @@ class ResponseHandler:
         return events
 
     def _does_not_count(self, worker: int, envelope: Envelope) -> None:
-        """Book an upload as a retry; the rows of kind algorithm have only those that count or are late."""
+        """Book an upload as a retry; rows of kind algorithm are only for uploads that count or are late."""
         if envelope.header.kind == "upload":
             self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
@@ -211,7 +211,7 @@ class ResponseHandler:
     def _unfit(self, worker: int, envelope: Envelope) -> str:
         """Return why an upload must not be folded, '' if nothing is wrong.
 
-        With bad_uploads = stop it is not checked here: the fold checks it, and the run stops.
+        With bad_uploads = stop, uploads are not checked here: the fold checks them, and the run stops.
         """
         if self.problem.experiment.bad_uploads == "stop":
             return ""
@@ -252,7 +252,7 @@ class ResponseHandler:
         return [Arrived(worker, task)]
 
     def _score(self, worker: int, envelope: Envelope) -> list[Event]:
-        """Keep a chunk's score, and report the rounds that are complete with it."""
+        """Keep a chunk's score, and report the rounds that are now complete."""
         h, record = envelope.header, self.round_log[envelope.header.round]
         assert record.model is not None  # it was sent to be evaluated
         point = isinstance(taken_apart(record.model)[0], Point)

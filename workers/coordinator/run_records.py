@@ -27,10 +27,10 @@ from workers.storage.round_record import RoundRecord
 
 
 class RecordCallbacks(Protocol):
-    """Records and displays the events of a run."""
+    """Callbacks that record and display the events of a run."""
 
     def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
-        """Append a round's ledger rows; return the new contents of the growing files."""
+        """Append a round's ledger rows; return the new digests of the growing files."""
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
 
@@ -41,7 +41,7 @@ class RecordCallbacks(Protocol):
 class Storage:
     """The files of a run.
 
-    recovery: the end of an earlier start of the run. keep: the folder of the message trace, if any.
+    recovery: the state of an earlier start of the run. keep: the folder of the message trace, if any.
     experiment: the digest of the manifest's experiment.
     """
 
@@ -59,14 +59,14 @@ class Storage:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The run's name, and the start of this process by time.time()."""
+    """The run's name, and the time.time() at the start of this process."""
 
     name: str
     started: float
 
 
 class RoundLog:
-    """Records by round, from its first broadcast until its line is reported."""
+    """The records of rounds, each from the round's first broadcast until its line is reported."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class RoundLog:
         self._records: dict[int, RoundRecord] = {}
 
     def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
-        """Return the record of a round, and begin it if there is none."""
+        """Return the record of a round; begin one if there is none."""
         return self._records.setdefault(round, RoundRecord(round, participants))
 
     def restore(self, record: RoundRecord) -> None:
@@ -99,7 +99,7 @@ class RoundLog:
         del self._records[round]
 
     def accuracy(self, round: int) -> float | None:
-        """Return a round's test accuracy; None while a chunk is not evaluated, or where there is none."""
+        """Return a round's test accuracy; None while a chunk is not evaluated, or if the measure has none."""
         return self._records[round].accuracy(self.chunks, self._measure)
 
     def flush(self) -> None:
@@ -113,7 +113,7 @@ class RoundLog:
 
 
 class RunRecords(RoundRecords):
-    """Records rounds as they are opened, folded, committed and evaluated.
+    """The records of rounds that are opened, folded, committed and evaluated.
 
     clock: returns seconds, for the durations of rounds.
     """
@@ -153,7 +153,7 @@ class RunRecords(RoundRecords):
         self.storage.journal.append("start", epoch=epoch)
 
     def opened(self, command: Open, spent: ExchangeCost | None) -> None:
-        """Record that an exchange is opened. spent: the cost of the one before on the virtual clock."""
+        """Record that an exchange is opened. spent: the cost of the previous one on the virtual clock."""
         if command.exchange == 1:
             record = self.round_log.open(command.round, command.participants)
             record.staleness = self.problem.asynchrony.staleness(command.round)
@@ -190,7 +190,7 @@ class RunRecords(RoundRecords):
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
         """Write a round's files in the order that workers.storage.recovery relies on.
 
-        These are its spans and ledger rows, the journal's record, and the checkpoint with their digests.
+        The order is: spans, ledger rows, the journal's record, and the checkpoint with the files' digests.
         """
         r, log, ledger, storage = commit.round, self.round_log, self.ledger, self.storage
         record = log[r]

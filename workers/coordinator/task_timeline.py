@@ -10,8 +10,8 @@ from typing import NamedTuple
 class Span(NamedTuple):
     """One row of timeline.csv. what: task, gone or evaluate (then exchange is the chunk and client -1).
 
-    given, arrived: seconds since the run's first broadcast; computing: seconds that the worker spent, -1 if
-    it does not say.
+    given, arrived: seconds since the run's first broadcast. computing: seconds that the worker spent, -1 if
+    unknown.
     """
 
     round: int
@@ -28,7 +28,7 @@ COLUMNS = Span._fields
 
 
 class Timeline:
-    """Collects spans that have ended until they are taken."""
+    """A collection of spans; take() returns those that have ended."""
 
     def __init__(self) -> None:
         self.start()

@@ -1,4 +1,4 @@
-"""The worker processes as the coordinator sees them; imports nothing heavy."""
+"""The coordinator's interface to worker processes. The module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.transport.eventfd import Wakeup
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """A worker process has ended. status: its exit code, negative for a signal; None: it is not known."""
+    """The end of a worker process. status: its exit code, negative for a signal; None if unknown."""
 
     worker: int
     how: str
@@ -20,18 +20,18 @@ class ProcessExit:
 
     @property
     def killed(self) -> bool:
-        """It has not ended by itself, as far as is known."""
+        """True if a signal has ended the process, or its exit code is unknown."""
         return self.status is None or self.status < 0
 
 
 class WorkerPool(Protocol):
-    """The worker processes, as the coordinator sees them."""
+    """The worker processes of a run, as used by the coordinator."""
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when a worker ends or a signal asks to stop."""
 
     def check(self, ready: list[int]) -> ProcessExit | None:
-        """Return the end of a process if that is what has happened.
+        """Return the end of a process, if one has ended.
 
         Raises:
             Interrupted: if a signal asked to stop.
@@ -46,7 +46,7 @@ class WorkerPool(Protocol):
         """
 
     def kill(self, worker: int) -> None:
-        """Send a worker's process SIGKILL; fds() reports its end as any other."""
+        """Send a worker's process SIGKILL; fds() reports its end like any other."""
 
 
 class NoWorkerPool:

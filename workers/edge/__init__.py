@@ -1,1 +1,1 @@
-"""The edge server's role: a coordinator towards its clients' workers, a worker towards the root."""
+"""The edge server, which acts as a coordinator for its clients' workers and as a worker for the root."""

@@ -1,10 +1,10 @@
-"""An edge server forwards envelopes, keeps its clients' uploads, and adds them.
+"""The edge server, which forwards envelopes, keeps its clients' uploads, and adds them.
 
 The edge server holds one connection to the root for each of its workers, so registration, leases, heartbeats
 and evaluation are those of any worker. Three things differ. The root sends a broadcast once, and the edge
-server adds it to every task. It keeps uploads and forwards only their headers. Once the root has named the
-uploads that count, it sends their sum. With one edge server, and in a set-up, it forwards uploads unchanged
-(fedsim.tree).
+server adds it to every task. The edge server keeps uploads and forwards only their headers. Once the root has
+named the uploads that count, the edge server sends their sum. With one edge server, and in a set-up, uploads
+are forwarded unchanged (fedsim.tree).
 
 An edge server is a cache. It keeps no client states, and its uploads are computed again if it ends.
 """
@@ -35,14 +35,14 @@ from workers.transport.handshake import Hello, refusal, refusal_reason
 from workers.transport.router import ZmqEndpoint
 
 HEARTBEAT = 1.0
-"""Seconds between two signs of life towards the root."""
+"""Seconds between two heartbeats to the root."""
 DRAIN_SECONDS = 2.0
 """Seconds for workers of other machines to close their connections; the root waits longer."""
 AT_ONCE = 0.0
 
 
 class EdgeEndpoint(ZmqEndpoint):
-    """A worker that reconnects registers again: the root, which starts workers, has seen its end."""
+    """An endpoint that lets a worker register again: the root, which starts workers, has seen it end."""
 
     def _register(self, route: bytes, hello: Hello, frame: zmq.Frame) -> int:
         if hello.index in self._routes and self.listener.identify(hello, "") == hello.index:
@@ -64,9 +64,9 @@ class EdgeServer:
         unanswered: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """root: its own connection. connect: opens one in a worker's name. folder: for uploads. unanswered:
-        after this many seconds of silence, a root on another machine counts as lost. clock: returns those
-        seconds."""
+        """root: the edge server's own connection. connect: opens a connection to the root for a worker.
+        folder: the folder for uploads. unanswered: a root on another machine counts as lost after this many
+        seconds of silence. clock: returns seconds."""
         self.problem, self.run, self.root, self.endpoint = problem, run, root, endpoint
         self._connect, self._spool = connect, Spool(folder)
         self._above: dict[int, Connection] = {}
@@ -75,7 +75,7 @@ class EdgeServer:
         self._payload: Payload = messages.NO_PAYLOAD
         self._down: Any = None
         self._waiting: list[tuple[int, Envelope]] = []
-        """Assignments whose broadcast is still on its way."""
+        """Assignments whose broadcast has not arrived yet."""
         self._assigned: set[TaskId] = set()
         self._uploads: dict[tuple[int, int], Envelope] = {}
         """The headers of uploads of this exchange, by (client, worker). A client has several if the
@@ -152,13 +152,13 @@ class EdgeServer:
             self.endpoint.dismiss(worker)
 
     def _hang_up(self, worker: int) -> None:
-        """Close a worker's connection to the root, so that the root knows that it has left."""
+        """Close a worker's connection to the root, so that the root knows that the worker has left."""
         connection = self._above.pop(worker, None)
         if connection is not None:
             connection.close()
 
     def _part(self, worker: int) -> None:
-        """Forget a worker; if it sends anything, it is asked to join again."""
+        """Forget a worker; if the worker sends anything, it is asked to join again."""
         self._hang_up(worker)
         self.endpoint.dismiss(worker)
 
@@ -206,7 +206,7 @@ class EdgeServer:
             return self._send(worker, envelope)
         here = (self._opened.round, self._opened.exchange)
         if (h.round, h.exchange) != here:
-            if (h.round, h.exchange) > here:  # else its exchange is over: it came late by its own connection
+            if (h.round, h.exchange) > here:  # else its exchange is over: it arrived late
                 self._waiting.append((worker, envelope))
             return None
         task = messages.task_of(envelope)
@@ -217,7 +217,7 @@ class EdgeServer:
         return None
 
     def _send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        with suppress(TaskError):  # it has ended; the root will notice soon
+        with suppress(TaskError):  # the worker has ended; the root will notice soon
             self.endpoint.send(worker, envelope, retry)
 
     # ---- upwards
@@ -253,7 +253,7 @@ class EdgeServer:
         return worker * self.problem.experiment.clients + client
 
     def _close(self, envelope: Envelope) -> None:
-        """Send the sum of the uploads that count, and then what this exchange has cost."""
+        """Send the sum of the uploads that count, and then the account of this exchange."""
         h, named = envelope.header, edge_messages.read_uploads(envelope)
         if named:
 
@@ -269,7 +269,7 @@ class EdgeServer:
         self._account(h.round, h.exchange)
 
     def _clear(self, named: dict[int, int]) -> None:
-        """Forget the remaining uploads; count one per client, even if the schedule lost it."""
+        """Forget all uploads; book all but one of each client as retries, even if none was folded."""
         for (k, worker), upload in self._uploads.items():
             if named.setdefault(k, worker) != worker:
                 self.endpoint.ledger.book_as_retry(upload, worker)
@@ -278,13 +278,13 @@ class EdgeServer:
         self._closed = True
 
     def _account(self, round: int, exchange: int = 0) -> None:
-        """Send the ledger rows so far; round NONE: all that are left, and what the kernel has counted."""
+        """Send the ledger rows so far. round NONE: send all remaining rows, and the kernel's residual."""
         residual = None if round != NONE else self.endpoint.residual()
         rows = self.endpoint.ledger.close(round if round != NONE else self.problem.experiment.rounds)
         self.root.send(edge_messages.account(self.run, round, exchange, rows, residual))
 
     def _stop(self, farewell: Envelope) -> Envelope:
-        """Workers may not know it yet, because they have other connections."""
+        """Stop all workers, because the root's stop may not have arrived on their own connections yet."""
         for worker in self._above:
             self._send(worker, farewell)
         for worker in list(self._above):

@@ -1,4 +1,4 @@
-"""An edge server's process, from its registration to its end."""
+"""The process of an edge server, from its registration to its end."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from workers.worker.heartbeat import while_it_starts
 from workers.worker.main import JOIN_DEADLINE, announce, warm_up
 
 AHEAD = 64
-"""Uploads that a worker may have sent that were not taken from it yet."""
+"""The number of uploads that a worker may have sent and that are not read yet."""
 
 
 def run_edge(spec: dict[str, Any]) -> int:
-    """Be the edge server that a spec of launch.processes.fork_server describes. Returns the exit code."""
+    """Run the edge server that a spec of launch.processes.fork_server describes; return the exit code."""
 
     def connect(hello: Hello) -> Connection:
         mine = Hello(spec["token"], hello.index, hello.pid)
@@ -66,7 +66,7 @@ def run_edge(spec: dict[str, Any]) -> int:
 
 
 def build_problem(config: messages.WorkerConfig) -> Problem:
-    """The root's problem; an edge server's sums have the root's bits only under the root's numerics."""
+    """Build the root's problem with the root's numerics, so that sums have the root's bits."""
     experiment = convert(Experiment, config.experiment, "the root's experiment")
     problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, "cpu")
     warm_up(problem)

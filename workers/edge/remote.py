@@ -1,8 +1,8 @@
 """`fedsim edge --join FILE`: an edge server on another machine.
 
-It joins the root with a key of its file, as a worker does, and opens a port with CURVE keys for its own
-workers, which join it with `fedsim worker --join`. If it ends, the root has its clients' tasks computed
-again; started anew with the same file and port, it takes its place, and its workers come back to it.
+It joins the root with a key from its file, as a worker does, and opens a port with CURVE keys for its own
+workers, which join it with `fedsim worker --join`. If the edge server ends, its clients' tasks are computed
+again. If it is started again with the same file and port, its workers reconnect to it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from workers.worker.remote import RemoteWorker
 
 Notify = Callable[[str], None]
 WORKERS_PATIENCE = 10.0
-"""Seconds for the root to answer a connection in a worker's name. Nothing else is done meanwhile."""
+"""Seconds for the root to answer a connection for a worker, during which the edge server is blocked."""
 
 
 @dataclass
 class RemoteEdge:
     """An edge server that is not on the root's machine.
 
-    url: the root's address, seen from here. bind: where its workers come in. workers_file: where their join
-    file is written. patience: seconds to wait for the root to answer. files: where a user's files lie here.
+    url: the root's address as seen from here. bind: the address to listen at for workers. workers_file: the
+    path of the workers' join file. patience: seconds to wait for the root. files: a user's files here.
     """
 
     credentials: EdgeCredentials
@@ -61,9 +61,9 @@ class RemoteEdge:
 
         Raises:
             AccessError: if the run refuses this edge server.
-            TaskError: if the root does not answer, and whatever setting up raises.
-            UsageError: if it cannot listen at its address, or a file of the user's is not here.
-            Interrupted: if the run was, and has rounds left.
+            TaskError: if the root does not answer, or the set-up fails.
+            UsageError: if it cannot listen at its address, or a user's file is missing here.
+            Interrupted: if the run was interrupted, and has rounds left.
         """
         patience, again = 0.0, False
         try:
@@ -76,11 +76,11 @@ class RemoteEdge:
                     notify(f"{e}; joining again")
                     patience, again = self.patience, True
         finally:
-            self.workers_file.unlink(missing_ok=True)  # its keys open nothing any more
+            self.workers_file.unlink(missing_ok=True)  # its keys are not valid any more
         notify("the run is over")
 
     def _seat(self) -> RemoteWorker:
-        """Its own place at the root, which it takes as a worker does."""
+        """Return a remote worker with the edge server's own key and seat, to join the root."""
         c = self.credentials
         own = JoinCredentials(
             *(FORMAT, c.run, c.url, c.server_key, c.max_frame, (c.own,), c.numerics), first=c.seat
@@ -90,7 +90,7 @@ class RemoteEdge:
     def _take_part(self, connection: Connection, reply: Envelope, notify: Notify) -> None:
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
-            if reply.header.kind == "stop":  # it came as the run ended
+            if reply.header.kind == "stop":  # the run ended while it joined
                 check_over(reply)
                 return
             run, config = reply.header.run, messages.read_welcome(reply)
@@ -124,7 +124,7 @@ class RemoteEdge:
         )
 
     def _listen(self, folder: Path) -> ZmqEndpoint:
-        """Open the port; one that the system has chosen stays the same if it is opened again."""
+        """Open the port; a port that the system has chosen is used again after a lost connection."""
         c, keys = self.credentials, folder / "keys"
         keys.mkdir()  # Revocations locks its folder, and Scratch has locked its own
         self.revocations = Revocations(keys / REVOKED)
@@ -134,9 +134,9 @@ class RemoteEdge:
         return endpoint
 
     def _connect(self, hello: Hello) -> Connection:
-        """A connection to the root in a worker's name.
+        """Open a connection to the root for a worker.
 
-        A key that the root has revoked opens nothing here either, from now on.
+        If the root does not accept the worker's key, the key is revoked here, too.
         """
         c = self.credentials
         pair = c.workers[hello.index - c.first]

@@ -1,1 +1,1 @@
-"""A run's committed rounds, computed again."""
+"""Repetition of a run's committed rounds."""

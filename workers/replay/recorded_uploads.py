@@ -1,4 +1,4 @@
-"""The uploads that a run has kept, as the answers to its tasks."""
+"""The uploads that a run has kept, used as answers to its tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RecordedUploads:
 
         Raises:
             DataError: if data is missing or damaged.
-            WireError: naming the file.
+            WireError: if the file belongs to another task; the error names the file.
         """
         h = envelope.header
         if h.kind == "gone":

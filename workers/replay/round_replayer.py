@@ -1,7 +1,7 @@
-"""Carries out committed rounds of a run again, in this process; nothing in the run's folder is changed.
+"""Carry out committed rounds of a run again, in this process. Nothing in the run's folder is changed.
 
-Machine, broadcasts, codecs and folds are the run's own. The answers to tasks come from the worker that is
-given: one that computes them again, or one that reads the uploads that the run has kept.
+Machine, broadcasts, codecs and folds are those of the run. A worker answers the tasks: it computes them
+again, or reads the uploads that the run has kept.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from workers.transport.endpoint import Loopback, Worker
 from workers.transport.eventfd import Wakeup
 
 WAIT = 60.0
-"""Seconds to wait for a fold before looking again."""
+"""Seconds to wait for a fold before the next check."""
 
 
 class RoundReplayer:
-    """Asks one worker in this process.
+    """A replay of rounds with one worker in this process.
 
-    worker: It answers a task with its upload, or with an envelope of kind absent if it leaves the task out,
-    which is then not folded. scratch: a folder for what memory does not hold.
+    worker: answers a task with an upload, or with an envelope of kind absent if it leaves the task out; such
+    a task is not folded. scratch: a folder for data that does not fit into memory.
     """
 
     def __init__(self, problem: Problem, run: str, worker: Worker, scratch: Path) -> None:
@@ -58,13 +58,13 @@ class RoundReplayer:
         last: int,
         earlier: Mapping[int, Checkpoint[Any]] = MappingProxyType({}),
     ) -> Iterator[Checkpoint[Any]]:
-        """Yield what each round commits, from the one after `before` (None: from the start) up to `last`.
+        """Yield the checkpoint of each round after `before` (None: from the start) up to `last`.
 
-        earlier: by round, those of Asynchrony.origins of the round after `before`.
+        earlier: the checkpoints of the rounds in Asynchrony.origins of the round after `before`, by round.
 
         Raises:
-            TaskError: If a task or a fold fails; it names client and round.
-            FedsimError: Whatever the worker raises.
+            TaskError: If a task or a fold fails; the error names client and round.
+            FedsimError: If the worker raises it.
         """
         self._dispatch.restore(before, earlier)
         machine, records = self._machine(before, last), _Commits(self._endpoint.ledger)
@@ -93,7 +93,7 @@ class RoundReplayer:
             wakeup.close()
 
     def _machine(self, before: Checkpoint[Any] | None, last: int) -> RoundMachine:
-        """Return a machine that gives tasks in ascending client id: uploads are folded as they come."""
+        """Return a machine that gives tasks in ascending client id: uploads are folded as they arrive."""
         problem = self.problem
         algorithm = problem.algorithm
         return RoundMachine(
@@ -120,7 +120,7 @@ class RoundReplayer:
 
 
 class _Commits(RoundRecords):
-    """Collects what rounds commit; a replay records nothing else, and evaluates nothing."""
+    """The checkpoints of replayed rounds; a replay records nothing else, and evaluates nothing."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -1,7 +1,7 @@
-"""A worker that computes tasks again and compares what comes of them with what the run accepted.
+"""A worker that computes tasks again and compares the results with those that the run accepted.
 
-A task's result is its upload, of which the journal has the digest of every frame, and the client's next
-state, of which the run's folder has the file unless it was cleared away.
+A task's result is its upload and the client's next state. The journal has the digests of all frames of the
+upload. The run's folder has the file of the state, unless it was removed.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from workers.storage.client_states import ClientStates
 from workers.worker.runtime import WorkerRuntime
 
 Digests = Mapping[tuple[int, int, int], Sequence[int]]
-"""By round, exchange and client: xxh3 of all frames of the upload's fields."""
+"""The xxh3 of all frames of an upload's fields, by round, exchange and client."""
 
 
 def digests(journal: Sequence[Mapping[str, Any]]) -> Digests:
-    """The digests of the journal's uploads; the last one if a task was computed again after a resume."""
+    """Return the digests of the journal's uploads; the last ones if a resumed run repeated a task."""
     uploads = (r for r in journal if r["what"] == "upload")
     return {(r["round"], r["exchange"], r["client"]): r["xxh3"] for r in uploads}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One task that gave something else. what: the first field that differs, or what else is wrong.
+    """One task with another result. what: the first field that differs, or another fault.
 
-    repeatable: two computations here agree with each other.
+    repeatable: True if two computations here agree with each other.
     """
 
     round: int
@@ -59,8 +59,8 @@ class Result:
 class TaskVerifier:
     """A worker (workers.transport.endpoint) for one round. Nothing is written outside `scratch`.
 
-    only: clients of the round's last exchange that are computed again, None for all; of the exchanges before
-    it, all are, because the next broadcast depends on them. twice: compute every task twice and compare.
+    only: the clients that are computed again in the round's last exchange, None for all. Earlier exchanges
+    are computed for all clients, because the next broadcast depends on them. twice: compute tasks twice.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TaskVerifier:
         return reply
 
     def _is_left_out(self, h: Header) -> bool:
-        """Not asked for, or the exchanges before were not those of the run."""
+        """Return whether a task was not requested, or an earlier exchange differs from the run's."""
         last = h.exchange == len(self.problem.algorithm.exchanges_in(h.round))
         asked = self.only is None or not last or h.client in self.only
         return not asked or any(d.exchange < h.exchange for d in self.differences)
@@ -126,7 +126,7 @@ class TaskVerifier:
             yield f"an upload of {len(result.parts)} frames, where the run had {len(recorded)}"
         try:
             state = self._original.read(h.client, self.problem.version(h.round, h.exchange))
-        except DiskError:  # cleared away
+        except DiskError:  # the file was removed
             return
         except WireError as e:  # of another client or run
             yield str(e)
@@ -144,7 +144,7 @@ class TaskVerifier:
 
 
 def _apart(one: Result, other: Result) -> Iterator[str]:
-    """The differences between two computations of the same task."""
+    """Yield the differences between two computations of the same task."""
     for (name, here), (_, there) in zip(one.parts, other.parts, strict=False):
         if here != there:
             yield name
@@ -159,7 +159,7 @@ def _name(field: str, layer: str) -> str:
 
 
 class _Drafts(ClientStates):
-    """Writes to a folder of its own and reads what is not there from the run's."""
+    """Client states that are written to a separate folder; other states are read from the run's folder."""
 
     def __init__(self, folder: Path, original: ClientStates) -> None:
         super().__init__(folder, original.kind, original.run)

@@ -1,5 +1,5 @@
 """The files from which a run resumes: states, checkpoints, journal, spool, message trace.
 
-Whatever reads or writes a file here raises DiskError if that is not possible, and WireError if the content is
-damaged or belongs to something else.
+Functions here raise DiskError if a file cannot be read or written, and WireError if its content is damaged or
+belongs to another run, client or version.
 """

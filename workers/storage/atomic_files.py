@@ -16,19 +16,19 @@ from fedsim.errors import DiskError, UsageError
 
 T = TypeVar("T")
 Buffer = bytes | memoryview
-"""As fedsim.wire.envelope.Buffer, without its import of torch: `fedsim revoke` locks a run without it."""
+"""The same type as fedsim.wire.envelope.Buffer, whose module imports torch. `fedsim revoke` must not."""
 
 SPARE = "spare"
-"""The name of a folder's spare file, which is no longer needed."""
+"""The name of a folder's spare file: a file that is no longer needed and may be overwritten."""
 SPARE_BYTES = 1 << 18
-"""Smaller files are deleted."""
+"""Files up to this size are deleted, not kept as spare files."""
 PATIENCE = 5.0
 """Seconds for which `patiently` waits for a descriptor."""
 
 
 @contextmanager
 def disk_errors(what: str | Path) -> Iterator[None]:
-    """Turn OSErrors of the block into DiskErrors that begin with `what`."""
+    """Turn OSErrors in the block into DiskErrors that begin with `what`."""
     try:
         yield
     except OSError as e:
@@ -36,13 +36,13 @@ def disk_errors(what: str | Path) -> Iterator[None]:
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """Return what `call` returns; call it again while this process has no descriptor left.
+    """Return the result of `call`; repeat the call while this process has no file descriptor left.
 
-    Idle connections of other processes may take all descriptors for some moments, until
-    workers.transport.ingress_limiter ends them.
+    Idle connections of other processes may take all descriptors for a moment, until
+    workers.transport.ingress_limiter closes them.
 
     Raises:
-        OSError: What `call` raises; that there is no descriptor, after PATIENCE seconds.
+        OSError: if `call` raises one; EMFILE only after PATIENCE seconds.
     """
     until = time.monotonic() + PATIENCE
     while True:
@@ -57,17 +57,17 @@ def patiently(call: Callable[[], T]) -> T:
 def write_atomically(
     path: Path, chunks: Iterable[Buffer], mode: int = 0o666, spare: Path | None = None
 ) -> int:
-    """Write under a temporary name and rename; returns the bytes.
+    """Write a file under a temporary name and rename it; return its number of bytes.
 
     Args:
         path: The file; an existing one is replaced.
-        chunks: Its content.
-        mode: Its permissions, less the process's umask; 0o600 for secrets.
-        spare: A file that is no longer needed, if it exists. It is overwritten and becomes this one,
-            because new pages of the page cache can cost more than writing to existing ones.
+        chunks: The content of the file.
+        mode: The file's permissions before the process's umask; 0o600 for secrets.
+        spare: A file to overwrite and rename, if it exists, instead of making a new file: new pages of the
+            page cache can cost more than writing to existing ones.
 
     Raises:
-        DiskError: with the path.
+        DiskError: if the file cannot be written; the message names the path.
     """
     temporary = f"{path.parent}/.{path.name}.{os.getpid()}"
     try:
@@ -88,13 +88,13 @@ def write_atomically(
 
 
 def remove_or_spare(path: Path) -> None:
-    """Remove a file; a large one that has no second name becomes the spare of its folder.
+    """Remove a file; a large file without a second hard link becomes the spare file of its folder.
 
-    A reader of the file that overwrites it must be able to detect old bytes, because a power cut may leave
-    the new name with the old bytes.
+    After a power cut, the file that overwrites the spare file may have its new name and the old bytes.
+    Readers must be able to detect this.
 
     Raises:
-        OSError: if that is not possible.
+        OSError: if the file cannot be removed or renamed.
     """
     with suppress(FileNotFoundError):
         held = os.stat(path)
@@ -107,7 +107,7 @@ def remove_or_spare(path: Path) -> None:
 def remove_temporaries(run: Path) -> None:
     """Remove the temporary files that killed processes have left in a run's folder.
 
-    Call it while this process holds the run's lock and before its workers start: nothing else writes then.
+    Call this while the process holds the run's lock and before workers start, when nothing else writes.
     """
     patterns = ["checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.envelope.*"]
     with disk_errors(f"cannot remove a temporary file in {run}"):
@@ -121,13 +121,13 @@ ATTEMPTS, PAUSE = 5, 0.01
 
 
 class RunLock:
-    """A lock from construction until release, or until the end of this process."""
+    """A lock on a run's folder, from construction until release() or the end of this process."""
 
     def __init__(self, folder: Path) -> None:
         """Lock a run's folder.
 
         Raises:
-            UsageError: if another process runs it.
+            UsageError: if another process has locked the folder.
             DiskError: if the disk cannot be read or written.
         """
         path = folder / "lock"
@@ -159,7 +159,7 @@ class RunLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process is running it now; False if that cannot be known."""
+    """Return whether a process is running the run in a folder; False if the lock cannot be read."""
     try:
         file = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -175,12 +175,12 @@ def is_locked(folder: Path) -> bool:
 
 @contextmanager
 def at_rest(folder: Path) -> Iterator[None]:
-    """Keep other processes from running it during the block.
+    """Keep other processes from running the run in a folder during the block.
 
     A folder that cannot be written needs no lock.
 
     Raises:
-        UsageError: If another process runs it.
+        UsageError: If another process is running it.
     """
     lock = None
     if (folder / "lock").exists():

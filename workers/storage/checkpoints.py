@@ -1,9 +1,9 @@
 """Checkpoints: the files from which a run resumes.
 
 A round's checkpoint names the version of every client's state and is the single commit point. It records
-what the run's growing files held then, and the digest of the experiment, so that a change of any of them is
-noticed. It is written under another name and renamed, which survives kill -9; a background thread makes it
-durable (workers.storage.durability) off the critical path.
+digests of the run's growing files and of the experiment, so that a change of any of them is noticed. It is
+written under a temporary name and renamed, which survives kill -9. A background thread makes the checkpoint
+durable (workers.storage.durability), so that no round waits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Server = TypeVar("Server")
 KEEP: Mapping[Durability, int] = {"power": 3, "process": 2, "none": 1}
 """The number of checkpoints that are always kept, with the states that they name."""
 DISK_DEADLINE = 120.0
-"""The most seconds for writing one checkpoint."""
+"""The maximum number of seconds for writing one checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Checkpoint(Generic[Server]):
     """One committed round.
 
     Attributes:
-        round: Its number.
-        versions: Of all clients' states, (K,) int64.
+        round: The number of the round.
+        versions: The versions of all clients' states, (K,) int64.
         server: The server's state.
-        folds: How many rounds have folded an upload.
-        files: The lengths and digests of the run's growing files at its commit.
+        folds: The number of rounds that have folded an upload.
+        files: The lengths and digests of the run's growing files at the commit.
         experiment: The digest of the manifest's experiment.
         run: The run's name.
-        states: The checksums of the states that it names, (K,) int64, 0 of version 0; None where an earlier
-            fedsim has not recorded them.
+        states: The checksums of all clients' states, (K,) int64, 0 for version 0; None if an earlier fedsim
+            has not recorded them.
         broadcast: The last broadcast as clients decoded it, if the next one refers to it.
-        broadcast_round: The round of that.
+        broadcast_round: The round of `broadcast`.
     """
 
     round: int
@@ -66,29 +66,29 @@ class Checkpoint(Generic[Server]):
 
     @property
     def vouches(self) -> bool:
-        """True if it has digests of the run's files; checkpoints of earlier versions have none."""
+        """True if the checkpoint has digests of the run's files; those of early versions have none."""
         return bool(self.files) and all(file.sha256 for file in self.files)
 
     def load_state(self, states: ClientStates, client: int) -> Any:
-        """Return the state of a client that it names, whose version is not 0."""
+        """Return the state of a client in the version that the checkpoint names, which must not be 0."""
         expected = None if self.states is None else int(self.states[client]) % 2**64
         return states.load(client, int(self.versions[client]), expected)
 
     def ends(self) -> dict[str, int]:
-        """The recorded length of each of the run's files."""
+        """Return the recorded length of each of the run's files."""
         return {file.name: file.bytes for file in self.files}
 
 
 def read_checkpoint(
     path: Path, server_type: type[Server], broadcast_type: type | None = None
 ) -> Checkpoint[Server]:
-    """Read a checkpoint; one of an earlier version has only the length of ledger.csv.
+    """Read a checkpoint; a checkpoint of an early version has only the length of ledger.csv.
 
-    broadcast_type: the class of its broadcast, if it has one.
+    broadcast_type: the class of the checkpoint's broadcast, if it has one.
 
     Raises:
-        WireError: if the file is damaged or of another algorithm.
-        DiskError: if it is not there.
+        WireError: if the file is damaged or belongs to another algorithm.
+        DiskError: if the file cannot be read.
     """
     data, owner = checkpoint_bytes(path), f"checkpoint {path}"
     common: list[tuple[str, Any]] = [("round", int), ("versions", Tensor), ("server", server_type)]
@@ -108,11 +108,11 @@ def read_checkpoint(
 
 
 class Checkpoints:
-    """The coordinator's side: commits, and what they keep alive.
+    """The coordinator's checkpoints: writes them, and removes the files that are no longer needed.
 
-    One thread writes and renames, in order; another makes durable what has been written. commit()
-    returns at once unless the previous checkpoint is still being written. A kill -9 costs at most the
-    last committed round and the current one, and no round waits for fsync.
+    One thread writes and renames checkpoints in order; another thread makes them durable. commit() returns at
+    once unless the previous checkpoint is still being written. A kill -9 costs at most the last committed
+    round and the current one, and no round waits for fsync.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Checkpoints:
         beside: Sequence[Path] = (),
         durability: Durability = "power",
     ) -> None:
-        """beside: the run's other files, which are synced before a checkpoint; they may not exist yet."""
+        """Start the threads. beside: other files to sync before a checkpoint; they may not exist yet."""
         self.folder, self.states, self._keep = folder, states, KEEP[durability]
         self._spares = durability != "power"
-        """True if clients' files are overwritten in place even if not all clients take part."""
+        """True if clients' state files are overwritten even if not all clients take part."""
         self._kept: deque[Written] = deque()
         self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)
@@ -151,15 +151,15 @@ class Checkpoints:
         experiment: str = "",
         broadcast: tuple[Any, int] = (None, 0),
     ) -> None:
-        """Write the checkpoint of a round, and drop what is needed no more: the last KEEP are kept, those
-        from round `needed` on (whose models are still to be evaluated), and the newest durable one with what
-        it needs; of states, those that any of them names.
+        """Write the checkpoint of a round, and remove files that are no longer needed.
 
-        folded: whose versions changed. needed: never less than at an earlier commit. folds, files,
-        experiment and broadcast (with its round) are those of Checkpoint.
+        Kept are the last KEEP checkpoints, those from round `needed` on (whose models are still to be
+        evaluated), the newest durable one with those that it needs, and the states that any of these names.
+        folded: the clients whose versions changed. needed: never less than at an earlier commit. folds,
+        files, experiment, broadcast (with its round): the attributes of Checkpoint.
 
         Raises:
-            DiskError: of an earlier write, or if the disk does not take one.
+            DiskError: if an earlier write failed, or has not finished within DISK_DEADLINE seconds.
         """
         self._raise()
         if not self._writing.acquire(timeout=DISK_DEADLINE):
@@ -174,7 +174,7 @@ class Checkpoints:
         self._to_write.put((written, checkpoint))
 
     def close(self, deadline: float = 30.0) -> None:
-        """Wait until everything committed is durable, at most `deadline` seconds each."""
+        """Wait until all commits are durable, at most `deadline` seconds for each thread."""
         self._to_write.put(None)
         for thread in self._threads:
             thread.join(deadline)
@@ -187,17 +187,17 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def adopt(self, checkpoints: Iterable[Checkpoint[Any]]) -> None:
-        """Those that an earlier start of the run has left, in ascending order. Call before any commit."""
+        """Add the checkpoints of an earlier start of the run, in ascending order, before any commit."""
         for checkpoint in checkpoints:
             r, versions = checkpoint.round, tuple(checkpoint.versions.tolist())
             paths = ((k, self.states.path(k, version)) for k, version in enumerate(versions) if version)
-            files = {k: path for k, path in paths if path.exists()}  # an older one's may be gone
-            first = self._kept[0].round if self._kept else r  # which lines are missing is not known here
+            files = {k: path for k, path in paths if path.exists()}  # an older version's file may be removed
+            first = self._kept[0].round if self._kept else r  # missing lines are not known here
             adopted = Written(self.path(r), r, versions, files, first)
             self._kept.append(adopted)
             self._syncer.adopt(adopted)
             self._checksums = checkpoint.states
-        if self._kept and self._checksums is None:  # of an earlier fedsim
+        if self._kept and self._checksums is None:  # written by an earlier fedsim
             self._checksums = self._checksums_of(self._kept[-1])
 
     def path(self, round: int) -> Path:
@@ -219,12 +219,12 @@ class Checkpoints:
                 self._drop()
             except BaseException as e:  # raised in the main thread by the next commit, or by close
                 self._error = e
-            del commit, checkpoint  # a server's state
+            del commit, checkpoint  # free the server's state
             self._writing.release()
         self._syncer.close()
 
     def _checksums_of(self, written: Written) -> Tensor:
-        """The checksums of the states that a checkpoint names; only written.states are not known yet."""
+        """Return the checksums of a checkpoint's states; only those of written.states have to be read."""
         if self._checksums is None:
             self._checksums = torch.zeros(len(written.versions), dtype=torch.int64)
         for k in written.states:
@@ -235,7 +235,7 @@ class Checkpoints:
     def _drop(self) -> None:
         """Delete the files that neither the last KEEP checkpoints nor the newest durable one need.
 
-        A power cut may leave nothing newer than the durable one. Before one is durable, nothing is deleted.
+        A power cut may leave no checkpoint newer than the durable one. Before one is durable, all are kept.
         """
         durable = self._syncer.durable
         dropped: list[Written] = []

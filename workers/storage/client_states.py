@@ -1,14 +1,13 @@
 """Versioned client states: state/<client>/<version>.state.
 
-Workers are caches of these files. A worker writes version s+1 before it replies; the round's checkpoint names
-the version that counts (workers.storage.checkpoints). A large state overwrites an older version that is no
-longer needed, because new pages of the page cache cost ten times as much as writing to existing ones.
+Workers cache these files. A worker writes version s+1 before it replies; the round's checkpoint names the
+version that counts (workers.storage.checkpoints). A large state overwrites an older version that is no longer
+needed, because new pages of the page cache cost ten times as much as writing to existing ones.
 
 The checksum of a state proves that its bytes are complete, but not their client or version. A backup may swap
 files, and a power cut may leave an overwritten file with its new name and old bytes. So a mark at the end of
-the file names the run, the client and the version, and repeats the checksum. A small state has version 0,
-because files of several versions with the same bytes are one file; a checkpoint has the checksums of the
-versions that it names.
+the file names the run, the client and the version, and repeats the checksum. The mark of a small state has
+version 0, because versions with the same bytes share one file; checkpoints record the checksums of states.
 
 file = encoded state (fedsim.wire.state_file) | b"FEDOWNER" | xxh3_64 of the run's name (u64) | client (u64) |
 version (u64) | the state's checksum (u64)
@@ -36,11 +35,11 @@ from fedsim.wire.state_file import decode_state, encode_state, state_chunks
 from workers.storage.atomic_files import SPARE, disk_errors, patiently, remove_or_spare, write_atomically
 
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
-"""The encoded size of the states that a process keeps decoded, by the machine's memory; the page cache has
-the others."""
+"""The largest total encoded size of the states that a process keeps decoded; it depends on the machine's
+memory. Other states are read from the page cache."""
 LARGEST_CACHED = 32 << 20
-"""Larger states are not kept but read again from the page cache, which takes little time compared with a task
-on a model of that size."""
+"""Larger states are not cached but read again from the page cache, which takes little time compared with a
+task on a model of that size."""
 SMALL_BYTES = 4096
 """State files up to this size are compared with their predecessor and linked to it if they are equal. They
 are not overwritten, and their mark names no version."""
@@ -51,14 +50,14 @@ _EARLIER = struct.Struct(">8sQQ")
 _CHECKSUM = slice(8, 16)
 """The position of the checksum in an encoded state."""
 ANY = 0
-"""The version of a small state's mark."""
+"""The version in the mark of a small state."""
 
 
 class ClientStates:
     """Client states by (client, version), with a bounded cache of decoded ones."""
 
     def __init__(self, folder: Path, kind: type, run: str = "") -> None:
-        """kind: the states' class. run: the run's name in their marks; '': those of any run are read."""
+        """Open a folder. kind: the class of states. run: the run's name in marks; '' accepts any run."""
         self.folder, self.kind, self.run = folder, kind, run
         self._cache: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
         self._cached_bytes = 0
@@ -69,7 +68,7 @@ class ClientStates:
         return self.folder / f"{client:06d}" / f"{version:06d}.state"
 
     def load(self, client: int, version: int, expected: int | None = None) -> Any:
-        """Return a client's state. expected: the checksum that it must have, if one is known."""
+        """Return a client's state. expected: the checksum that the state must have, if known."""
         hit = self._cache.get((client, version))
         if hit is not None:
             return hit[0]
@@ -80,7 +79,7 @@ class ClientStates:
         return state
 
     def checksum(self, client: int, version: int) -> int:
-        """Return the checksum of an encoded state, which its file begins with."""
+        """Return the checksum of an encoded state, read from the beginning of its file."""
         with disk_errors(self._owner(client, version)), self._opened(client, version) as file:
             return checksum(file.read(16))
 
@@ -111,7 +110,7 @@ class ClientStates:
         return f"the state of client {client}, {self.path(client, version)}"
 
     def put(self, client: int, version: int, data: bytes) -> None:
-        """Write a state's file from the bytes of another one."""
+        """Check the bytes of an encoded state, and write the state's file."""
         path = self.path(client, version)
         decode_state(self.kind, data, f"the state of client {client}, version {version}")
         with disk_errors(path.parent):
@@ -144,8 +143,8 @@ class ClientStates:
         return mark(self.run, client, version if size > SMALL_BYTES else ANY, start)
 
     def _linked(self, client: int, version: int, data: bytes) -> bool:
-        """Make this version a hard link to the last one if the bytes are equal, so that a stateless client's
-        file is written only once."""
+        """Make this version a hard link to the last one if the bytes are equal. The file of a stateless
+        client is then written only once."""
         before, same = self._small.get(client, (version, b""))
         self._small[client] = (version, data)
         if before == version or same != data:
@@ -162,9 +161,9 @@ class ClientStates:
             self._cached_bytes -= self._cache.pop(key)[1]
 
     def remove(self, client: int, below: int, spare: bool = False) -> None:
-        """Delete the files of all versions older than `below`, also of drafts that no round committed.
+        """Delete the files of all versions older than `below`, including drafts that no round committed.
 
-        spare: Keep a large one, which the client's next version overwrites.
+        spare: True to keep a large file, which the client's next version overwrites.
         """
         folder = self.path(client, 0).parent
         for name in patiently(lambda: os.listdir(folder)):
@@ -187,19 +186,19 @@ def checksum(start: bytes | memoryview) -> int:
 def mark(run: str, client: int, version: int, start: bytes | memoryview) -> bytes:
     """Return the mark of a client's state.
 
-    run: the run's name, '' if it has none. version: of the state, or ANY. start: the encoded state, or its
-    first 16 bytes.
+    run: the run's name, '' if it has none. version: the state's version, or ANY. start: the encoded state, or
+    its first 16 bytes.
     """
     return _MARK.pack(MAGIC, _tag(run), client, version, checksum(start))
 
 
 def unmarked(data: memoryview, run: str, client: int, version: int, owner: str) -> memoryview:
-    """Return the encoded state in the content of a file.
+    """Return the encoded state in the content of a file, without the mark.
 
-    run, client, version: what is expected; run '': any. owner: the state and its file, for errors.
+    run, client, version: the expected values; '' accepts any run. owner: the state and its file, for errors.
 
     Raises:
-        WireError: If the file has the mark of another state; it begins with `owner`.
+        WireError: If the mark is of another state, or the state is incomplete; it begins with `owner`.
     """
     if data.nbytes >= _MARK.size and data[-_MARK.size :][:8] == MAGIC:
         _, tag, owned_by, which, written = _MARK.unpack(data[-_MARK.size :])
@@ -227,8 +226,8 @@ def _tag(run: str) -> int:
 
 
 def model_digest(mean: Tensor, precision: Tensor | None, statistics: Tensor | None = None) -> str:
-    """Return the sha256 of a model: float32 little-endian mean in layout order, then precision and running
-    statistics if any."""
+    """Return the sha256 of a model: its mean, then precision and running statistics, if any, as little-endian
+    float32 in layout order."""
     hashed = sha256(raw_bytes(mean.float().cpu()))
     for besides in (precision, statistics):
         if besides is not None:
@@ -240,7 +239,7 @@ def clients_digest(problem: Problem, states: ClientStates, versions: tuple[int, 
     """Return the sha256 over the digests of all clients' encoded states, in ascending id.
 
     Clients that were never sampled still have their initial state, which most algorithms make equal for all
-    clients. Bytes that equal those of the previous such client are not hashed a second time.
+    clients. An initial state that equals the previous one is not hashed again.
     """
     ctx = problem.context(0, 0)
     hashed, last, digest = sha256(), b"", sha256(b"").digest()

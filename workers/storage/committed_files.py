@@ -1,4 +1,4 @@
-"""A checkpoint's digests of the run's other files, for readers without torch."""
+"""A checkpoint's digests of the run's other files, read without importing torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class CommittedFiles:
 
 
 def read_committed_files(path: Path) -> CommittedFiles:
-    """Read what a checkpoint says of the run's other files, whatever its algorithm.
+    """Read the digests of the run's other files from a checkpoint of any algorithm.
 
     Raises:
-        WireError: if the file is damaged, or of an earlier fedsim, which did not record it.
-        DiskError: if it is not there.
+        WireError: if the file is damaged, or written by an earlier fedsim, which recorded no digests.
+        DiskError: if the file cannot be read.
     """
     owner = f"checkpoint {path}"
     header = state_header(checkpoint_bytes(path), owner)
@@ -40,6 +40,6 @@ def read_committed_files(path: Path) -> CommittedFiles:
 
 
 def checkpoint_bytes(path: Path) -> bytes:
-    """Read the file."""
+    """Read the file of a checkpoint."""
     with disk_errors(f"checkpoint {path}"):
         return path.read_bytes()

@@ -1,9 +1,9 @@
-"""Durability: the fsyncs after which a power cut costs at most the rounds that are not yet synced.
+"""Durability: calls of fsync, so that a power cut costs at most the rounds that are not yet synced.
 
-A renamed file survives kill -9. After a power cut, a file has its content of the last fsync, and a folder its
-entries of its last fsync; any part of later changes may be there. So a checkpoint is durable once it, the
-states that it names and the other files that recovery reads have been fsynced, each with its folder, and none
-of them has been removed.
+A renamed file survives kill -9. After a power cut, a file has the content, and a folder the entries, of its
+last fsync; any part of later changes may be there, too. So a checkpoint is durable once it, the states that
+it names and the other files that recovery reads have been fsynced, each with its folder, and none of them has
+been removed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedsim.errors import DiskError
 from workers.storage.atomic_files import patiently
 
 Durability = Literal["process", "power", "none"]
-"""The events that a committed round survives: the end of any process; also a power cut; or only the end of
-workers only (workers.storage.memory_folder)."""
+"""The events that a committed round survives. process: the end of any process. power: also a power cut. none:
+only the end of workers (workers.storage.memory_folder)."""
 LARGE_PARAMETERS = 4_000_000
 """The number of parameters from which the default is process: a client's state then has 64 MB and more, and
 syncing it takes longer than the round (docs/decisions/026-large-models.md)."""
@@ -36,8 +36,9 @@ SYNC_SECONDS = 1.0
 class Written:
     """A checkpoint that has been renamed.
 
-    versions: of all clients' states. states: the files of states that no earlier checkpoint names, by client.
-    needed: the first round whose checkpoint recovery may read, because metrics.jsonl may lack its line.
+    versions: the versions of all clients' states. states: the files of states that no earlier checkpoint
+    names, by client. needed: the first round whose checkpoint recovery may read, because metrics.jsonl may
+    lack the line of that round.
     """
 
     path: Path
@@ -48,7 +49,7 @@ class Written:
 
 
 def fsync(path: Path) -> None:
-    """Syncs a file's content, or a folder's entries."""
+    """Sync a file's content, or a folder's entries."""
     handle = patiently(lambda: os.open(path, os.O_RDONLY))
     try:
         os.fsync(handle)
@@ -57,16 +58,15 @@ def fsync(path: Path) -> None:
 
 
 def by_size(parameters: int) -> Durability:
-    """The default for a model of P parameters."""
+    """Return the default durability for a model of P parameters."""
     return "process" if parameters >= LARGE_PARAMETERS else "power"
 
 
 class NoSyncer:
-    """durability = process: a checkpoint counts as soon as it is renamed, and the kernel writes it to the
-    disk later. Only the results at the end of a run are synced.
+    """Syncing for durability = process: only the results at the end of a run are synced.
 
-    folder: of the checkpoints. beside: the run's other files, which may not be there yet. durable: the newest
-    checkpoint that counts.
+    A checkpoint counts as soon as it is renamed; the kernel writes it to the disk later. folder: the folder
+    of checkpoints. beside: the run's other files, which may not exist yet. durable: the newest checkpoint.
     """
 
     threads: tuple[threading.Thread, ...] = ()
@@ -91,7 +91,7 @@ class NoSyncer:
 
 
 class Syncer(NoSyncer):
-    """Syncs checkpoints in its own thread, so that no round waits.
+    """Syncing of checkpoints in a separate thread, so that no round waits.
 
     durable is the newest durable checkpoint. Code that removes files must keep it, the checkpoints from round
     durable.needed on, the states that they name, and everything newer.
@@ -111,11 +111,11 @@ class Syncer(NoSyncer):
         self._unsynced.append(written)
 
     def add(self, written: Written) -> None:
-        """Returns at once."""
+        """Queue a checkpoint, and return at once."""
         self._written.put(written)
 
     def close(self) -> None:
-        """The thread ends when all that was added is durable."""
+        """Let the thread end once all added checkpoints are durable."""
         self._written.put(None)
 
     def _run(self) -> None:
@@ -124,15 +124,13 @@ class Syncer(NoSyncer):
                 self._sync()
             if self._unsynced:
                 self._sync()
-            else:
-                _sync_files(
-                    self.beside, self.folder.parent
-                )  # lines and rows may have come after the last checkpoint
+            else:  # lines and rows may have been written after the last checkpoint
+                _sync_files(self.beside, self.folder.parent)
         except OSError as e:
             self.error = _not_durable(e, self.folder)
 
     def _gather(self) -> bool:
-        """Wait for a checkpoint, and until the next sync is due; False once closed."""
+        """Wait for a checkpoint, and until the next sync is due; return False once closed."""
         written = self._written.get()
         due = self._last + SYNC_SECONDS
         while written is not None:
@@ -145,8 +143,8 @@ class Syncer(NoSyncer):
         return False
 
     def _sync(self) -> None:
-        """Sync the newest checkpoint and those that it needs, each after the files that it names, because
-        recovery may read any of them after a power cut in between. Others may already be removed."""
+        """Sync the newest checkpoint and those that it needs, each after the files that it names: recovery
+        may read any of these after a power cut in between. Other checkpoints may already be removed."""
         newest = self._unsynced[-1]
         states: dict[int, Path] = {}
         files: dict[Path, None] = {}
@@ -157,7 +155,7 @@ class Syncer(NoSyncer):
                 files |= dict.fromkeys(states.values())
                 checkpoints.append(written.path)
         clients = dict.fromkeys(path.parent for path in files)
-        folders = dict.fromkeys(path.parent for path in clients)  # it may name a client for the first time
+        folders = dict.fromkeys(path.parent for path in clients)  # a client's folder may be new
         for path in [*files, *clients, *folders]:
             fsync(path)
         _sync_files(self.beside, self.folder.parent)
@@ -168,7 +166,7 @@ class Syncer(NoSyncer):
 
 
 def _sync_files(files: Sequence[Path], folder: Path) -> None:
-    """Sync those files that are there, and the folder that names them."""
+    """Sync the files that exist, and the folder that contains them."""
     for path in files:
         with suppress(FileNotFoundError):
             fsync(path)

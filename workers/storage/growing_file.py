@@ -23,13 +23,13 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class FileDigest:
-    """The content of a file from its start.
+    """The length and digest of the content of a file at some time.
 
     Attributes:
         name: The file's name in the run folder.
-        bytes: Its number of bytes.
-        rows: Its number of records, or of lines without the header.
-        sha256: The hexadecimal digest of these bytes; '' if an earlier version did not record it.
+        bytes: The number of bytes.
+        rows: The number of records, or of lines without the header.
+        sha256: The hexadecimal digest of these bytes; '' if an earlier fedsim did not record it.
     """
 
     name: str
@@ -38,7 +38,7 @@ class FileDigest:
     sha256: str
 
     def matches(self, path: Path) -> bool:
-        """Return whether a file begins with these bytes; what comes after them does not matter."""
+        """Return whether a file begins with these bytes; later bytes are ignored."""
         if not path.exists():
             return False
         hashed, left = sha256(), self.bytes
@@ -64,9 +64,9 @@ class GrowingFile:
             self.append(self.header, rows=0)
 
     def cut(self, size: int, rows: int | None = None) -> None:
-        """Keep the first `size` bytes from an earlier start; with 0 bytes, write a new file.
+        """Keep the first `size` bytes of an existing file; if `size` is 0, write a new file.
 
-        rows: the number of rows in them; None: the number of lines without the header.
+        rows: the number of rows in these bytes; None to count the lines without the header.
         """
         if not size:
             self.begin()
@@ -100,7 +100,7 @@ class GrowingFile:
 
     @property
     def digest(self) -> FileDigest:
-        """The content now."""
+        """The digest of the current content."""
         return FileDigest(self.path.name, self._bytes, self._rows, self._hashed.hexdigest())
 
     def close(self) -> None:

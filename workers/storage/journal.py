@@ -2,8 +2,8 @@
 
 One record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Each record is appended
 with one write, so it survives kill -9. It survives a power cut once a later checkpoint is durable, because
-the journal is synced first (workers.storage.durability). Opening the journal cuts a torn tail; reading
-it skips damaged records without losing others.
+the journal is synced first (workers.storage.durability). Opening the journal cuts off an incomplete end;
+reading it skips damaged records without losing others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PREFIX = struct.Struct(">IQ")
 
 
 def _records(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
-    """Whole records and the positions of their ends."""
+    """Yield whole records and the positions of their ends."""
     at = 0
     while at + _PREFIX.size <= len(data):
         record, end = _record(data, at)
@@ -35,7 +35,7 @@ def _records(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
-    """The record that begins here, None if there is none, and the position of its end."""
+    """Return the record that begins at `at`, or None, and the position of its end."""
     length, digest = _PREFIX.unpack_from(data, at)
     start, end = at + _PREFIX.size, at + _PREFIX.size + length
     if end > len(data) or xxhash.xxh3_64_intdigest(memoryview(data)[start:end]) != digest:
@@ -48,7 +48,7 @@ def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
 
 
 def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, Any]]:
-    """All whole records one after the other, oldest first.
+    """Yield all whole records, oldest first.
 
     size: the number of bytes to read from the start; None: all.
     """
@@ -59,15 +59,15 @@ def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, A
 
 
 def read_journal(path: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """The list of journal_records."""
+    """Return the records of journal_records as a list."""
     return list(journal_records(path, size))
 
 
 class Journal:
-    """Append-only; every record has `what`."""
+    """A file of records that only grows; every record has the key `what`."""
 
     def __init__(self, path: Path) -> None:
-        """Open for appending, cutting a torn tail."""
+        """Open the file for appending, and cut off an incomplete end."""
         self.path = path
         self._file = GrowingFile(path)
         with disk_errors(f"cannot open the journal {path}"):
@@ -76,7 +76,7 @@ class Journal:
 
     @property
     def digest(self) -> FileDigest:
-        """The journal's content now."""
+        """The digest of the journal's current content."""
         return self._file.digest
 
     def append(self, what: str, **label: Any) -> None:

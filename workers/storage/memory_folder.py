@@ -1,9 +1,8 @@
-"""durability = none: a run's states and checkpoints in memory, not on a disk.
+"""Folders for durability = none: a run's states and checkpoints are in memory, not on a disk.
 
 During the run, `state` and `checkpoints` in the run folder are links to a folder in the memory file system
-(/dev/shm). All processes of the machine can read it, so a worker that dies is replaced; without the
-coordinator the states are lost. The next run of the same user with durability = none removes the files of a
-killed coordinator.
+(/dev/shm). All processes of the run can read it, so a worker that dies is replaced. If the coordinator dies,
+the states are lost; the next run of the same user with durability = none removes the files.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from pathlib import Path
 from fedsim.errors import UsageError
 from workers.storage.atomic_files import disk_errors
 
-MEMORY = Path("/dev/shm")
+MEMORY = Path("/dev/shm")  # noqa: S108 - folders made in it have mode 0700
 FOLDERS = ("state", "checkpoints")
 
 
 def put_in_memory(run: Path, memory: Path = MEMORY) -> Path:
-    """Make the FOLDERS of a run, which exist and are empty, links into a memory file system.
+    """Replace the FOLDERS of a run, which must exist and be empty, by links into a memory file system.
 
     Return the folder in memory, for `remove`.
 
     Raises:
         UsageError: If this machine has no memory file system, or the folders are not empty.
-        DiskError: If they cannot be created.
+        DiskError: If the folders cannot be made.
     """
     if not os.access(memory, os.W_OK | os.X_OK):
         raise UsageError(f"--durability none keeps states in {memory}, which is not there; use process")
@@ -65,7 +64,7 @@ def remove_left(memory: Path = MEMORY) -> None:
 
 
 def _begun(pid: int) -> str:
-    """The start of a process, in ticks since the machine's start; '' if it has ended."""
+    """Return a process's start time, in ticks since the machine's start; '' if the process has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line per evaluated round. Nothing here imports torch: `fedsim resume` relies on it."""
+"""The file metrics.jsonl, one line per evaluated round. `fedsim resume` needs this module without torch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fedsim.learning.score_names import CALIBRATION, CLIENT_LISTS, CLIENT_NUMBER
 
 _RELIABILITY = ("reliability", "ensemble_reliability")
 LISTS = (*_RELIABILITY, "client_accuracy_histogram", *CLIENT_LISTS, "staleness", "limits")
-"""Names in metrics.jsonl of what is no number: reliability tables, scores by client and a histogram of them,
-one number per participant, and fedsim.wire.limits."""
+"""Names in metrics.jsonl of values other than numbers: reliability tables, scores by client and a histogram
+of them, the staleness of each participant, and fedsim.wire.limits."""
 
 _ENSEMBLE = ("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier")
 OPTIONAL_SCORES = (*_ENSEMBLE, *CALIBRATION, *CLIENT_NUMBERS, *EXTRA)
 """Scores that some runs have besides test_accuracy and test_nll."""
 
 EDGE_BYTES = ("edge_bytes_down", "edge_bytes_up")
-"""Names of what a round has cost between edge servers and the root, down and up."""
+"""Names of a round's bytes between edge servers and the root, down and up."""
 _ROUND = {"round", "participants", "folded", "late", "refused", "unchanged", "simulated_seconds", "joules"}
 _ROUND |= {"test_accuracy", "test_nll", "bytes_down", "bytes_up"}
 RESERVED = {*_ROUND, *EDGE_BYTES, *OPTIONAL_SCORES, *PERSONAL_NUMBERS, *LISTS}
@@ -27,7 +27,7 @@ RESERVED = {*_ROUND, *EDGE_BYTES, *OPTIONAL_SCORES, *PERSONAL_NUMBERS, *LISTS}
 
 
 def metrics_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """The whole lines of metrics.jsonl and where each ends, until one is damaged."""
+    """Yield the lines of metrics.jsonl and the position of each line's end, up to the first damaged line."""
     at = 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         if not line.endswith(b"\n"):

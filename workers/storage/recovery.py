@@ -1,10 +1,9 @@
-"""Finds the round after which a run continues.
+"""Find the round after which a run continues.
 
-The journal's record of a commit is written when the round's ledger rows are in the file, and the checkpoint
-after that record. The checkpoint has digests of the files at that time. A run continues after the newest
-round whose checkpoint can be read and whose files still match. Everything later is cut off and computed
-again, with the same bits, because tasks are pure. Damaged lines of metrics.jsonl are computed again if the
-models are still there.
+A commit writes the round's ledger rows, then the journal's record, then the checkpoint, which has digests of
+the files at that time. A run continues after the newest round whose checkpoint can be read and whose files
+still match. Everything later is cut off and computed again, with the same bits, because tasks are pure.
+Damaged lines of metrics.jsonl are computed again if the models still exist.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class Recovery:
 
     Attributes:
         epoch: The number of starts of the run, including this one.
-        checkpoint: Of the last commit, None if there is none.
-        commits: The journal's records up to it, by round.
-        unscored: The rounds up to it without a valid line in metrics.jsonl, with their models.
-        kept: The readable checkpoints up to it.
+        checkpoint: The checkpoint of the last commit, None if there is none.
+        commits: The journal's records of commits up to the checkpoint, by round.
+        unscored: The rounds up to the checkpoint without a valid line in metrics.jsonl, with their models.
+        kept: The readable checkpoints up to that one.
         ends: The lengths to which growing files are cut, by name; other files are kept whole.
         notes: Messages for the user: why newer checkpoints are not used, and which files have no digest.
-        target_reached: True if a round up to it has reached the target accuracy.
+        target_reached: True if a round up to the checkpoint has reached the target accuracy.
     """
 
     epoch: int
@@ -62,10 +61,10 @@ class Recovery:
 def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "") -> Recovery:
     """Find the newest round after which a run can continue.
 
-    experiment, run: the digest of the manifest's experiment and its name of the run; '' is not compared.
+    experiment: the digest of the manifest's experiment. run: the run's name. '' is not compared.
 
     Raises:
-        MismatchError: if the checkpoints are of another experiment, or all of another run.
+        MismatchError: if a checkpoint is of another experiment, or all checkpoints are of another run.
         DataError: if no checkpoint can be used, and more rounds would be lost than in a power cut.
         DiskError: if a file cannot be read.
     """
@@ -112,7 +111,7 @@ def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "")
 
 
 def _from_the_start(folder: Path, problem: Problem) -> bool:
-    """Return whether a run may start again: it has no checkpoint, or none was ever removed.
+    """Return whether a run may start anew: it has no checkpoint, or none was ever removed.
 
     Checkpoints are removed only after a later one is durable, so no more is lost than in a power cut.
     """
@@ -126,7 +125,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]], list[str]]:
-    """The readable checkpoints by round, and the errors of the others, the newest first."""
+    """Return the readable checkpoints by round, and the errors of the others, the newest first."""
     kept: dict[int, Checkpoint[Any]] = {}
     skipped = []
     for path in _checkpoints(folder):
@@ -155,7 +154,7 @@ def _check_experiment(folder: Path, kept: Iterable[Checkpoint[Any]], experiment:
 
 
 def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> list[str]:
-    """Remove another run's checkpoints from `kept`, and return why."""
+    """Remove the checkpoints of other runs from `kept`; return a message for each."""
     foreign = [r for r, checkpoint in kept.items() if run and checkpoint.run not in ("", run)]
     if foreign and len(foreign) == len(kept):
         raise MismatchError(
@@ -166,7 +165,7 @@ def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> l
 
 
 def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Problem) -> None:
-    """Check that the broadcasts in use in an asynchronous run can be encoded again."""
+    """Check that the broadcasts that an asynchronous run still uses can be encoded again."""
     first = 0 if problem.algorithm.setup else 1
     for origin in problem.asynchrony.origins(last + 1) if last else ():
         if origin >= first and origin not in kept:
@@ -177,7 +176,7 @@ def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Prob
 
 
 def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Mapping[int, Mapping[str, Any]]:
-    """The journal's records of commits, by round, if the run's files match their digests at a checkpoint."""
+    """Check the run's files against a checkpoint; return the journal's records of commits, by round."""
     r, supplied, due = checkpoint.round, len(checkpoint.versions), len(problem.clients)
     if supplied != due:
         raise WireError(f"the checkpoint of round {r} is of {supplied} clients; this run has {due}")
@@ -186,7 +185,7 @@ def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Map
         for file in checkpoint.files:
             path = folder / file.name
             if file.name == METRICS or (file.name == TIMELINE and _is_empty(path)):
-                continue  # lines are computed again; nothing is computed from the timeline
+                continue  # lines can be computed again; nothing depends on the timeline
             if not file.matches(path):
                 cure = " (if this file is removed, the run goes on)" if file.name == TIMELINE else ""
                 raise WireError(f"{path} is not what it was when round {r} was committed{cure}")
@@ -199,7 +198,7 @@ def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Map
 
 
 def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
-    """Names the files of a resumed run that no digest covers, one sentence each."""
+    """Yield a sentence for each part of a resumed run's files that no digest covers."""
     if not checkpoint.vouches:
         yield (
             f"the checkpoint of round {checkpoint.round} is of an earlier fedsim, which recorded no digests: "
@@ -217,7 +216,7 @@ def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
 
 
 def _sound(path: Path) -> int:
-    """The length of a text file up to its first zero byte: after a power cut, what was not synced is 0."""
+    """Return a text file's length up to its first zero byte: after a power cut, unsynced bytes are 0."""
     at = 0
     if not path.exists():
         return 0
@@ -230,9 +229,9 @@ def _sound(path: Path) -> int:
 
 
 def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, tuple[int, float | None]]:
-    """The end of each line of metrics.jsonl and its test accuracy, by round, up to the checkpoint's digest.
+    """Return the end and the test accuracy of each sound line of metrics.jsonl, by round.
 
-    If no checkpoint has digests, as far as they can be read.
+    Lines are sound as far as a checkpoint's digest matches; without any digests, as far as they are readable.
     """
     path = folder / METRICS
     checkpoints = list(kept)

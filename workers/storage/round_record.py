@@ -38,10 +38,9 @@ class RoundRecord:
     simulated: float | None = None
     """Seconds of the round on the virtual clock, if there is one."""
     joules: float | None = None
-    """The energy of all clients in the round, if their devices state one."""
+    """The energy of all clients in the round, if their devices state an energy."""
     staleness: tuple[int, ...] = ()
-    """In an asynchronous run: the number of server steps since the broadcast that each participant
-    answers."""
+    """In an asynchronous run, the server steps since the broadcast that each participant answers."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """The cost of the last exchange's messages and their limits (fedsim.wire.limits)."""
     seconds: float = 0.0
@@ -57,14 +56,14 @@ class RoundRecord:
     scores: dict[int, ChunkScore] = field(default_factory=dict)
 
     def known(self) -> dict[str, Any]:
-        """Return what the journal keeps of a committed round: all but its model and scores."""
+        """Return the fields that the journal keeps of a committed round: all but NOT_KEPT."""
         reported = {name: float(x) for name, x in self.reported.items()}
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_KEPT}
         return kept | {"reported": reported}
 
     @staticmethod
     def restored(known: Mapping[str, Any], model: Model) -> RoundRecord:
-        """Return the record of a round that was committed before and is still to be evaluated."""
+        """Return the record of a round that an earlier start committed and that is still to be evaluated."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
         return RoundRecord(**values, model=model, committed=True)
 
@@ -93,7 +92,7 @@ class RoundRecord:
     ) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl; sums are combined in chunk order.
 
-        scoring: how clients are scored; None: there are no scores per client.
+        scoring: the rule for clients' scores; None: there are no scores per client.
         """
         tally = self._tally(chunks)
         numbers = measure.numbers(tally)

@@ -22,9 +22,9 @@ from workers.storage.atomic_files import disk_errors, write_atomically
 FILE = "frozen"
 START = "start"
 LEAST = 1 << 20
-"""The least number of bytes for which a file is written."""
+"""The minimum number of bytes for which a file is written."""
 SMALL = 1 << 12
-"""Bytes of a tensor below which each process keeps its own copy."""
+"""Each process keeps its own copies of tensors with fewer bytes."""
 ALIGNMENT = 64
 
 
@@ -38,7 +38,7 @@ def write_frozen(module: nn.Module, folder: Path) -> Path | None:
 
 
 def map_frozen(module: nn.Module, folder: Path) -> bool:
-    """Replace the module's frozen tensors by the file's and free their memory.
+    """Replace the module's frozen tensors by those of the file, and free their memory.
 
     Return False and change nothing if there is no file or its size is wrong.
     """
@@ -62,7 +62,7 @@ def write_start(start: Tensor, folder: Path) -> Path | None:
 
 
 def map_start(start: Tensor, folder: Path) -> bool:
-    """Replace the initial weights (P,) by the file's; return False if there is no file or it differs."""
+    """Replace the initial weights (P,) by the file's; return False if the file is missing or differs."""
     path = folder / START
     if not path.is_file() or path.stat().st_size != start.nbytes:
         return False

@@ -1,7 +1,7 @@
-"""A file without a name for what does not fit into memory; space that is given back is written over.
+"""An unnamed file for data that does not fit into memory; freed space is reused.
 
-New pages of the page cache can cost ten times what is written into them (docs/decisions/037-fresh-pages.md).
-The file ends with its process, however that ends.
+New pages of the page cache can cost ten times as much as writing (docs/decisions/037-fresh-pages.md). The
+file disappears with its process, however the process ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workers.storage.atomic_files import disk_errors, patiently
 
 @dataclass(frozen=True, order=True)
 class Region:
-    """Bytes of the file: where they begin, and how many."""
+    """A range of bytes in the file: the position of the first one, and their number."""
 
     begin: int
     size: int
@@ -33,10 +33,10 @@ class Region:
 
 
 class SpillFile:
-    """Regions of one file. Reserve and free are for one thread at a time, write and read for any."""
+    """Regions of one file. Only one thread at a time may call reserve or free; any may write and read."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the file in a folder, which is made if it is not there."""
+        """Make the file in a folder, which is made if it does not exist."""
         self._label = f"spooled uploads in {folder}"
         with disk_errors(self._label):
             folder.mkdir(exist_ok=True)
@@ -44,11 +44,11 @@ class SpillFile:
             weakref.finalize(self, os.close, self._file)
             os.unlink(name)
         self._free: list[Region] = []
-        """In ascending order; no two are neighbours."""
+        """The free regions, in ascending order; no two are adjacent."""
         self._end = 0
 
     def reserve(self, size: int) -> Region:
-        """Return a part of the smallest free region that has so many bytes, or one at the end of the file."""
+        """Return a part of the smallest free region with at least `size` bytes, or extend the file."""
         fitting = [r for r in self._free if r.size >= size]
         if not fitting:
             at_the_end = self._free and self._free[-1].end == self._end
@@ -62,7 +62,7 @@ class SpillFile:
         return Region(smallest.begin, size)
 
     def free(self, region: Region) -> None:
-        """Let a region be written over."""
+        """Make a region available to be overwritten."""
         if region.size:
             self._add(region)
 
@@ -85,7 +85,7 @@ class SpillFile:
                     data, at = data[done:], at + done
 
     def read(self, region: Region) -> memoryview:
-        """Return the bytes of a region, which are the caller's: a field can be a view of them."""
+        """Return the bytes of a region in new memory, so that fields may be views of it."""
         data, at = torch.empty(region.size, dtype=torch.uint8).numpy().data, 0
         with disk_errors(self._label):
             while at < region.size:

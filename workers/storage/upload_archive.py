@@ -1,9 +1,8 @@
-"""The message trace: every upload as it arrived, in its own file, for folding again.
+"""The message trace: every upload as it arrived, in its own file, so that it can be folded again.
 
 RUN/uploads/<round>/<exchange>-<client>.envelope = number of frames (u32) | bytes of each (u64) | the frames,
-the header's first. The envelope's own checksums cover them. The upload of a
-repeated task is written again: the frames of its fields have the same bytes; its header has the new start
-of the run and the new computing time.
+the header's first. The envelope's own checksums cover the frames. The upload of a repeated task is written
+again: its fields have the same bytes, and its header has the new start of the run and computing time.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from workers.storage.atomic_files import disk_errors, write_atomically
 
 
 def uploads_folder(run: Path) -> Path:
-    """The folder of a run's uploads."""
+    """Return the folder of a run's uploads."""
     return run / "uploads"
 
 
@@ -40,8 +39,8 @@ def read_upload(path: Path, owner: str) -> Envelope:
     """Read an upload's file; errors begin with `owner`.
 
     Raises:
-        DataError: if it is not there.
-        WireError: if it is damaged; both name the file.
+        DataError: if the file cannot be read.
+        WireError: if the file is damaged. Both errors name the file.
     """
     record = f"{owner}, {path}"
     try:

@@ -1,4 +1,4 @@
-"""Uploads that have arrived before their turn: in memory up to a bound, on disk beyond it."""
+"""Uploads that have arrived before their turn, in memory up to a limit and on disk beyond it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from workers.storage.spill_file import Region, SpillFile
 from workers.storage.upload_archive import keep_upload
 
 MEMORY_BYTES = 64 * 2**20
-"""The memory for waiting uploads; one upload is kept in memory whatever its size."""
+"""The memory for waiting uploads, in bytes; one upload is kept in memory whatever its size."""
 
 
 class Spool:
-    """Envelopes by client; only frames go to disk, headers stay.
+    """Waiting envelopes by client; only frames are written to disk, headers stay in memory.
 
     keep: the folder of the message trace, if any.
     """
@@ -27,7 +27,7 @@ class Spool:
                 path.unlink()
         self.folder, self.room, self.keep = folder, memory_bytes, keep
         self._lock = threading.Lock()
-        """put runs in the main thread, take in the fold's"""
+        """A lock, because put runs in the main thread and take in the fold thread."""
         self._envelopes: dict[int, tuple[Envelope, int]] = {}
         self._spilled: dict[int, Region] = {}
         self._file: SpillFile | None = None
@@ -45,13 +45,13 @@ class Spool:
             if self._file is None:
                 self._file = SpillFile(self.folder)
             file, region = self._file, self._file.reserve(size - len(envelope.head))
-        file.write(region, envelope.frames)  # takes long; the fold runs at the same time
+        file.write(region, envelope.frames)  # without the lock, because the fold runs at the same time
         with self._lock:
             self._spilled[client] = region
             self._envelopes[client] = Envelope(envelope.header, envelope.head, ()), worker
 
     def take(self, client: int) -> tuple[Envelope, int]:
-        """Return an upload and the worker that sent it, and forget it."""
+        """Return an upload and the worker that sent it, and forget the upload."""
         with self._lock:
             envelope, worker = self._envelopes.pop(client)
             region = self._spilled.pop(client, None)

@@ -1,4 +1,4 @@
-"""A worker's side of the wire: a DEALER socket with deadlines."""
+"""A worker's connection to the coordinator: a DEALER socket with deadlines."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _EVENTS = (
     | zmq.EVENT_CLOSED
 )
 _ENDED = (zmq.EVENT_CLOSED, zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-"""An attempt to connect was refused, or its connection ended before the end of the handshake."""
+"""The events of an attempt to connect that was refused, or that ended before the end of the handshake."""
 TURNED_DOWN = 5.0
 """A coordinator that answered before is considered gone after refusing attempts for this many seconds."""
 ATTEMPTS = 5
-"""The least number of refused attempts before that: an attempt takes long if the network drops packets."""
+"""The minimum number of refused attempts: an attempt takes long if the network drops packets."""
 
 
 class KeyRefused(AccessError):
-    """The coordinator does not accept this key, and will not later."""
+    """The coordinator does not accept this key, now or later."""
 
 
 class CurveKeys(NamedTuple):
@@ -55,9 +55,9 @@ class CurveKeys(NamedTuple):
 
 
 class Connection:
-    """A connection to the coordinator, from its hello on.
+    """A connection to the coordinator, which begins with a hello.
 
-    With CURVE keys it is encrypted and monitored: receive and send notice the end of the other side.
+    With CURVE keys the connection is encrypted and monitored: receive and send notice when it has ended.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Connection:
         raise WireError(f"the coordinator took no envelope for {deadline:g} s")
 
     def check(self) -> None:
-        """Raise ConnectionLost if the connection has ended. Only those with CURVE keys are monitored."""
+        """Raise ConnectionLost if the connection has ended. Those without CURVE keys are not checked."""
         if self._monitor is not None and self._monitor.poll(0):
             raise self._lost()
 
@@ -205,8 +205,8 @@ def bound(socket: zmq.Socket[bytes], max_frame: int, to_send: int = SEND_QUEUE) 
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let the kernel detect within half a minute that the other machine is gone, even if data is in flight
-    (MAXRT). Unlike ZMTP's heartbeats, this adds no bytes to the stream."""
+    """Let the kernel detect within half a minute that the other machine is gone. MAXRT does so if data is in
+    flight. Unlike ZMTP's heartbeats, these options add no bytes to the stream."""
     for option, value in (
         (zmq.TCP_KEEPALIVE, 1),
         (zmq.TCP_KEEPALIVE_IDLE, 10),

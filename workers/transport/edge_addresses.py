@@ -19,24 +19,24 @@ STEP = 0.02
 
 
 class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """url: where the edge server listens. token: its workers send it in their hello."""
+    """An edge server's address. url: where it listens. token: the secret in its workers' hello."""
 
     url: str
     token: str
 
 
 def edge_of_worker(worker: int, workers: int, edges: int) -> int:
-    """The edge server of a worker. Each edge server has consecutive workers, so their seats are a range."""
+    """Return the edge server of a worker. The workers of an edge server have consecutive numbers."""
     return worker * edges // workers
 
 
 def workers_behind(edge: int, workers: int, edges: int) -> range:
-    """The workers behind an edge server."""
+    """Return the workers behind an edge server."""
     return range(-(-edge * workers // edges), -(-(edge + 1) * workers // edges))
 
 
 def address_file(run_dir: Path, edge: int) -> Path:
-    """The file in which edge server number `edge` of a run writes its address."""
+    """Return the file to which edge server number `edge` of a run writes its address."""
     return run_dir / FOLDER / f"{edge:03d}.json"
 
 

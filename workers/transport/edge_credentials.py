@@ -1,8 +1,8 @@
-"""RUN/edges/join-000.json: the join file of an edge server on another machine.
+"""The join file of an edge server on another machine, RUN/edges/join-000.json.
 
-It has the edge server's own keys, those of its workers, whose connections to the root it opens, and the keys
-of the port for these workers. It is secret, like join.json, and its mode is 0600. Once the edge server knows
-its address, it writes the join file of its workers.
+The file has the edge server's own keys, the keys of its workers, for whom it opens connections to the root,
+and the keys of its port for these workers. The file is secret, like join.json, and its mode is 0600. Once the
+edge server knows its address, it writes the join file of its workers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ EDGE_FORMAT = 1
 
 
 class EdgeCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
-    """edge: its number in the tree. seat: its number at the root's registration. own: its keys
-    there. port: the keys of the port for its workers, which are `first`, `first` + 1, ... max_frame: the
-    largest frame that a peer sends, in bytes."""
+    """The content of the file. edge: the edge server's number in the tree. seat: its number at the root. own:
+    its keys for the root. port: the keys of its port. workers: the keys of the workers `first`, `first` + 1,
+    ... max_frame: the largest frame that a peer sends, in bytes."""
 
     run: str
     url: str
@@ -37,9 +37,9 @@ class EdgeCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
     numerics: str = "native"
 
     def of_workers(self, url: str) -> JoinCredentials:
-        """The join credentials of the workers behind this edge server, at its address.
+        """Return the join credentials of the workers behind this edge server. url: its address.
 
-        It is `lasting`: an edge server that has ended may return with the same file.
+        They are `lasting`: an edge server that has ended may return with the same file.
         """
         public, keys = self.port.public, self.workers
         return JoinCredentials(
@@ -53,16 +53,16 @@ class EdgeCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
 
 
 def edge_join_file(run_dir: Path, edge: int) -> Path:
-    """The join file of edge server number `edge`, which the root writes."""
+    """Return the path of the join file of edge server number `edge`, which the root writes."""
     return run_dir / FOLDER / f"join-{edge:03d}.json"
 
 
 def of_edge(
     keys: RunKeys, edge: int, edges: int, *, run: str, url: str, max_frame: int, numerics: str
 ) -> EdgeCredentials:
-    """The credentials of edge server number `edge` of `edges`.
+    """Return the credentials of edge server number `edge` of `edges`.
 
-    keys: the run's, of all workers, then of all edge servers. run, url, max_frame, numerics: as in the file.
+    keys: the keys of all workers, then of all edge servers. run, url, max_frame, numerics: as in the file.
     """
     workers = len(keys.workers) - edges
     behind, seat = workers_behind(edge, workers, edges), workers + edge

@@ -32,7 +32,7 @@ class Endpoint(ABC):
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.total_bytes = {"up": 0, "down": 0}
-        """Frame bytes that passed this endpoint, counted apart from the ledger."""
+        """Frame bytes that passed this endpoint, counted independently of the ledger."""
         self.lost: list[int] = []
         """Workers whose connection has ended, until the coordinator handles them."""
         self.unreadable: dict[int, str] = {}
@@ -40,7 +40,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """Send an envelope; retry: another worker had it before, and its bytes are of kind retry."""
+        """Send an envelope. retry: another worker had it before, so it is booked as a retry."""
 
     @abstractmethod
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
@@ -71,7 +71,7 @@ class Endpoint(ABC):
         """
 
     def close(self) -> None:
-        """Release sockets and files; envelopes that are still on their way may be lost."""
+        """Release sockets and files; envelopes that have not been delivered may be lost."""
 
     def _book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
         self.total_bytes[direction] += len(envelope.head) + sum(memoryview(f).nbytes for f in envelope.frames)
@@ -79,7 +79,7 @@ class Endpoint(ABC):
 
 
 class Worker(Protocol):
-    """Answers envelopes, as workers.worker.runtime.WorkerRuntime does."""
+    """An object that answers envelopes, such as workers.worker.runtime.WorkerRuntime."""
 
     def handle(self, envelope: Envelope) -> Envelope | None: ...
 

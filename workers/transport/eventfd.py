@@ -15,7 +15,7 @@ class Wakeup:
         os.eventfd_write(self.fd, 1)
 
     def clear(self) -> bool:
-        """True if it was set."""
+        """Clear the descriptor; return True if it was set."""
         try:
             return os.eventfd_read(self.fd) > 0
         except BlockingIOError:

@@ -1,6 +1,6 @@
-"""The envelopes with which a connection begins, or has to begin again: hello, refused, rejoin.
+"""The envelopes that begin a connection, or ask a worker to begin again: hello, refused, rejoin.
 
-Endpoints exchange them on their own, before a run's messages (workers.protocol_messages) can follow.
+Endpoints exchange these before a run's messages (workers.protocol_messages) can follow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Hello(msgspec.Struct, forbid_unknown_fields=True):
-    """A worker's first message. The token is that of a worker that the run has started itself."""
+    """A worker's first message. token: the run's token, for workers that the run has started itself."""
 
     token: str
     index: int
@@ -26,7 +26,7 @@ class Hello(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def notice(kind: str, run: str, name: str, data: bytes) -> Envelope:
-    """Return an envelope about no task, with one field of plain bytes."""
+    """Return an envelope that belongs to no task, with one field of plain bytes."""
     fields, frames = blob(name, data)
     return pack(Header(VERSION, kind, run, fields=fields), frames)
 
@@ -35,7 +35,7 @@ def read_json(envelope: Envelope, kind: type[T], what: str) -> T:
     """Return the JSON in an envelope's first frame.
 
     Raises:
-        WireError: If it cannot be read; the error calls it `what`.
+        WireError: If the JSON cannot be read; the error names it as `what`.
     """
     try:
         return msgspec.json.decode(envelope.frames[0], type=kind)
@@ -49,7 +49,7 @@ def hello(worker: Hello) -> Envelope:
 
 
 def read_hello(envelope: Envelope) -> Hello:
-    """Return what a worker's first envelope says."""
+    """Return the content of a worker's hello."""
     claimed = read_json(envelope, Hello, "hello")
     return msgspec.structs.replace(claimed, host=one_line(claimed.host)[:500])
 

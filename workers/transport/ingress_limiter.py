@@ -1,4 +1,4 @@
-"""Closes connections that send too much, those of revoked workers, and surplus idle ones.
+"""Close connections that send too much, connections of revoked workers, and surplus idle ones.
 
 libzmq cannot do this. It limits frames and the number of whole messages, but keeps every part of a message
 that never ends. A revoked key is refused at its next handshake, but its open connection stays. So a small
@@ -15,7 +15,6 @@ owe. It can exceed this limit by the bytes that arrive between two checks.
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import time
 from collections.abc import Callable
@@ -29,15 +28,15 @@ SECONDS = 0.05
 RESERVE = 48
 """Descriptors that connections without a hello must leave free, if the limit allows."""
 PLENTY = 4096
-"""Descriptors of a process with a port, if the system allows; taking all of them lasts longer than a
-check."""
+"""The limit of descriptors for a process with a port, if the system allows. A peer cannot take all of them
+between two checks."""
 NOTES = 1 << 20
-"""Small envelopes that may pile up while the coordinator is busy: a heartbeat a second."""
+"""Bytes of small envelopes that may queue up while the coordinator is busy: one heartbeat a second."""
 
 
 @dataclass
 class _Account:
-    """The account of a worker's connection. may_send: bytes on the stream from its start."""
+    """The account of a worker's connection. may_send: the largest number of bytes since its start."""
 
     worker: int
     may_send: int
@@ -46,27 +45,27 @@ class _Account:
 class IngressLimiter:
     """The limits of one port.
 
-    greeting: bytes that a connection may send before its hello is accepted. ahead: bytes by which a worker
-    may then be ahead of the coordinator. revoked: workers that must not be connected at the moment.
+    greeting: bytes that a connection may send before its hello is accepted. ahead: unread bytes that a worker
+    may have sent after that. revoked: returns the workers that must not be connected at the moment.
     """
 
     def __init__(self, port: int, greeting: int, ahead: int, revoked: Callable[[], frozenset[int]]) -> None:
         self._port, self._revoked = port, revoked
         self._greeting, self._ahead = greeting, ahead + NOTES
         self._accounts: dict[int, _Account] = {}
-        """By the inode of a connection's socket: descriptors are used again, inodes are not."""
+        """The accounts by the inode of a connection's socket: descriptors are reused, inodes are not."""
         self._current: dict[int, _Account] = {}
-        """By worker."""
+        """The accounts of the latest connections, by worker."""
         self._since: dict[int, int] = {}
         """Connections without a hello, by inode: the number of the check that first saw them."""
         self._looks = 0
-        _allow_descriptors()
+        tcp_counters.allow_descriptors(PLENTY)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ingress-limiter", daemon=True)
         self._thread.start()
 
     def register(self, descriptor: int, worker: int) -> None:
-        """Note the worker of a connection; it stays so until the end, even if the worker is dismissed."""
+        """Note the worker of a connection; this holds until the connection ends, even after a dismissal."""
         account = _Account(worker, self._greeting + self._ahead)
         with suppress(OSError):  # it has ended already
             self._accounts[os.fstat(descriptor).st_ino] = account
@@ -100,7 +99,7 @@ class IngressLimiter:
         return scarce
 
     def _spare_descriptors(self, unknown: list[tcp_counters.TcpStream]) -> bool:
-        """Close connections without a hello if too few descriptors are left; return whether that was so."""
+        """Close connections without a hello if descriptors are scarce; return whether they are."""
         self._looks += 1
         self._since = {s.inode: self._since.get(s.inode, self._looks) for s in unknown}
         limit = tcp_counters.limit()
@@ -116,11 +115,3 @@ class IngressLimiter:
     def close(self) -> None:
         self._over.set()
         self._thread.join()
-
-
-def _allow_descriptors() -> None:
-    """Raise this process's soft limit of open files to PLENTY, or to the hard limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    raised = PLENTY if hard == resource.RLIM_INFINITY else min(PLENTY, hard)
-    if soft != resource.RLIM_INFINITY and soft < raised:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))

@@ -1,8 +1,8 @@
-"""RUN/join.json and RUN/revoked.json: the keys of remote workers, and the revoked ones.
+"""The keys of remote workers, RUN/join.json, and the revoked workers, RUN/revoked.json.
 
-Keys are CURVE keys in ZeroMQ's Z85 text, 40 characters. join.json holds secrets, so its mode is 0600, and
-every holder of the file can take part in the run; keys are never in argv and never in a log. revoked.json is
-written by `fedsim revoke` during a run. The coordinator reads it at every handshake and, for open
+Keys are CURVE keys in ZeroMQ's Z85 text, 40 characters. join.json contains secrets, so its mode is 0600: a
+process that can read the file can take part in the run. Keys are never in argv and never in a log. `fedsim
+revoke` writes revoked.json during a run. The coordinator reads revoked.json at every handshake and, for open
 connections, a few times a second.
 """
 
@@ -49,10 +49,10 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
 
     def write(self, path: Path) -> None:
-        """Write the file at once, readable by its owner only; workers wait for it.
+        """Write the file atomically, because workers wait for it; only its owner may read it.
 
         Raises:
-            DiskError: if it cannot be written.
+            DiskError: if the file cannot be written.
         """
         text = msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
         write_atomically(path, (text,), mode=0o600)
@@ -62,9 +62,9 @@ K = TypeVar("K", bound=KeyFile)
 
 
 class JoinCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
-    """workers: key pairs of the workers `first`, `first` + 1, ... max_frame: the largest frame that a peer
-    sends, in bytes. numerics: the run's, which a worker needs before it imports torch. lasting: True if
-    a coordinator may return at this address with these keys after it has ended."""
+    """The content of a join file. workers: key pairs of the workers `first`, `first` + 1, ... max_frame: the
+    largest frame that a peer sends, in bytes. numerics: the run's numerics, which a worker needs before it
+    imports torch. lasting: True if a coordinator that has ended may return with this address and keys."""
 
     run: str
     url: str
@@ -77,18 +77,18 @@ class JoinCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
 
     @property
     def seats(self) -> range:
-        """The numbers of the workers whose keys are here."""
+        """The numbers of the workers whose keys are in the file."""
         return range(self.first, self.first + len(self.workers))
 
     def pair(self, worker: int) -> KeyPair:
-        """The keys of one worker."""
+        """Return the keys of one worker."""
         return self.workers[worker - self.first]
 
     def part(self, seats: range) -> JoinCredentials:
-        """A file with the keys of these workers only, for one machine.
+        """Return credentials with the keys of these workers only, for one machine.
 
         Raises:
-            UsageError: if it lacks one of them.
+            UsageError: if a worker's keys are missing.
         """
         if not seats or seats.start not in self.seats or seats[-1] not in self.seats:
             raise UsageError(
@@ -105,11 +105,11 @@ class JoinCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path, kind: type[K], format: int, what: str) -> K:
-    """A file of keys, of this format.
+    """Read a file of keys of this format.
 
     Raises:
-        UsageError: if it is not there, open to others, or of another format.
-        DataError: if it is damaged.
+        UsageError: if the file cannot be read, is open to others, or has another format.
+        DataError: if the file is damaged.
     """
     try:
         result = msgspec.json.decode(read_private(path), type=kind)
@@ -121,13 +121,13 @@ def read_keys(path: Path, kind: type[K], format: int, what: str) -> K:
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a file of secrets.
+    """Return the content of a file of secrets.
 
-    A file of root that another user can read through its group is accepted: Kubernetes mounts a Secret so
-    (fsGroup), and the container has no other users.
+    A file of root that this user can read through its group is accepted: Kubernetes mounts a Secret in this
+    way (fsGroup), and the container has no other users.
 
     Raises:
-        UsageError: if it is not there, or open to others.
+        UsageError: if the file cannot be read, or is open to others.
     """
     try:
         data, status = path.read_bytes(), path.stat()
@@ -145,7 +145,7 @@ class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Revocations:
-    """The workers in the file; none while there is no file."""
+    """The revoked workers in a file; there are none while there is no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -170,10 +170,10 @@ class Revocations:
         return frozenset(result.workers)
 
     def add(self, workers: Iterable[int]) -> None:
-        """Add workers to the file; it is replaced as a whole, and processes that do so take turns.
+        """Add workers to the file, which is replaced as a whole. A lock makes processes take turns.
 
         Raises:
-            DataError: if data is missing or damaged.
+            DataError: if the file is damaged.
             DiskError: if the disk cannot be read or written.
         """
         temporary = self.path.with_name(f".{self.path.name}")

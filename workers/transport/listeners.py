@@ -1,7 +1,7 @@
 """The addresses at which the coordinator listens, and the authentication of workers.
 
 A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they send
-the run's token. A CURVE listener is for remote workers, which need a key of its list. At every listener
+the run's token. A CURVE listener is for remote workers, which need a key on its list. At every listener
 libzmq itself refuses peers that do not speak ZMTP 3 (workers.transport.zap).
 """
 
@@ -26,10 +26,10 @@ Transport = Literal["ipc", "tcp"]
 
 
 class Listener(ABC):
-    """One way to listen.
+    """A way to listen for workers.
 
-    mechanism: the bytes that its connections add to frames. port: for the kernel's count, 0 if none. watched:
-    True if the end of a worker is known from its connection, not from a process handle.
+    mechanism: the bytes that connections add to frames. port: the TCP port, 0 if there is none. watched: True
+    if the end of a worker is known from its connection, not from a process handle.
     """
 
     mechanism: wire_size.Mechanism
@@ -41,7 +41,7 @@ class Listener(ABC):
         """Bind; return the address to connect to.
 
         Raises:
-            UsageError: if an argument is wrong.
+            UsageError: if the address is not valid or cannot be bound, or libzmq is too old.
         """
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Listener(ABC):
         """
 
     def owner(self, key: str) -> int | None:
-        """Return the worker with a public key; None if there is none (any longer), or no keys at all."""
+        """Return the worker with a public key; None if no worker has it (any longer)."""
         return None
 
     def revoked(self) -> frozenset[int]:
@@ -71,11 +71,11 @@ class Listener(ABC):
         """Stop listening if that is possible: all workers have joined."""
 
     def close(self) -> None:
-        """Release what the listener holds; call it after the socket is closed."""
+        """Release the listener's files; call this after the socket is closed."""
 
 
 class _TokenListener(Listener):
-    """For workers that the run has started: libzmq accepts every peer, and identify() checks the token."""
+    """A listener for workers that the run has started: libzmq accepts all peers, identify() checks tokens."""
 
     mechanism = wire_size.NULL
     watched = False
@@ -91,7 +91,7 @@ class _TokenListener(Listener):
 
 
 class IpcListener(_TokenListener):
-    """ipc in a folder that only this user can enter.
+    """A listener for ipc in a folder that only this user can enter.
 
     The folder is removed as soon as all workers have joined; open connections stay. After a crash before
     that, the next run removes it.
@@ -104,7 +104,7 @@ class IpcListener(_TokenListener):
     def reopen(self, socket: zmq.Socket[bytes]) -> str:
         if self._folder.path.exists():
             return self._address
-        return self._bind(socket)  # no unbind of the old one: it would end the connections made there
+        return self._bind(socket)  # the old address stays bound: unbinding would end its connections
 
     def _bind(self, socket: zmq.Socket[bytes]) -> str:
         self._folder = Scratch("fedsim-listener-", parent_of_sockets())
@@ -120,7 +120,7 @@ class IpcListener(_TokenListener):
 
 
 class LocalTcpListener(_TokenListener):
-    """tcp on 127.0.0.1, so that the kernel and a relay can count."""
+    """A listener for tcp on 127.0.0.1, so that the kernel and a relay can count bytes."""
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
         guard(socket, lambda key: True)
@@ -132,9 +132,9 @@ class LocalTcpListener(_TokenListener):
 
 
 class CurveListener(Listener):
-    """tcp for other machines: CURVE with an allow-list. A key belongs to one worker until it is revoked.
+    """A listener for tcp from other machines, with CURVE and an allow-list of keys.
 
-    The keys are those of the workers `first`, `first` + 1, ...
+    Each key belongs to one of the workers `first`, `first` + 1, ... until it is revoked.
     """
 
     mechanism = wire_size.CURVE
@@ -175,7 +175,7 @@ class CurveListener(Listener):
         worker = self._workers.get(key)
         if worker is None:
             raise WireError("not of this run")
-        if worker in self.revoked():  # since its handshake
+        if worker in self.revoked():  # the key was revoked after the handshake
             raise AccessError(f"the key of worker {worker} was revoked")
         return worker
 

@@ -27,7 +27,7 @@ HELLO_BYTES = 4096
 AHEAD = 16
 """The largest number of unread frames of a worker, unless the caller sets another limit."""
 BATCH = 256
-"""Envelopes taken at a time: a peer that sends without end cannot occupy the coordinator."""
+"""Envelopes taken at a time, so that a peer that never stops sending cannot block the coordinator."""
 
 
 class NoHello(WireError):
@@ -77,7 +77,7 @@ class ZmqEndpoint(Endpoint):
         self._workers: dict[bytes, int] = {}
         self._routes: dict[int, bytes] = {}
         self._descriptors: dict[int, int] = {}
-        """Workers by the descriptor of their connection, which is what the monitor knows."""
+        """Workers by the descriptor of their connection, because the monitor reports descriptors."""
         self._rejoin_sent: dict[int, bytes] = {}
         """Connections that were asked to join again, once each, so that a peer gets no more than it sends."""
         self._poller, self._polled = zmq.Poller(), [-1]
@@ -209,7 +209,7 @@ class ZmqEndpoint(Endpoint):
         if self._rejoin_sent.get(descriptor) == route:
             return
         envelope = rejoin()
-        with suppress(zmq.ZMQError):  # if its queue is full, after its next envelope
+        with suppress(zmq.ZMQError):  # if its queue is full, try again after its next envelope
             self._send(route, envelope)
             self._rejoin_sent[descriptor] = route
             self._book(envelope, worker, "down")
@@ -285,10 +285,10 @@ class ZmqEndpoint(Endpoint):
 
 
 def first_envelope(buffers: Sequence[memoryview]) -> Envelope:
-    """A hello.
+    """Return the first envelope of a connection, which must be a hello.
 
     Raises:
-        NoHello: if it is anything else.
+        NoHello: if the envelope is not a hello.
     """
     if sum(b.nbytes for b in buffers) > HELLO_BYTES:
         raise NoHello("too long for a hello")

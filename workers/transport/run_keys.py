@@ -21,7 +21,7 @@ public key, and trust it."""
 
 
 class RunKeys(KeyFile, frozen=True, forbid_unknown_fields=True):
-    """url: the coordinator's address for its workers at every start; '' for keys of a single start."""
+    """A run's keys. url: the coordinator's address for workers at every start; '' for a single start."""
 
     url: str
     server: KeyPair
@@ -37,8 +37,8 @@ class RunKeys(KeyFile, frozen=True, forbid_unknown_fields=True):
         """Read a file of keys for this many workers.
 
         Raises:
-            UsageError: if it is not there, open to others, or for another number of workers.
-            DataError: if it is damaged.
+            UsageError: if the file cannot be read, is open to others, or has another number of workers.
+            DataError: if the file is damaged.
         """
         result = read_keys(path, RunKeys, KEYS_FORMAT, "a file of keys")
         if len(result.workers) != workers:
@@ -48,9 +48,9 @@ class RunKeys(KeyFile, frozen=True, forbid_unknown_fields=True):
         return result
 
     def join(self, run: str, numerics: str, url: str = "", max_frame: int = LONGEST_FRAME) -> JoinCredentials:
-        """The join credentials of a run's workers.
+        """Return the join credentials of a run's workers.
 
-        url: the coordinator's address, if the keys do not have it. max_frame: the longest frame that the
+        url: the coordinator's address, if the keys do not name it. max_frame: the longest frame that the
         coordinator sends, in bytes.
         """
         public, lasting = self.server.public, bool(self.url)

@@ -1,6 +1,6 @@
-"""tcp://ADDRESS:PORT in --bind, --connect and join files. Every such text is parsed here.
+"""Addresses tcp://ADDRESS:PORT in --bind, --connect and join files, all of which are parsed here.
 
-libzmq itself accepts texts that are no address: it uses only the last 16 bits of a port, ignores characters
+libzmq itself accepts texts that are no addresses: it uses only the last 16 bits of a port, ignores characters
 after its digits, and reads `tcp://A;B:PORT` as two addresses. A socket needs an option to use IPv6.
 """
 
@@ -61,10 +61,10 @@ class TcpAddress:
         return TcpAddress(host, _port(port, text, owner, ""))
 
     def resolved(self) -> list[tuple[socket.AddressFamily, str]]:
-        """The addresses of the host, IPv4 first.
+        """Return the addresses of the host, IPv4 first.
 
         Raises:
-            OSError: if its name is not known.
+            OSError: if the host's name is not known.
         """
         resolved = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
         pairs = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in resolved)
@@ -88,11 +88,11 @@ class TcpAddress:
 
 
 def checked_url(url: str | None, of_file: str, file: Path) -> str:
-    """Return the address to connect to: that of --connect, or else that of the join file.
+    """Return the address to connect to: the value of --connect, or else the join file's address.
 
     Raises:
-        UsageError: if --connect is no such address.
-        DataError: if the file contains no such address.
+        UsageError: if --connect is not a valid address.
+        DataError: if the file does not contain a valid address.
     """
     if url is not None:
         return str(TcpAddress.to_connect(url))
@@ -103,12 +103,12 @@ def checked_url(url: str | None, of_file: str, file: Path) -> str:
 
 
 def interfaces() -> set[str]:
-    """The names of this machine's network interfaces."""
+    """Return the names of this machine's network interfaces."""
     return {name for _, name in socket.if_nameindex()}
 
 
 def _parts(text: str, owner: str, more: str) -> tuple[str, str]:
-    """The host and the port of tcp://HOST:PORT."""
+    """Return the host and the port of tcp://HOST:PORT."""
     parts = _PARTS.fullmatch(text)
     if parts is None:
         if text.startswith("tcp://") and not re.fullmatch(r"tcp://(\[.*\]|[^:\[\]]*)", text):

@@ -1,8 +1,8 @@
 """The kernel's counters of our TCP connections: a check of the ledger that is independent of ZeroMQ.
 
-TCP_INFO's bytes_received counts what the stream has delivered in order, bytes_acked what the other side
-has confirmed; neither counts retransmissions, as bytes_sent does. An accepted connection counts exactly the
-stream's bytes while it is open (docs/references/bytes.md#which-counters-are-exact).
+TCP_INFO's bytes_received counts the bytes that have arrived in order, and bytes_acked those that the other
+side has confirmed. Unlike bytes_sent, neither counts retransmissions. An accepted connection counts exactly
+the stream's bytes while it is open (docs/references/bytes.md#which-counters-are-exact).
 """
 
 from __future__ import annotations
@@ -17,15 +17,45 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
-_ACKED, _RECEIVED = 120, 128
-"""Offsets in struct tcp_info of two u64."""
+_ACKED, _RECEIVED, _SENT, _RETRANSMITTED = 120, 128, 200, 208
+"""The offsets of four u64 in struct tcp_info, whose first byte is the state."""
+
+
+class TcpInfo(NamedTuple):
+    """The kernel's counters of one socket, in bytes.
+
+    Attributes:
+        state: The socket's state, a number of Linux's enum of TCP states.
+        acked: The bytes that the other side has confirmed; SYN and FIN count as one each.
+        received: The bytes that have arrived in order; the other side's FIN counts as one.
+        sent: The bytes that were sent, including every retransmission.
+        retransmitted: The bytes that were sent again.
+    """
+
+    state: int
+    acked: int
+    received: int
+    sent: int
+    retransmitted: int
+
+
+def tcp_info(connection: socket.socket) -> TcpInfo:
+    """Ask the kernel for the counters of a TCP socket.
+
+    Raises:
+        OSError: if the socket is not a TCP socket, or is closed.
+    """
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    at = (_ACKED, _RECEIVED, _SENT, _RETRANSMITTED)
+    return TcpInfo(info[0], *(struct.unpack_from("Q", info, offset)[0] for offset in at))
 
 
 @dataclass(frozen=True)
 class TcpStream:
-    """An open connection that a port of this process has accepted, and its stream bytes. inode: which no
-    other has, while its descriptor may soon be another's."""
+    """An open connection that a port of this process has accepted, and its stream bytes. inode: the inode of
+    the socket. It identifies the connection, while the descriptor may be reused at any time."""
 
     descriptor: int
     inode: int
@@ -34,10 +64,10 @@ class TcpStream:
 
 
 def streams(port: int) -> list[TcpStream]:
-    """This process's own open connections on a local port; each once, even with several descriptors."""
+    """Return this process's open connections on a local port, each once, even with several descriptors."""
     result = {}
     for descriptor in descriptors():
-        with suppress(OSError):  # a descriptor may be closed while we look
+        with suppress(OSError):  # a descriptor may be closed at any time
             inode = os.fstat(descriptor)
             if stat.S_ISSOCK(inode.st_mode) and inode.st_ino not in result:
                 stream = _stream(descriptor, port)
@@ -47,7 +77,7 @@ def streams(port: int) -> list[TcpStream]:
 
 
 def descriptors() -> list[int]:
-    """This process's open descriptors, also if it has none left to look with."""
+    """Return this process's open descriptors, even if no descriptor is left to list them."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError as e:
@@ -57,8 +87,16 @@ def descriptors() -> list[int]:
 
 
 def limit() -> int:
-    """The number of descriptors that this process may have."""
+    """Return the number of descriptors that this process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def allow_descriptors(count: int) -> None:
+    """Raise this process's soft limit of open files to `count`, or to the hard limit if that is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < raised:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
 def _is_open(descriptor: int) -> bool:
@@ -75,16 +113,15 @@ def _stream(descriptor: int, port: int) -> TcpStream | None:
         if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
             return None
         connection.getpeername()  # the listening socket has no peer
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        acked, received = (struct.unpack_from("Q", info, at)[0] for at in (_ACKED, _RECEIVED))
-        return TcpStream(descriptor, inode, acked, received)
+        info = tcp_info(connection)
+        return TcpStream(descriptor, inode, info.acked, info.received)
 
 
 @contextmanager
 def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
-    """A socket of ZeroMQ's, by a descriptor of our own, and its inode.
+    """Yield one of ZeroMQ's sockets, through a duplicate of its descriptor, and its inode.
 
-    If this process has no descriptor left it is ZeroMQ's own: what is done then is done at once.
+    If this process has no descriptor left, ZeroMQ's own one is used: the block must be short.
     """
     try:
         ours = os.dup(descriptor)
@@ -99,7 +136,7 @@ def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
         return
     try:
         connection = socket.socket(fileno=ours)
-    except OSError:  # it is another file's now
+    except OSError:  # it belongs to another file now
         os.close(ours)
         raise
     with connection:
@@ -107,7 +144,7 @@ def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
 
 
 def end(stream: TcpStream) -> None:
-    """Shut a connection down, if it is still there: both sides learn of it, and half a message is dropped."""
+    """Shut a connection down, if it is still open: both sides notice it, and drop incomplete messages."""
     with suppress(OSError), _held(stream.descriptor) as (connection, inode):
         if inode == stream.inode:
             connection.shutdown(socket.SHUT_RDWR)
@@ -116,11 +153,11 @@ def end(stream: TcpStream) -> None:
 def residual(
     port: int, booked: Callable[[], tuple[int, int] | None], deadline: float = 5.0
 ) -> dict[str, int] | None:
-    """Kernel minus ledger, in bytes: {"down": 0, "up": 0} if every byte is accounted for.
+    """Return kernel minus ledger, in bytes: {"down": 0, "up": 0} if every byte is accounted for.
 
-    booked gives the ledger's totals (down, up), or None when the kernel does not count all of them any more.
-    Waits until both are 0, because the last bytes sent are confirmed a little later, but at most `deadline`
-    seconds.
+    booked: returns the ledger's totals (down, up), or None if the kernel does not count all of them any more.
+    The function waits until both differences are 0, because the last bytes sent are confirmed a little later,
+    but at most `deadline` seconds.
     """
     until = time.monotonic() + deadline
     while True:

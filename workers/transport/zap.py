@@ -1,8 +1,8 @@
-"""Decides who may connect: a small thread that answers ZAP (https://rfc.zeromq.org/spec/27/).
+"""Decide who may connect: a small thread answers ZAP requests (https://rfc.zeromq.org/spec/27/).
 
-Only a socket with a ZAP domain refuses peers of ZMTP 1 and 2 and random bytes; without one libzmq hands
-what they send to the application. Workers connect before the coordinator waits for them, so a thread
-answers. pyzmq's own authenticator would run an event loop for that.
+Only a socket with a ZAP domain refuses peers of ZMTP 1 and 2 and random bytes; without a domain, libzmq
+passes the data of such peers to the application. Workers connect before the coordinator waits for them, so a
+thread answers. pyzmq's own authenticator would run an event loop for that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zmq.utils import z85
 from fedsim.errors import UsageError
 
 OLDEST = (4, 3, 5)
-"""Older libzmq has holes that need no key: CVE-2019-6250, CVE-2019-13132, CVE-2020-15166 and others."""
+"""Older versions can be attacked without a key: CVE-2019-6250, CVE-2019-13132, CVE-2020-15166 and others."""
 DOMAIN = b"fedsim"
 """Matched exactly: libzmq refuses all connections of a domain that no handler knows."""
 _ADDRESS = "inproc://zeromq.zap.01"
@@ -51,8 +51,8 @@ def _answer(asked: zmq.Socket[bytes], accepts: Callable[[str], bool]) -> None:
 
 
 def _verdict(question: list[bytes], accepts: Callable[[str], bool]) -> list[bytes]:
-    """version, request, domain, address, routing id, mechanism, credentials -> version, request, status,
-    text, user, metadata."""
+    """Answer a request: version, request, domain, address, routing id, mechanism, credentials. The answer is
+    version, request, status, text, user, metadata."""
     version, request, domain, _, _, mechanism, *curve_keys = question
     key = z85.encode(curve_keys[0]).decode() if mechanism == b"CURVE" else ""
     good = (version, domain) == (b"1.0", DOMAIN) and mechanism in (b"NULL", b"CURVE") and accepts(key)

@@ -31,7 +31,7 @@ def while_it_starts(connection: Connection, run: str) -> Iterator[None]:
     over = threading.Event()
 
     def beat() -> None:
-        with suppress(FedsimError):  # whoever uses the connection next finds out
+        with suppress(FedsimError):  # the next use of the connection raises the error
             while not over.wait(SECONDS):
                 connection.offer(idle(run))
 

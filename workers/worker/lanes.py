@@ -1,12 +1,12 @@
 """Several tasks at once in one worker, each on a stream of its GPU.
 
-Kernels of a small network fill a small part of a GPU, so those of several clients can run side by side. One
-thread starts them in turn: every task is a coroutine with a network, recordings and a stream of its own. It
-gives way before it repeats recorded steps, and while it waits for a number of the device. Its kernels are
-those of a task alone, so its bits depend neither on the number of lanes nor on what its neighbours compute.
+Kernels of a small network fill a small part of a GPU, so kernels of several clients can run side by side. One
+thread starts them in turn: every task is a coroutine with its own network, recordings and stream. A task
+yields to the others before it repeats recorded steps, and while it waits for a number from the device. It
+starts the same kernels as alone, so its bits depend neither on the number of lanes nor on the other tasks.
 
-The tasks are no threads: the capture of a graph fails while another thread starts kernels, and
-threads that start kernels wait for the lock of the interpreter.
+The tasks are not threads: the capture of a graph fails while another thread starts kernels, and threads that
+start kernels wait for the lock of the interpreter.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from greenlet import greenlet
 
 AHEAD = 16
-"""Repetitions that a lane may have started beyond the one that the device computes: work for the time in
-which the thread encodes an upload or evaluates."""
+"""Repetitions that a lane may have started beyond the one that the device computes, so that the device has
+work while the thread encodes an upload or evaluates."""
 NAP = 1e-4
-"""Seconds between two looks at a device that has enough to do."""
+"""Seconds between two checks of a busy device."""
 
 Work = Callable[[Problem], object]
 
@@ -39,7 +39,7 @@ class Stream(Protocol):
         """Make this the stream of all kernels that are started from now on."""
 
     def mark(self) -> Callable[[], bool]:
-        """Return a function that says whether the device has computed all that was started here before."""
+        """Return a function that tells whether the device has finished all kernels started here so far."""
 
 
 class CudaStream:
@@ -47,7 +47,7 @@ class CudaStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(device))  # which has set the networks up
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # this one has set up the networks
 
     def enter(self) -> None:
         torch.cuda.set_stream(self._stream)
@@ -66,7 +66,7 @@ class Lane:
         self._task: greenlet | None = None
         self._marks: deque[Callable[[], bool]] = deque()
         self._until: Callable[[], bool] | None = None
-        """What the task waits for, if it waits."""
+        """A function that tells whether the task may continue; None if it need not wait."""
         if (recordings := problem.net.recordings) is not None:
             recordings.before, recordings.settle = self._repeats, self._settles
 
@@ -76,22 +76,22 @@ class Lane:
 
     @property
     def ready(self) -> bool:
-        """True if it has a task that need not wait for the device."""
+        """True if the lane has a task that need not wait for the device."""
         return self._task is not None and (self._until is None or self._until())
 
     def start(self, work: Work) -> None:
-        """Start a task, and return when it first gives way, or has ended."""
+        """Start a task, and return when it first yields, or has ended."""
         from greenlet import greenlet
 
         self._task = greenlet(work)
         self._switch(self.problem)
 
     def advance(self) -> None:
-        """Let the task continue, until it gives way again or has ended."""
+        """Let the task continue until it yields again, or has ended."""
         self._switch()
 
     def close(self) -> None:
-        """End the task where it stands."""
+        """End the task before it is complete."""
         if self._task is not None:
             self._task.throw()
             self._task = None
@@ -108,13 +108,13 @@ class Lane:
                 self._marks.clear()
 
     def _repeats(self) -> None:
-        """Give way, and return when so few repetitions are waiting that another one may be started."""
+        """Yield to other tasks; return when few enough repetitions are pending to start another one."""
         self._marks.append(self._stream.mark())
         self._give_way(self._marks.popleft() if len(self._marks) > AHEAD else None)
         self._heartbeat()
 
     def _settles(self) -> None:
-        """Give way until the device has computed all that the task has started."""
+        """Yield to other tasks until the device has finished all kernels of this task."""
         self._marks.clear()
         self._give_way(self._stream.mark())
         self._heartbeat()
@@ -124,12 +124,12 @@ class Lane:
         if self.problem.net.draws_globally:
             return  # other tasks would draw from the same generator
         self._until = until
-        with torch.enable_grad():  # as other tasks begin; a task has its own setting again when it returns
+        with torch.enable_grad():  # other tasks begin so; a task's own setting is restored
             self._task.parent.switch()
 
 
 class Lanes:
-    """The lanes of a worker; with a single one its tasks are computed as they come."""
+    """The lanes of a worker; with a single lane, tasks are computed as they arrive."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class Lanes:
         heartbeat: Callable[..., None],
         stream: Callable[[torch.device], Stream] = CudaStream,
     ) -> None:
-        """problems: the same one with as many networks (Problem.beside). heartbeat: is called while tasks
-        compute."""
+        """problems: the same problem, with one network for each lane (Problem.beside). heartbeat: called
+        while tasks compute."""
         self._alone = problems[0] if len(problems) == 1 else None
         self._lanes: list[Lane] = []
         for problem in problems:
@@ -169,7 +169,7 @@ class Lanes:
         """Let every task that need not wait for the device start its next kernels.
 
         Raises:
-            Exception: What a task raises.
+            Exception: If a task raises it.
         """
         ready = [lane for lane in self._lanes if lane.ready]
         for lane in ready:

@@ -95,7 +95,7 @@ class LocalFiles:
 def names_elsewhere(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
     """Return the coordinator's paths of user files, by the paths of this machine.
 
-    there: the coordinator's experiment. here: the same, localised.
+    there: the coordinator's experiment. here: the same experiment, localised.
     """
     return {
         str(plugins.path_and_name(mine)[0]): str(plugins.path_and_name(its)[0])

@@ -1,4 +1,4 @@
-"""A worker process, from its first connection to its last envelope."""
+"""The process of a worker, from its first connection to its last envelope."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from workers.worker.runtime import WorkerRuntime
 JOIN_DEADLINE = 120.0
 """Seconds within which the coordinator answers a hello."""
 IDLE = 5.0
-"""After this many seconds of silence a remote worker sends a heartbeat. The coordinator answers with a
+"""A remote worker sends a heartbeat after this many seconds of silence. The coordinator answers with a
 heartbeat, or asks the worker to join again if it had removed it."""
 UNANSWERED = 3
 """After this many unanswered heartbeats in a row the connection counts as lost."""
 
 
 def run(spec: dict[str, Any]) -> int:
-    """Connect, set up, serve until 'stop'. Returns the exit code; errors go to the log."""
+    """Connect, set up, and serve until 'stop'; return the exit code. Errors are written to the log."""
     address, token = spec["address"], spec["token"]
-    if "behind" in spec:  # an edge server, whose port is known once it listens
+    if "behind" in spec:  # an edge server: its port is known once it listens
         server = wait_for_address(Path(spec["behind"]), JOIN_DEADLINE)
         address, token = server.url, server.token
     connection = Connection(address, Hello(token, spec["index"], os.getpid()), spec["max_frame"])
@@ -72,7 +72,7 @@ def run(spec: dict[str, Any]) -> int:
 
 
 def set_up(connection: Connection, run: str, config: messages.WorkerConfig, device: str) -> WorkerRuntime:
-    """Build what the configuration describes.
+    """Build the runtime that the configuration describes.
 
     Raises:
         FedsimError: If anything goes wrong; the coordinator has been informed.
@@ -104,10 +104,10 @@ def announce(
     digest: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """Send the coordinator the manifest of this process: it is ready.
+    """Send the coordinator the manifest of this process, which means that it is ready.
 
-    digest: True to include the digest of its data. names: the coordinator's paths of a user's files by the
-    paths here, if they differ.
+    digest: True to include the digest of the data. names: the coordinator's paths of user files by the paths
+    on this machine, if they differ.
     """
     with while_it_starts(connection, run):
         manifest = messages.WorkerManifest(
@@ -134,7 +134,7 @@ def check_over(farewell: Envelope) -> None:
     """Check whether the run that a 'stop' ends has rounds left.
 
     Raises:
-        Interrupted: if it has.
+        Interrupted: if the run has rounds left.
     """
     if messages.was_interrupted(farewell):
         raise Interrupted("the run was interrupted; once it is resumed, this worker may join again")
@@ -155,12 +155,12 @@ def serve(
     Raises:
         AccessError: if the coordinator refuses.
         ConnectionLost: if the connection has ended.
-        Interrupted: if the run was.
+        Interrupted: if the run was interrupted.
     """
     heartbeat, unanswered = Heartbeat(connection), 0
 
     def answer(envelope: Envelope, problem: Problem) -> None:
-        """A separate function, so that no name keeps a large upload while the next task computes."""
+        """Send the replies. In a separate function, no name keeps a large upload during the next task."""
         heartbeat.begin(envelope.header)
         try:
             replies = handle(envelope, problem)
@@ -182,7 +182,7 @@ def serve(
                 if idle and unanswered == UNANSWERED:
                     silence = f"nothing was heard of {connection.address} for {idle * UNANSWERED:g} s"
                     raise ConnectionLost(silence)
-                if idle:  # about no task: it renews no lease, for a task may have been lost on its way
+                if idle:  # it names no task and renews no lease, because a task may be lost
                     connection.offer(messages.idle(runtime.run))
                     unanswered += 1
                 continue

@@ -1,8 +1,8 @@
 """`fedsim worker --join FILE`: a worker on another machine, or in another container.
 
-It shares no folder with the coordinator. It joins with a key of the join file, reads the data set from its
-own folder, receives clients' states and sends drafts back. Clients stay with their worker, so that states are
-rarely sent.
+The worker shares no folder with the coordinator. It joins with a key of the join file, reads the data set
+from its own folder, receives clients' states and sends drafts back. Clients stay with their worker, so that
+states are rarely sent.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ Notify = Callable[[str], None]
 class RemoteWorker:
     """A worker that is not on the coordinator's machine.
 
-    url: the coordinator's address, seen from here. worker: the worker number, None: the first
-    missing one. patience: seconds to wait for the coordinator to answer. files: the paths of a user's files
-    here. locks: of the join file, for processes that share it and have no number.
+    url: the coordinator's address as seen from here. worker: the worker's number; None: the first missing
+    one. patience: seconds to wait for the coordinator to answer. files: the paths of a user's files here.
+    locks: the locks on the join file, for processes that share the file and have no number.
     """
 
     join_credentials: JoinCredentials
@@ -61,8 +61,8 @@ class RemoteWorker:
         Raises:
             AccessError: if the run refuses this worker.
             TaskError: if the coordinator does not answer, or the set-up fails.
-            UsageError: if a file of the user's is not here.
-            Interrupted: if the run was, and has rounds left.
+            UsageError: if a user's file is missing here.
+            Interrupted: if the run was interrupted, and has rounds left.
         """
         mine: int | None = None
         patience, again = 0.0, False
@@ -79,7 +79,7 @@ class RemoteWorker:
     def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
-            if registration_reply.header.kind == "stop":  # it came as the run ended
+            if registration_reply.header.kind == "stop":  # the run ended while it joined
                 check_over(registration_reply)
                 return
             run, config = registration_reply.header.run, messages.read_welcome(registration_reply)
@@ -123,7 +123,7 @@ class RemoteWorker:
                 time.sleep(0.5)
 
     def _try_all(self, mine: int | None, again: bool) -> tuple[int, Connection, Envelope]:
-        """Join as the worker that it has been, else as the first that is missing."""
+        """Join as the same worker as before, or else as the first missing worker."""
         indices = self.join_credentials.seats
         if self.worker is not None and self.worker not in indices:
             raise AccessError(f"seat {self.worker}: this file has the workers {indices[0]} to {indices[-1]}")
@@ -183,15 +183,15 @@ def remote_worker(
     choices: Mapping[str, Path | None] | None = None,
     codecs: Sequence[Path] = (),
 ) -> RemoteWorker:
-    """The worker that a join file and the options of `fedsim worker` describe.
+    """Return the worker that a join file and the options of `fedsim worker` describe.
 
-    seat: the worker's number, None: a free one. url: the coordinator's address as seen from here, if it is
-    not the file's. patience: seconds to wait for a coordinator that does not answer. choices, codecs: files
-    on this machine.
+    seat: the worker's number; None: a free one. url: the coordinator's address as seen from here, if it
+    differs from the file's. patience: seconds to wait for a coordinator that does not answer. choices,
+    codecs: files on this machine.
 
     Raises:
-        UsageError: if the join file is not there, or open to others.
-        DataError: if it is damaged.
+        UsageError: if the join file cannot be read, or is open to others.
+        DataError: if the join file is damaged.
     """
     credentials = JoinCredentials.read(join)
     url = checked_url(url, credentials.url, join)
@@ -201,10 +201,10 @@ def remote_worker(
 
 
 def run_joined(spec: Mapping[str, Any]) -> int:
-    """Be one worker of a node agent, which gets the exit code; errors go to the log.
+    """Run one worker of a node agent; return the exit code. Errors are written to the log.
 
-    spec: join: the join file; seat: the worker's number, None: a free one; options: url, data_dir, patience,
-    choices and codecs as of `fedsim worker`.
+    spec: a mapping with join, the join file, seat, the worker's number (None: a free one), and options, which
+    are url, data_dir, patience, choices and codecs of `fedsim worker`.
     """
     options = dict(spec["options"])
     data_dir = Path(options["data_dir"]) if options.get("data_dir") else None

@@ -1,4 +1,4 @@
-"""The worker's role without any socket: it computes tasks, writes clients' states and evaluates models.
+"""The worker without its socket: it computes tasks, writes clients' states and evaluates models.
 
 `--workers 0` drives the same object inside the coordinator's process.
 """
@@ -16,7 +16,7 @@ from fedsim.errors import ConnectionLost, Interrupted, WireError
 from fedsim.learning.gaussian import Model
 from fedsim.learning.ownership import give_up, keep
 from fedsim.problem import Problem
-from fedsim.wire.envelope import Envelope, Header, decode
+from fedsim.wire.envelope import NONE, Envelope, Header, decode
 from fedsim.wire.message_context import NOTHING, MessageContext, codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
 from workers import protocol_messages as messages
@@ -26,7 +26,7 @@ from workers.task_execution import execute
 
 
 class WorkerRuntime:
-    """Turns one envelope into its reply. It holds a cache of states and one model to evaluate."""
+    """The computation of replies to envelopes, with a cache of states and one model to evaluate."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class WorkerRuntime:
         index: int,
         problems: Sequence[Problem] | None = None,
     ) -> None:
-        """problems: The same one with as many networks as tasks are computed at once; by default one."""
+        """problems: the same problem, with one network for each task at a time; by default only `problem`."""
         self.problem, self.run, self.index = problem, run, index
         self.problems = problems or [problem]
         self.states = ClientStates(run_dir / "state", problem.algorithm.client_type, run)
@@ -48,8 +48,8 @@ class WorkerRuntime:
     def handle(self, envelope: Envelope, on: Problem | None = None) -> Envelope | None:
         """Return the reply: upload, absent, score, or failed with the error and its task.
 
-        None: the envelope needs no reply. on: the problem with the network to compute on, if it is another
-        one (Problem.beside).
+        None: the envelope needs no reply. on: the problem with the network to compute on, if it is not
+        `self.problem` (Problem.beside).
 
         Raises:
             ConnectionLost: If the connection has ended, so that nobody waits for the reply.
@@ -85,13 +85,16 @@ class WorkerRuntime:
         stream = codec_stream(problem.experiment.seed, answered, h.exchange)
         before = max((r for r in self._broadcasts if r < h.round), default=None)
         last = None if before is None else self._broadcasts[before]
+        owner = h.client if problem.references is not None else NONE
+        if owner != NONE:
+            last = self._reference(h)
         fresh = not problem.unmoved(h)
         if fresh:
             down, received = self._decoded(envelope, of_broadcast(last, stream)), h.round
         else:
             down, received = self._got(h)
         self._keep(h.round, down)
-        stamp = (received, h.exchange, answered, before, h.fields)  # all that its values depend on
+        stamp = (received, h.exchange, answered, before, owner, h.fields)  # all that the values depend on
         copied = problem.copies.get("broadcast", stamp, lambda: down)
         task, state = messages.task_of(envelope), self._state
         result = execute(problem, task, state(h.client, h.base), down, h.folds, h.asked, copied, fresh)
@@ -102,7 +105,7 @@ class WorkerRuntime:
         return messages.upload(h, result.payload, (time.monotonic_ns() - began) // 1000)
 
     def _state(self, client: int, version: int) -> Any:
-        """Return a client's state on the network's device, of which only a cache keeps another reference."""
+        """Return a client's state on the network's device; only a cache keeps another reference to it."""
         problem = self.problem
 
         def stored() -> Any:
@@ -115,8 +118,15 @@ class WorkerRuntime:
 
         return problem.copies.get(("state", client), version, stored)
 
+    def _reference(self, h: Header) -> Any:
+        """Return the broadcast to which a client's next one refers (+own)."""
+        own, got = self.problem.references, to_cpu(self._state(h.client, h.base).got)
+        assert own is not None
+        keep(got)
+        return own.reference(got, self.problem.context(0, 0))
+
     def _got(self, h: Header) -> tuple[Any, int]:
-        """Return the last broadcast that a client has got, and its round: this one has not moved (+quiet)."""
+        """Return the last broadcast that a client got, and its round: the new one is not sent (+quiet)."""
         state = self._state(h.client, h.base)
         if state.got is None:
             raise WireError(f"client {h.client} got no broadcast in round {h.round}, and has none of before")
@@ -133,7 +143,7 @@ class WorkerRuntime:
         return down
 
     def _keep(self, round: int, down: Any) -> None:
-        """Keep this broadcast, and the newest before it, to which tasks of the same round refer."""
+        """Keep this broadcast, and the newest earlier one, to which tasks of the same round refer."""
         if self.problem.refers_to_last:
             self._broadcasts[round] = down
             self._broadcasts = {r: self._broadcasts[r] for r in sorted(self._broadcasts)[-2:]}

@@ -1,4 +1,4 @@
-"""Chooses a process's worker number: its rank under the engine that started it, or a free seat.
+"""Choose a process's worker number: its rank under the engine that started it, or a free seat.
 
 A seat is the number of a worker, and has a key in the join file. `srun`, `mpirun`, `torchrun` and an Indexed
 Job of Kubernetes tell each process its rank, so they start unchanged workers. Without a rank, processes that
@@ -23,15 +23,15 @@ from typing import BinaryIO
 from fedsim.errors import UsageError
 
 RANKS = ("JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
-"""Variables with a process's rank, the innermost launcher first: mpirun in a Slurm allocation sets its own,
-and SLURM_PROCID is that of the batch script."""
+"""Variables with a process's rank, the innermost launcher first: mpirun in a Slurm allocation sets its own
+variable, and SLURM_PROCID is then the rank of the batch script."""
 
 
 def rank(environment: Mapping[str, str]) -> int:
-    """The rank that the engine has given this process.
+    """Return the rank that the engine has given this process.
 
     Raises:
-        UsageError: if there is none, or it is not a number.
+        UsageError: if there is no rank, or it is not a number.
     """
     name = next((name for name in RANKS if environment.get(name)), "")
     if not name:

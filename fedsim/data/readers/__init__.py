@@ -1,1 +1,1 @@
-"""One file format each: files to arrays."""
+"""Readers, one module per file format, which convert files to arrays."""

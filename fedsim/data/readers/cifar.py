@@ -1,8 +1,7 @@
-"""CIFAR-10 and CIFAR-100: the binary files, and a lossy JPEG copy.
+"""Reader of CIFAR-10 and CIFAR-100, from the binary files or a lossy JPEG copy.
 
-The binary files are rows of label byte(s) (CIFAR-10: the class; CIFAR-100: coarse, then fine) and
-3072 pixel bytes, red, green, blue, each 32 x 32 in row order. The other public
-layout is a pickle, which is not read.
+A row of a binary file consists of the label bytes (CIFAR-10: the class; CIFAR-100: coarse, then fine) and
+3072 pixel bytes: red, green, blue, each 32 x 32 in row order. The other public format, a pickle, is not read.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PIXELS = 3 * 32 * 32
 
 
 def read_rows(path: Path, label_bytes: int) -> tuple[Array, Array]:
-    """Images (n, 3, 32, 32) uint8 and labels (n,) uint8 (the last label byte) of one file."""
+    """Read images (n, 3, 32, 32) uint8 and labels (n,) uint8 (the last label byte) from one file."""
     row = label_bytes + _PIXELS
     content = np.fromfile(path, np.uint8)
     if len(content) == 0 or len(content) % row:
@@ -32,7 +31,7 @@ def read_rows(path: Path, label_bytes: int) -> tuple[Array, Array]:
 
 
 def read_binary(files: tuple[Path, ...], label_bytes: int) -> Arrays:
-    """All files but the last are training data, in order; the last is the test set."""
+    """Read training data from all files but the last, in order, and the test set from the last."""
     *train, test = (read_rows(path, label_bytes) for path in files)
     return bundle(
         np.concatenate([images for images, _ in train]),
@@ -42,10 +41,10 @@ def read_binary(files: tuple[Path, ...], label_bytes: int) -> Arrays:
 
 
 def read_jpeg(path: Path) -> Arrays:
-    """The lossy copy: an xz-packed .npz with, for train and test, concatenated JPEG files
-    (`*_jpeg` uint8), their lengths in bytes (`*_len`) and `*_labels`.
+    """Read the lossy copy, an xz-compressed .npz.
 
-    Training images are in torchvision's order, test images sorted by class.
+    For train and test, it contains concatenated JPEG files (`*_jpeg` uint8), their lengths in bytes
+    (`*_len`) and `*_labels`. Training images are in torchvision's order, test images sorted by class.
     """
     try:
         packed = np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False)
@@ -62,9 +61,9 @@ def read_jpeg(path: Path) -> Arrays:
 
 
 def _decode(path: Path, stream: Array, lengths: Array) -> Array:
-    """Images (n, 3, 32, 32) uint8 of n JPEG files laid end to end in `stream`."""
+    """Decode n concatenated JPEG files in `stream` to images (n, 3, 32, 32) uint8."""
     try:
-        # Pillow, not torchvision.io: the script that unpacks the copy uses it, so pixels agree.
+        # Pillow, not torchvision.io, so that pixels equal those of the script that unpacks the copy.
         from PIL import Image
     except ImportError as error:
         raise DataError(f"{path} needs the package pillow to decode its images") from error

@@ -1,14 +1,14 @@
-"""UCI Credit Approval exactly as the FedLap experiments read it.
+"""Reader of UCI Credit Approval, exactly as in the FedLap experiments.
 
 Source: class FederatedUCICreditDataGenerator of the released bayes-admm history (see
-docs/references/published-numbers.md#uci-credit). Published numbers depend on its quirks, so they are kept:
+docs/references/published-numbers.md#uci-credit). The published numbers depend on its quirks, which are kept:
 
 - the first row is lost (pandas took it for a header);
 - rows with a '?' are dropped: 652 of 689 remain;
-- categorical columns are one-hot encoded, a binary one as a single column (its second value in
-  alphabetical order); all of these come first, then the numeric columns, RAW (up to 1e5);
+- categorical columns are one-hot encoded, a binary column as one indicator of its second value in
+  alphabetical order; these columns are followed by the numeric columns, RAW (up to 1e5);
 - label 1 is '+', "approved" (the paper's text says "default on payments");
-- 80/20 split by scikit-learn, stratified, random_state=1; rows stay in its shuffled order.
+- scikit-learn splits the rows 80/20, stratified, random_state=1; rows stay in the shuffled order.
 
 Differs: one-hot encoding is written out here instead of using pandas and OneHotEncoder.
 """
@@ -30,7 +30,7 @@ _LABEL = 15
 
 
 def read_credit(path: Path) -> Arrays:
-    """Inputs (521 / 131, 42) float32, targets {0, 1}; 236 of the training rows are positive."""
+    """Read inputs (521 train / 131 test, 42) float32, targets {0, 1}; 236 training rows are positive."""
     from sklearn.model_selection import train_test_split
 
     rows = _complete_rows(path)
@@ -48,7 +48,7 @@ def read_credit(path: Path) -> Arrays:
 
 
 def _complete_rows(path: Path) -> list[list[str]]:
-    """The rows after the first that have no missing value."""
+    """Return the rows without a missing value, except the first row."""
     with opened_text(path) as file:
         rows = [row for row in csv.reader(file) if row]
     for number, row in enumerate(rows, start=1):
@@ -61,7 +61,7 @@ def _complete_rows(path: Path) -> list[list[str]]:
 
 
 def _one_hot(values: list[str]) -> Array:
-    """(n, values) indicators in alphabetical order; of two values only the second's column."""
+    """Return indicators (n, values) in alphabetical order; two values give one column, of the second."""
     known = sorted(set(values))
     columns = known[1:] if len(known) == 2 else known
     return np.array([[value == column for column in columns] for value in values], dtype=float)

@@ -1,7 +1,7 @@
-"""scikit-learn's digits without importing scikit-learn (over a second, and digits is the default).
+"""Reader of scikit-learn's digits, the default data set, without importing scikit-learn.
 
-The installed package holds `datasets/data/digits.csv.gz`: one line per example, 64 pixel values
-0..16 in row order and the label. Reading it takes less than 10 ms, so it is not cached.
+The import takes over a second. Reading `datasets/data/digits.csv.gz` of the package takes less than 10 ms, so
+the data set is not cached. Each line is one example: 64 pixel values 0..16 in row order, and the label.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from fedsim.data.arrays import Array, Arrays, bundle
 from fedsim.errors import DataError
 
-# Of every class, in file order, the last example of each run of five is a test example.
+# Every fifth example of each class, in file order, is a test example.
 TEST_EVERY = 5
 
 
 def digits_file() -> Path | None:
-    """The csv of the installed scikit-learn; None if it is not where it has always been."""
+    """Return the csv file of the installed scikit-learn; None if it is not at its usual path."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise DataError("data set 'digits' needs scikit-learn: install the package scikit-learn")
@@ -30,7 +30,7 @@ def digits_file() -> Path | None:
 
 
 def read_digits(path: Path | None) -> Arrays:
-    """Inputs (1442 / 355, 1, 8, 8) uint8 of 0..16, targets 0..9, both parts in file order."""
+    """Read inputs (1442 train / 355 test, 1, 8, 8) uint8 of 0..16 and targets 0..9, in file order."""
     if path is None:
         from sklearn.datasets import load_digits
 
@@ -46,7 +46,7 @@ def read_digits(path: Path | None) -> Arrays:
 
 
 def every_nth_of_class(targets: Array, n: int) -> Array:
-    """Mask (len(targets),) bool: of each class the n-th, 2n-th, ... example. No randomness."""
+    """Return a mask, (len(targets),) bool, of the n-th, 2n-th, ... example of each class."""
     mask = np.zeros(len(targets), dtype=bool)
     for label in np.unique(targets):
         mask[np.flatnonzero(targets == label)[n - 1 :: n]] = True

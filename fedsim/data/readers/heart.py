@@ -1,18 +1,18 @@
-"""Heart disease at four hospitals by FLamby's rule (fed_heart_disease, dataset.py).
+"""Reader of heart disease at four hospitals, prepared as in FLamby (fed_heart_disease, dataset.py).
 
-Per hospital, in the order Cleveland, Hungary, Switzerland, VA Long Beach: columns 10, 11, 12 are
-dropped, then rows with a '?'; 66/34 split by scikit-learn with random_state=43, stratified by
-"label > 0" when both labels occur more than twice; rows stay in file order. Columns 2 (chest pain,
-1..4) and 6 (resting ECG, 0..2) become indicators without the first value, after the other columns:
+The order of hospitals is Cleveland, Hungary, Switzerland, VA Long Beach. In each, columns 10, 11, 12 are
+dropped, then rows with a '?'. scikit-learn splits the rows 66/34 with random_state=43, stratified by
+"label > 0" if both labels occur more than twice; rows stay in file order. Columns 2 (chest pain, 1..4) and 6
+(resting ECG, 0..2) become indicators of all values but the first, after the other columns:
 
     0 age, 1 sex, 3 blood pressure, 4 cholesterol, 5 sugar, 7 heart rate, 8 angina, 9 ST depression,
     2=2, 2=3, 2=4, 6=1, 6=2          (13 features)
 
 The test set pools the four hospitals; label 1 is disease of any degree.
 
-Differs: raw features. FLamby standardises per hospital since 2022; the FedLap experiments took the
-features from beneath that step (docs/references/published-numbers.md#flamby-heart). FLamby joins hospitals in
-whatever order the file system lists them; here the order is fixed.
+Differs: features are raw. FLamby standardises them per hospital since 2022; the FedLap experiments used the
+features before that step (docs/references/published-numbers.md#flamby-heart). FLamby joins hospitals in the
+order in which the file system lists them; here the order is fixed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRAIN = 0.66
 
 
 def read_heart(files: tuple[Path, ...]) -> Arrays:
-    """Inputs (486 / 254, 13) float32, targets {0, 1}, centres (486,) = position in `files`."""
+    """Read inputs (486 train / 254 test, 13) float32, targets {0, 1} and centres (486,): index in `files`."""
     tables = [_complete_rows(path) for path in files]
     inputs = _features(np.concatenate([features for features, _ in tables]))
     targets = np.concatenate([labels for _, labels in tables])
@@ -43,7 +43,7 @@ def read_heart(files: tuple[Path, ...]) -> Arrays:
 
 
 def _complete_rows(path: Path) -> tuple[Array, Array]:
-    """(n, 10) float64 values of the kept columns and (n,) labels 0 / 1 of the complete rows."""
+    """Return the kept columns, (n, 10) float64, and the labels 0 / 1, (n,), of the complete rows."""
     with opened_text(path) as file:
         rows = [row for row in csv.reader(file) if row]
     kept = [[row[c] for c in _KEPT] + row[-1:] for row in rows if len(row) == _FIELDS]
@@ -59,7 +59,7 @@ def _complete_rows(path: Path) -> tuple[Array, Array]:
 
 
 def _features(table: Array) -> Array:
-    """(n, 10) kept columns -> (n, 13) float32; the values known are those of all hospitals."""
+    """Convert the kept columns (n, 10) of all hospitals to features (n, 13) float32 with indicators."""
     plain = [c for c in _KEPT if c not in _INDICATORS]
     indicators = [
         table[:, c, None] == np.unique(table[:, c])[None, 1:] for c in _INDICATORS
@@ -68,12 +68,12 @@ def _features(table: Array) -> Array:
 
 
 def _train_mask(labels: Array) -> Array:
-    """(n,) bool: FLamby's training rows of one hospital."""
+    """Return a mask, (n,) bool, of FLamby's training rows of one hospital."""
     from sklearn.model_selection import train_test_split
 
     counts = np.unique(labels, return_counts=True)[1]
     stratify = labels if len(counts) > 1 and counts.min() > 2 else None
-    # Both sizes as FLamby writes them: 1 - .66 is not .34 and the rounding of n * size feels it.
+    # Both sizes are written as in FLamby: 1 - .66 is not .34, which can change the rounding of n * size.
     train, _ = train_test_split(
         np.arange(len(labels)),
         test_size=1.0 - _TRAIN,

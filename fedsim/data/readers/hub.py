@@ -1,28 +1,29 @@
-"""Data sets of the `datasets` package, from a local folder; nothing is downloaded.
+"""Reader of data sets of the `datasets` package from a local folder; nothing is downloaded.
 
     hf:FOLDER,label=COLUMN,input=COLUMN,client=COLUMN,tokenizer=FOLDER,length=T,classes=C
 
-FOLDER is what save_to_disk wrote, or has parquet, csv, json or image files as load_dataset takes them; a
-relative one lies in the data folder. Its splits are train, and test or validation.
+FOLDER was written by save_to_disk, or has parquet, csv, json or image files that load_dataset can read. A
+relative FOLDER is in the data folder. The splits are train, and test or validation.
 
-    input        the column of inputs (default: the only image column, else input_ids, else, with a
-                 tokenizer, the only text, else all but label and client); repeated: several of numbers
+    input        column of inputs; may be repeated for columns of features. Default: the only image column,
+                 else input_ids, else (with a tokenizer) the only text, else all but label and client
         image    (channels, height, width), all of one size, scaled to 0 .. 1 (fedsim.data.readers.images)
-        text     ids of the tokenizer in FOLDER (tokenizer.json), `length` places (default 128)
-        list     of whole numbers: ids; of numbers with a point: features
+        text     ids from the tokenizer in tokenizer=FOLDER (tokenizer.json), cut to `length` (default 128)
+        list     integers are ids; floats are features
         numbers  columns of numbers or of names, as features (fedsim.data.readers.tables.features)
-    category     a column of features whose values are names, of any kind; may be repeated
-    label        the column of targets (default: label, labels)
-        class    whole numbers or names: categorical (names as the train split numbers them, or sorted)
-        list     one class per place, -1 for none: token_classes
-        number   with a point, or with classes=1: gaussian
-        next     the next id of every place: token_classes over the vocabulary
-    client       the column that names the client a row belongs to: the centres of partition `natural`
+    category     column of features whose values, of any kind, are names; may be repeated
+    label        column of targets (default: label, labels)
+        class    integers or names: categorical (names as the train split numbers them, or sorted)
+        list     one class per position, -1 for none: token_classes
+        number   floats, or any numbers with classes=1: gaussian
+        next     label=next, the next id at every position: token_classes over the vocabulary
+    client       column that identifies the client of each row; clients are centres (partition `natural`)
 
-Classes of the splits are matched by name; one that train has not is an error (fedsim.data.readers.tables).
+Classes of the splits are matched by name; a class that train does not have is an error
+(fedsim.data.readers.tables).
 
-Rows of ids that are shorter than `length` are filled with the tokenizer's padding (0 without one), their
-targets with -1.
+Rows of ids are filled to `length` (default: that of the longest row) with the tokenizer's padding id (0
+without a tokenizer), and their targets with -1.
 
 Source: https://huggingface.co/docs/datasets (load_from_disk, load_dataset).
 """
@@ -58,7 +59,7 @@ TEXTS = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A spec in its parts; `length` is 0 and `classes` 0 where the spec does not say them."""
+    """The parts of a spec; `length` and `classes` are 0 if the spec does not give them."""
 
     folder: Path
     label: str
@@ -84,12 +85,12 @@ class HubDataset:
         return HubDataset(folder, label, client, inputs, categories, tokenizer, **numbers)
 
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from, in an order that does not depend on the machine."""
+        """All files that the data set is read from, in an order that does not depend on the machine."""
         folders = [self.folder, *([self.tokenizer] if self.tokenizer else [])]
         return tuple(path for folder in folders for path in hub_folders.files_inside(folder))
 
     def read(self) -> Arrays:
-        """The arrays, and `facts`: the number of classes and the scale of the inputs."""
+        """Read the arrays, and `facts`: number of classes and scale of the inputs."""
         for path in self.files():
             if path.suffix in TEXTS:
                 refuse_utf_16(path)
@@ -128,7 +129,7 @@ class HubDataset:
 
     @property
     def name(self) -> str:
-        """The prefix of its cache folder."""
+        """The prefix of the data set's cache folder."""
         return f"hf-{self.folder.name}"
 
     @property
@@ -172,8 +173,7 @@ class HubDataset:
         return parts["train"], test
 
     def _inputs(self, splits: Sequence[Any], rest: Sequence[str]) -> tuple[list[Array], float, Arrays]:
-        """The inputs of every split, the number that stands for white (1 where there is none), and the names
-        of features, if they have names."""
+        """Return the inputs of every split, their scale (1 except for images), and feature names, if any."""
         train, names = splits[0], self.inputs
         if not names and not self.categories:
             names = self._default_input(splits[0], rest)
@@ -215,7 +215,7 @@ class HubDataset:
         return tuple(texts) if len(texts) == 1 and (self.tokenizer or texts == list(names)) else ()
 
     def _ids(self, title: str, split: Any, column: str) -> Array:
-        """A column of texts or of lists: ids as int32 (n, T), or features as float32 (n, I)."""
+        """Convert a column of texts or lists to ids, int32 (n, T), or features, float32 (n, I)."""
         rows = list(split[column])
         if missing := [i for i, row in enumerate(rows) if row is None]:
             raise DataError(f"{self.owner}: {_place(title)(missing[0])}, column {column} has no value")
@@ -228,7 +228,7 @@ class HubDataset:
         return _lists(rows, self.length, self._padding, f"{self.owner}: column {column}")
 
     def _targets(self, splits: Sequence[Any], label: str, shape: tuple[int, ...]) -> tuple[list[Array], int]:
-        """Targets of every split, and how many outputs they need."""
+        """Return the targets of every split, and the number of outputs that they need."""
         if isinstance(splits[0][0][label], list):
             rows, outputs = _classes_by_place(splits, label, shape[0], self.owner)
             return rows, max(outputs, self.classes)
@@ -252,23 +252,23 @@ def _there(name: str, root: Path | None, text: str) -> Path:
 
 
 def _titled(splits: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The splits for training and testing with their names."""
+    """Yield the splits for training and testing with their names."""
     yield from zip(("train", "test"), splits, strict=True)
 
 
 def _place(title: str) -> Callable[[int], str]:
-    """The name of a split's rows in messages."""
+    """Return a function that names a row of a split in messages."""
     return lambda row: f"row {row} of {title} (counted from 0)"
 
 
 def _table(owner: str, title: str, split: Any, columns: Sequence[str], label: str = "") -> tables.Table:
-    """Some columns of a split; the label's classes have their names."""
+    """Return some columns of a split as a table; classes of the column `label` are given by name."""
     import pandas
 
     frame = split.select_columns(list(columns)).to_pandas()
     for name in columns:
         feature = split.features[name]
-        if type(feature).__name__ == "Json":  # whose values pandas would make alike
+        if type(feature).__name__ == "Json":  # pandas would give its values one type
             frame[name] = pandas.Series(list(split[name]), dtype=object)
         if name == label and type(feature).__name__ == "ClassLabel":
             codes = frame[name].fillna(-1).astype(int)
@@ -278,7 +278,7 @@ def _table(owner: str, title: str, split: Any, columns: Sequence[str], label: st
 
 
 def _same_classes(splits: Sequence[Any], name: str, owner: str) -> None:
-    """Refuse classes as features whose numbers stand for other names in the other split."""
+    """Refuse a column of classes as a feature if their numbers mean other names in the other split."""
     names = [getattr(split.features[name], "names", None) for split in splits]
     if names[0] != names[1]:
         raise DataError(
@@ -288,7 +288,7 @@ def _same_classes(splits: Sequence[Any], name: str, owner: str) -> None:
 
 
 def _images(splits: Sequence[Any], column: str, owner: str) -> tuple[list[Array], float]:
-    """A column of images as inputs of every split, and the number that stands for white."""
+    """Convert a column of images to inputs of every split; also return the value of white."""
     every = (
         (f"the image of {_place(title)(row)}", partial(split[column].__getitem__, row))
         for title, split in _titled(splits)
@@ -299,7 +299,7 @@ def _images(splits: Sequence[Any], column: str, owner: str) -> tuple[list[Array]
 
 
 def _lists(rows: Sequence[Any], length: int, padding: int, what: str) -> Array:
-    """Rows of ids as int32 (n, T), or of features as float32 (n, I)."""
+    """Convert rows of ids to int32 (n, T), or rows of features to float32 (n, I)."""
     try:
         values = [np.asarray(row) for row in rows]
     except ValueError:
@@ -319,7 +319,7 @@ def _lists(rows: Sequence[Any], length: int, padding: int, what: str) -> Array:
 
 
 def _padded(values: Sequence[Array], length: int, padding: int) -> Array:
-    """Rows (n, length) int64, cut or filled with `padding`."""
+    """Return rows (n, length) int64, truncated or filled with `padding`."""
     filled = np.full((len(values), length), padding, dtype=np.int64)
     for row, value in zip(filled, values, strict=True):
         row[: min(len(value), length)] = value[:length]
@@ -327,14 +327,14 @@ def _padded(values: Sequence[Array], length: int, padding: int) -> Array:
 
 
 def _next_ids(ids: Array, padding: int) -> Array:
-    """The id behind every place; -1 at the end and where it is padding."""
+    """Return the id after every position; -1 at the end and where this id is padding."""
     shifted = np.full(ids.shape, vocabulary.NO_TARGET, dtype=np.int64)
     shifted[:, :-1] = np.where(ids[:, 1:] == padding, vocabulary.NO_TARGET, ids[:, 1:])
     return shifted
 
 
 def _classes_by_place(splits: Sequence[Any], label: str, length: int, owner: str) -> tuple[list[Array], int]:
-    """Targets (n, length) of lists of classes, -1 for none, and the number of classes."""
+    """Convert lists of classes to targets (n, length), -1 for none; also return the number of classes."""
     rows = []
     names: list[Any] = [getattr(getattr(s.features[label], "feature", None), "names", None) for s in splits]
     for (title, split), own in zip(_titled(splits), names, strict=True):
@@ -357,5 +357,5 @@ def _classes_by_place(splits: Sequence[Any], label: str, length: int, owner: str
 
 
 def _is_number(feature: Any) -> bool:
-    """Return whether a column of the package has numbers, one a row or in arrays."""
+    """Return whether a column has numbers, one per row or in arrays."""
     return str(getattr(feature, "dtype", "")).startswith(("int", "float", "uint", "bool"))

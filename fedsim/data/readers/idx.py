@@ -1,7 +1,7 @@
-"""MNIST's idx files, packed (.gz) or not.
+"""Reader of MNIST's idx files, compressed (.gz) or not.
 
-An idx file of bytes is: 0, 0, 8 (unsigned byte), the number of dimensions, one big-endian uint32
-per dimension, then the values in row order, and nothing after them.
+An idx file of bytes consists of 0, 0, 8 (unsigned byte), the number of dimensions, one big-endian uint32
+per dimension, and the values in row order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNSIGNED_BYTE = 8
 
 
 def read_idx(path: Path, dimensions: int) -> Array:
-    """The uint8 array of one idx file; DataError unless its header and exact size are right."""
+    """Read one idx file as a uint8 array; DataError if its header or size is wrong."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -41,7 +41,7 @@ def read_idx(path: Path, dimensions: int) -> Array:
 
 
 def read_mnist_like(files: tuple[Path, ...]) -> Arrays:
-    """Inputs (n, 1, rows, columns) uint8 from train images, train labels, test images, labels."""
+    """Read (train images, train labels, test images, test labels); inputs (n, 1, rows, columns) uint8."""
     train_images, train_labels, test_images, test_labels = files
     return bundle(
         read_idx(train_images, 3)[:, None],

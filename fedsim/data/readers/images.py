@@ -1,11 +1,11 @@
-"""Pictures as arrays, by their mode (https://pillow.readthedocs.io/en/stable/handbook/concepts.html#modes).
+"""Images as arrays, by mode (https://pillow.readthedocs.io/en/stable/handbook/concepts.html#modes).
 
-L, RGB          8 bits a channel, as they are
+L, RGB          8 bits per channel, unchanged
 1               black and white: 0 and 255
-P               a palette: its colours, as RGB
-LA, RGBA, PA    without their alpha if it is opaque everywhere, else refused
-I;16, I;16B     grey of 16 bits, as float32
-others          refused: the range of their numbers is not known (I, F), or they are not RGB (CMYK, LAB, ...)
+P               palette, converted to RGB; with transparency, as PA
+LA, RGBA, PA    the alpha channel is removed if it is opaque everywhere, otherwise the image is an error
+I;16, I;16B     16-bit grey, as float32
+others          an error: the range of values is not known (I, F), or the image is not RGB (CMYK, LAB, ...)
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fedsim.errors import DataError
 
 _GREY_16 = ("I;16", "I;16B", "I;16L", "I;16N")
 _SEVERAL = ("MPO",)
-"""Formats whose first picture is the picture, such as those of a camera with a preview."""
+"""Formats of several pictures of which the first one counts, such as camera files with a preview."""
 
 
 def pixels(images: Iterable[tuple[str, Callable[[], Any]]], owner: str) -> tuple[Array, float]:
-    """Pictures as inputs (n, channels, height, width), uint8 or float32, and the number that means white.
+    """Convert images to inputs (n, channels, height, width), uint8 or float32; also return white's value.
 
-    images: of each, its name in messages and a function that opens it (as a PIL.Image.Image).
+    images: pairs of a name for messages and a function that opens the image (as a PIL.Image.Image).
     """
     rows: list[Array] = []
     kinds: Counter[str] = Counter()
@@ -64,9 +64,9 @@ def pixels(images: Iterable[tuple[str, Callable[[], Any]]], owner: str) -> tuple
 
 
 def _channels_last(image: Any, where: str) -> Array:
-    """(height, width, channels), uint8 or uint16."""
+    """Convert an image to an array (height, width, channels), uint8 or uint16."""
     mode = str(image.mode)
-    # Of 16 bits in PNG, which older versions of Pillow open as I.
+    # 16-bit grey; older versions of Pillow open such a PNG with mode I.
     if mode in _GREY_16 or (mode == "I" and image.format == "PNG"):
         return np.asarray(image).astype(np.uint16)[:, :, None]
     if mode == "1":

@@ -1,22 +1,22 @@
-"""Data sets in LEAF's JSON, with test rows of every user.
+"""Reader of data sets in LEAF's JSON format, with test rows of every user.
 
     leaf:FOLDER[,shape=CxHxW,classes=C]
 
-FOLDER has the parts train and test, each a folder of JSON files or a file, train.json and test.json:
+FOLDER has the parts train and test. Each is a folder of JSON files, or one file (train.json, test.json):
 
     {"users": ["bob", ...], "num_samples": [124, ...],
      "user_data": {"bob": {"x": [INPUT, ...], "y": [LABEL, ...]}, ...}}
 
-An input is a list of numbers, or lists of such; all have one shape, and `shape` gives them another. Labels
-are names or numbers (fedsim.data.readers.tables.targets). Users with training rows become centres, numbered
-by their names in sorted order (as strings: '10' is before '2'), and a test row has the centre of its user.
-Other keys, such as hierarchies, are not read.
+An input is a list of numbers, or a nested list. All inputs have one shape; `shape` reshapes them. Labels are
+names or numbers (fedsim.data.readers.tables.targets). Users with training rows become centres, numbered by
+name in sorted order (as strings: '10' is before '2'). A test row has the centre of its user. Other keys, such
+as hierarchies, are not read.
 
 Source: LEAF, Caldas et al. 2018, arXiv:1812.01097; the format as in data/utils/split_data.py and
 models/utils/model_utils.py of https://github.com/TalwalkarLab/leaf.
 
-Differs: LEAF reads text, too (Shakespeare, Reddit, Sentiment140), and images by their file names (CelebA);
-here these are errors.
+Differs: LEAF also reads text (Shakespeare, Reddit, Sentiment140) and images given by file name (CelebA); here
+these are errors.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Rows: inputs (n, *shape), labels as the column y, and the user of each."""
+    """Rows of a part: inputs (n, *shape), labels as the column y, and the user of each row."""
 
     inputs: Array
     labels: tables.Table
@@ -64,7 +64,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class LeafDataset:
-    """A spec in its parts; `shape` is empty and `classes` 0 where the spec does not say them."""
+    """The parts of a spec; `shape` is empty and `classes` 0 if the spec does not give them."""
 
     folder: Path
     parts: tuple[tuple[Path, ...], ...]
@@ -93,15 +93,15 @@ class LeafDataset:
 
     @property
     def name(self) -> str:
-        """The prefix of its cache folder."""
+        """The prefix of the data set's cache folder."""
         return f"leaf-{self.folder.name}"
 
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from."""
+        """All files that the data set is read from."""
         return tuple(path for part in self.parts for path in part)
 
     def read(self) -> Arrays:
-        """The arrays, `test_centres`, and `facts`: the number of classes and the scale of the inputs."""
+        """Read the arrays, `test_centres`, and `facts`: number of classes and scale of the inputs."""
         train, test = (self._part(title, paths) for title, paths in zip(PARTS, self.parts, strict=True))
         targets, classes = tables.targets([train.labels, test.labels], "y", self.classes)
         names = np.unique(train.users)
@@ -113,7 +113,7 @@ class LeafDataset:
         return {**arrays, "test_centres": tested, "facts": np.array([classes, 1.0])}
 
     def _part(self, title: str, paths: Sequence[Path]) -> _Part:
-        """The rows of a part, user by user in sorted order."""
+        """Read the rows of a part, ordered by user."""
         import pandas
 
         users = self._users(title, paths)
@@ -137,7 +137,7 @@ class LeafDataset:
         return _Part(np.concatenate(inputs), labels, [name for name, _ in rows])
 
     def _users(self, title: str, paths: Sequence[Path]) -> dict[str, _Rows]:
-        """The rows of every user of a part."""
+        """Read the rows of every user of a part."""
         result: dict[str, _Rows] = {}
         for path in paths:
             try:
@@ -165,7 +165,7 @@ class LeafDataset:
         return result
 
     def _inputs(self, title: str, user: str, x: Sequence[Any]) -> Array:
-        """A user's inputs as float32, (n, ...)."""
+        """Convert a user's inputs to float32, (n, ...)."""
         try:
             array = np.asarray(x)
         except (ValueError, OverflowError):
@@ -182,7 +182,7 @@ class LeafDataset:
         )
 
     def _shaped(self, array: Array, shape: tuple[int, ...], user: str) -> Array:
-        """The same inputs in one shape."""
+        """Reshape a user's inputs if the spec gives a shape; check their shape."""
         if self.shape and array[0].size == np.prod(shape):
             return array.reshape(len(array), *shape)
         if array.shape[1:] != shape:
@@ -191,7 +191,7 @@ class LeafDataset:
 
 
 def _files(folder: Path, part: str, text: str) -> tuple[Path, ...]:
-    """The JSON files of a part, in the order of their names."""
+    """Return the JSON files of a part, sorted by name."""
     single, several = folder / f"{part}.json", folder / part
     paths = sorted(several.glob("*.json")) if several.is_dir() else [single]
     for path in paths:

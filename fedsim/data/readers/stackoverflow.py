@@ -1,19 +1,19 @@
-"""Stack Overflow's sentences as TensorFlow Federated (TFF) prepares them: next words, and tags.
+"""Reader of Stack Overflow's sentences as TensorFlow Federated (TFF) prepares them: next words, and tags.
 
-stackoverflow_{train,test}.h5 (fedsim/data/readers/tff.py): per user the columns tokens (one sentence, words
-separated by spaces), title and tags (of its question; tags separated by '|'), all byte strings, and
-others that are not read. stackoverflow.word_count has a line "word count" per word, the most frequent
-first; stackoverflow.tag_count is one JSON object {tag: count}.
+stackoverflow_{train,test}.h5 (fedsim/data/readers/tff.py) has columns of byte strings per user: tokens (one
+sentence, words separated by spaces), and title and tags of the sentence's question (tags separated by '|').
+Other columns are not read. stackoverflow.word_count has one line "word count" per word, the most frequent
+first. stackoverflow.tag_count is one JSON object {tag: count}.
 
-    next words   of a sentence its first 20 words, as BOS w1 w2 ... EOS PAD ... (fedsim/data/vocabulary.py);
-                 EOS only after fewer than 20 words. Inputs are the first 20 places, targets the last 20.
-    tags         how often each of the 10,000 most frequent words occurs in sentence and title, divided
-                 by how many of their words are among these; which of the 500 most frequent tags apply.
+    next words   the first 20 words of a sentence, as BOS w1 w2 ... EOS PAD ... (fedsim/data/vocabulary.py);
+                 EOS only after fewer than 20 words. Inputs are the first 20 positions, targets the last 20.
+    tags         inputs are the counts of the 10,000 most frequent words in sentence and title, divided by the
+                 sum of these counts; targets are the 500 most frequent tags, 1 for those that apply.
 
-Differs: the files hold 342,477 users (135,818,730 sentences), too many for one machine's memory. Read are
-the first CLIENTS users by id, of each the first 128 sentences (TFF: 128 after a shuffle for next words,
-1,000 for tags), and the first 10,000 test sentences found in the same way. The held-out users of TFF's
-third file are not read, as in its own experiments.
+Differs: the files have 342,477 users (135,818,730 sentences), too many for one machine's memory. Only the
+first CLIENTS users by id are read, with the first 128 sentences of each (TFF: 128 after a shuffle for next
+words, 1,000 for tags), and the first 10,000 test sentences, at most 128 of each user. The held-out users in
+TFF's third file are not read, as in TFF's own experiments.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from fedsim.errors import DataError
 WORDS = 10_000
 TAGS = 500
 SENTENCES = 128
-"""Per user, at most."""
+"""Largest number of sentences per user."""
 LENGTH = 20
-"""Words of a sentence, at most; also the length of a row of inputs or targets."""
+"""Largest number of words of a sentence; also the length of a row of inputs or targets."""
 TEST_ROWS = 10_000
 
 Rows = tuple[Array, ...]
 
 
 def read_next_words(files: tuple[Path, ...], clients: int) -> Arrays:
-    """Inputs (n, 20) int32 and targets (n, 20) int64 of 10,004 ids; files: train, test, word counts."""
+    """Read inputs (n, 20) int32 and targets (n, 20) int64 of 10,004 ids; files: train, test, word counts."""
     train, test, counts = files
     numbers = _numbers(most_frequent_words(counts, WORDS))
     train_rows, centres = _sentences(train, ("tokens",), clients, None)
@@ -55,7 +55,7 @@ def read_next_words(files: tuple[Path, ...], clients: int) -> Arrays:
 
 
 def read_tags(files: tuple[Path, ...], clients: int) -> Arrays:
-    """Inputs (n, 10000) float32 and targets (n, 500) uint8; files: train, test, word and tag counts."""
+    """Read inputs (n, 10000) float32 and targets (n, 500) uint8; files: train, test, word and tag counts."""
     train, test, word_counts, tag_counts = files
     words = _numbers(most_frequent_words(word_counts, WORDS))
     tags = _numbers(most_frequent_tags(tag_counts, TAGS))
@@ -73,7 +73,7 @@ def read_tags(files: tuple[Path, ...], clients: int) -> Arrays:
 
 
 def most_frequent_words(path: Path, size: int) -> list[bytes]:
-    """The first `size` words of a word count."""
+    """Return the first `size` words of a file of word counts."""
     words = []
     with path.open("rb") as file:
         for number, line in enumerate(islice(file, size), start=1):
@@ -85,7 +85,7 @@ def most_frequent_words(path: Path, size: int) -> list[bytes]:
 
 
 def most_frequent_tags(path: Path, size: int) -> list[bytes]:
-    """The `size` most frequent tags; of equally frequent ones those that the file has first."""
+    """Return the `size` most frequent tags; equally frequent tags keep the order of the file."""
     try:
         counts = json.loads(path.read_bytes())
         tags = [tag.encode() for tag, _ in sorted(counts.items(), key=lambda item: -item[1])]
@@ -95,7 +95,7 @@ def most_frequent_tags(path: Path, size: int) -> list[bytes]:
 
 
 def bags_of_words(sentences: Array, titles: Array, words: Mapping[bytes, int]) -> Array:
-    """(n, len(words)) float32: shares of the known words; zeros where no word is known."""
+    """Return the share of each known word, (n, len(words)) float32; zeros if no word is known."""
     bags = np.zeros((len(sentences), len(words)), np.float32)
     for bag, sentence, title in zip(bags, sentences, titles, strict=True):
         result = [words[word] for word in (*sentence.split(), *title.split()) if word in words]
@@ -105,7 +105,7 @@ def bags_of_words(sentences: Array, titles: Array, words: Mapping[bytes, int]) -
 
 
 def tagged(rows: Array, tags: Mapping[bytes, int]) -> Array:
-    """(n, len(tags)) uint8: 1 where a tag applies; tags beyond the list are left out."""
+    """Return 1 for every tag that applies, else 0, (n, len(tags)) uint8; other tags are left out."""
     targets = np.zeros((len(rows), len(tags)), np.uint8)
     for target, row in zip(targets, rows, strict=True):
         target[[tags[tag] for tag in row.split(b"|") if tag in tags]] = 1
@@ -113,7 +113,7 @@ def tagged(rows: Array, tags: Mapping[bytes, int]) -> Array:
 
 
 def _shifted(rows: Rows, numbers: Mapping[bytes, int]) -> tuple[Array, Array]:
-    """Sentences as rows of ids, and the same one place later with NO_TARGET for PAD."""
+    """Convert sentences to rows of ids, and to rows of the next ids with NO_TARGET instead of PAD."""
     (sentences,) = rows
     classes = len(numbers) + vocabulary.SPECIALS
     ids = np.full((len(sentences), LENGTH + 1), vocabulary.PAD, np.int64)
@@ -131,7 +131,7 @@ def _shifted(rows: Rows, numbers: Mapping[bytes, int]) -> tuple[Array, Array]:
 def _sentences(
     path: Path, columns: tuple[str, ...], clients: int | None, most: int | None
 ) -> tuple[Rows, Array]:
-    """The columns of the first `clients` users' sentences, `most` in all, and each one's user number."""
+    """Read columns of the first `clients` users' sentences, `most` in all, and each row's user number."""
     taken: list[Rows] = []
     room = SENTENCES if most is None else most
     with opened(path) as file:

@@ -1,19 +1,19 @@
-"""A table in one file of a user's, FILE.csv, .tsv (also .gz), .parquet or .npz.
+"""Reader of a user's table in one file: FILE.csv, .tsv (also .gz), .parquet or .npz.
 
     FILE[,label=COLUMN,input=COLUMN,category=COLUMN,client=COLUMN,classes=C,test=FILE,missing=drop,na=TEXT]
 
-The keys mean what they mean for hf: (fedsim.data.readers.hub); without `input`, all columns but label and
-client are features. `test` names a file with the same columns, beside FILE. Without it every fifth row of
-each class, in the order of the file, is a test row (of numbers to predict, every fifth row): a split that
-does not depend on the run's seed.
+The keys have the same meaning as for hf: (fedsim.data.readers.hub). Without `input`, all columns but label
+and client are features. `test` names a file with the same columns in the folder of FILE. Without `test`,
+every fifth row of each class, in file order, is a test row (every fifth row of all if targets are numbers to
+predict). This split does not depend on the run's seed.
 
-In a csv file an empty cell has no value, and so has one with a text that `na` names; every other text is what
-it says. A row in which a column that is used has no value is an error, or, with missing=drop, left out before
-test rows are chosen.
+In a csv file, an empty cell or a cell with a text of `na` has no value; every other text is a value. A row
+without a value in a used column is an error; with missing=drop, the row is left out before test rows are
+chosen.
 
-The arrays of an npz file are its columns; one with several values a row, (n, ...), is the input by itself. It
-stays uint8, divided by 255 when scaled, or becomes float32. x_train, y_train, x_test and y_test, as Keras has
-them, are what they say.
+The arrays of an npz file are its columns. An array with several values per row, (n, ...), must be the only
+input. A uint8 array stays uint8 ("scaled" inputs are divided by 255); others become float32. Arrays with the
+names that Keras uses, x_train, y_train, x_test and y_test, are read as training and test data.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ KERAS = ("x_train", "y_train", "x_test", "y_test")
 
 @dataclass(frozen=True)
 class TableFile:
-    """A spec in its parts; `classes` is 0 where the spec does not say it.
+    """The parts of a spec; `classes` is 0 if the spec does not give it.
 
-    categories: columns whose values are names. drop: leave out rows without a value. na: texts that stand for
-    no value.
+    categories: columns whose values are names. drop: True to leave out rows with a missing value. na: texts
+    that mean a missing value.
     """
 
     path: Path
@@ -110,15 +110,15 @@ class TableFile:
 
     @property
     def name(self) -> str:
-        """The prefix of its cache folder."""
+        """The prefix of the data set's cache folder."""
         return f"file-{self.path.name}"
 
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from."""
+        """All files that the data set is read from."""
         return (self.path, self.test) if self.test else (self.path,)
 
     def read(self) -> Arrays:
-        """The arrays, and `facts`: the number of classes and the scale of the inputs."""
+        """Read the arrays, and `facts`: number of classes, scale of the inputs, number of dropped rows."""
         parts = [part for path in self.files() for part in self._parts(path)]
         names, keras = parts[0].names, len(parts) == 2 and self.test is None
         label = self.label or next((name for name in ("y",) if keras), "")
@@ -167,8 +167,7 @@ class TableFile:
     def _inputs(
         self, parts: Sequence[_Part], names: Sequence[str]
     ) -> tuple[list[Array], float, tuple[str, ...]]:
-        """The inputs of every part, the number that stands for white (1 where there is none), and the names
-        of features, if they have names."""
+        """Return the inputs of every part, their scale (255 for uint8, else 1), and feature names, if any."""
         if not any(name in parts[0].arrays for name in names):
             inputs, labels = tables.features(
                 [part.table for part in parts], names, bool(self.inputs), self.categories, NO_VALUE
@@ -189,8 +188,7 @@ class TableFile:
         return [array.astype(np.float32) for array in arrays], 1.0, ()
 
     def _parts(self, path: Path) -> list[_Part]:
-        """The rows of a file; two parts of one in Keras's form, unless the user says which array is the
-        label."""
+        """Read a file as one part, or as two if it has Keras's arrays and the user does not name a label."""
         import pandas
 
         owner = self.owner
@@ -221,7 +219,7 @@ class TableFile:
             wrong = f"its first line has the name {twice!r} twice"
         elif all(name.strip().lstrip("-").replace(".", "", 1).isdigit() for name in heads):
             wrong = "its first line must have the names of the columns"
-        elif len(cells) > len(heads):  # of which pandas makes an index
+        elif len(cells) > len(heads):  # pandas would use the first cells as an index
             wrong = f"line {rows.line_num} has {len(cells)} cells, and the first line {len(heads)} names"
         if wrong:
             raise DataError(f"{owner}: {wrong}")
@@ -232,7 +230,7 @@ class TableFile:
                 keep_default_na=False,
                 na_values=["", *self.na],
                 low_memory=False,
-                # whole numbers stay whole beside a missing one
+                # integers stay integers in a column with missing values
                 **({"dtype_backend": "numpy_nullable"} if self.drop else {}),
             )
         return tables.Table(
@@ -242,7 +240,7 @@ class TableFile:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Rows of a file: the columns, and the arrays that have several values a row."""
+    """Rows of a file: columns, and arrays with several values per row."""
 
     table: tables.Table
     arrays: Mapping[str, Array] = field(default_factory=dict)
@@ -252,10 +250,10 @@ class _Part:
         return (*self.table.frame.columns, *self.arrays)
 
     def complete(self, names: Sequence[str]) -> _Part:
-        """The rows in which all these columns have a value.
+        """Return the rows that have a value in all columns `names`.
 
         Raises:
-            DataError: If there are none.
+            DataError: If there are no such rows.
         """
         table, missing = self.table, np.zeros(len(self.table.frame), dtype=bool)
         for name in names:
@@ -279,7 +277,7 @@ def _row(path: Path) -> Callable[[int], str]:
 
 
 def _line(path: Path, separator: str, row: int) -> int:
-    """The line of the file, from 1, where a row of the table ends; blank lines are none."""
+    """Return the line of the file, from 1, on which a row of the table ends; blank lines are no rows."""
     with opened_text(path) as file:
         rows = csv.reader(file, delimiter=separator)
         filled = (rows.line_num for cells in rows if cells)

@@ -1,8 +1,8 @@
-"""Columns of tables as arrays: features, targets and clients; a cell that does not fit is named.
+"""Conversion of table columns to features, targets and clients; errors name the cell that does not fit.
 
-A table is a pandas frame. Whole numbers and numbers with a point, true and false are numbers; text is names.
-A column of classes that the table names by itself (categorical) has its names in that order. As features,
-numbers are one column and names one column for each, of 0 and 1 (one-hot).
+A table is a pandas frame. Integers, floats and booleans are numbers; text is names. Names in a categorical
+column are in the order of the categories. A column of numbers becomes one feature; a column of names becomes
+one feature of 0 and 1 for each name (one-hot).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fedsim.specs import Form, key_values
 from fedsim.user_files import other_separator
 
 FEW = 8
-"""So many names are shown in a message."""
+"""Largest number of names shown in a message."""
 MANY = 1000
-"""Classes: more of them than rows are probably numbers to predict. Categories: there may be so many."""
+"""Largest number of categories of a feature; classes= is needed for more classes than this and than rows."""
 MOST_CATEGORIES = 100
-"""Names in a column of text that is a feature, unless the user says that it has categories."""
+"""Largest number of names in a text column that becomes a feature although the user does not name it."""
 
 REPEATABLE = ("input", "category", "na")
-"""Keys that may stand there several times."""
+"""Keys that may be given several times."""
 
 _WHOLE = ("integer", "boolean")
 _NUMBERS = (*_WHOLE, "floating", "mixed-integer-float")
@@ -42,7 +42,7 @@ _WORDS = {
     "decimal": "decimal numbers",
     "empty": "no values",
 }
-"""Kinds of pandas.api.types.infer_dtype in words; of others there is no use."""
+"""Words in messages for the kinds of pandas.api.types.infer_dtype."""
 
 _ROW_NUMBERS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Names that pandas gives to a column of row numbers."""
@@ -52,8 +52,8 @@ _ROW_NUMBERS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 class Table:
     """Rows of one part of a data set.
 
-    owner: how a message begins. title: what the part is called. frame: a pandas frame, whose rows are
-    numbered from 0. place: what a row is called. hint: what else may be done about a missing value.
+    owner: prefix of messages. title: name of the part. frame: a pandas frame with rows numbered from 0.
+    place: function that returns the name of a row. hint: advice on a missing value, for the error.
     """
 
     owner: str
@@ -63,7 +63,7 @@ class Table:
     hint: str = ""
 
     def column(self, name: str) -> Any:
-        """A column; one of categories that are not text has these values."""
+        """Return a column; categories that are not text are replaced by their values."""
         series = self.frame[name]
         values = getattr(series.dtype, "categories", None)
         if values is None or all(isinstance(value, str) for value in values):
@@ -71,7 +71,7 @@ class Table:
         return series.astype(values.dtype)
 
     def as_text(self, name: str) -> Table:
-        """The table with the values of a column as text; a whole number is '1', also where it was 1.0."""
+        """Return the table with a column as text; 1 and 1.0 become '1'."""
         series = _complete(self, name)
         if _kind(series) in _NAMES:
             return self
@@ -79,19 +79,19 @@ class Table:
         return replace(self, frame=self.frame.assign(**{name: whole}))
 
     def wrong(self, name: str, rows: Any, what: str) -> DataError:
-        """The error for some rows of a column."""
+        """Return the error for the marked rows of a column."""
         rows = np.asarray(rows, dtype=bool)
         place = f"{self.owner}: {self.place(int(rows.argmax()))}, column {name}"
         return DataError(f"{place} {what} (the first of {rows.sum():,})")
 
 
-# ---- what a data set's text says
+# ---- options in a data set's text
 
 
 def options(
     text: str, spec: str, form: Form, keys: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """KEY=VALUE,... behind a data set, and all values of each key of REPEATABLE."""
+    """Parse KEY=VALUE,... after a data set; return these values, and all values of each key of REPEATABLE."""
     values: dict[str, str] = {}
     repeated: dict[str, tuple[str, ...]] = dict.fromkeys(REPEATABLE, ())
     for key, value in key_values(text, f"data set {spec!r}", repeatable=REPEATABLE):
@@ -107,7 +107,7 @@ def options(
 
 
 def unknown_column(owner: str, key: str, column: str, names: Sequence[str]) -> UsageError:
-    """The error for a column that is not there."""
+    """Return the error for a column that does not exist."""
     if len(names) == 1 and (wrong := other_separator(names[0])):
         return UsageError(f"{owner}: {wrong}")
     if not column:
@@ -131,13 +131,13 @@ def features(
     categories: Collection[str] = (),
     hint: str = "",
 ) -> tuple[list[Array], tuple[str, ...]]:
-    """Columns as inputs (n, features) float32 of every table, and the names of the features.
+    """Convert columns to inputs (n, features) float32 of every table; also return the names of the features.
 
-    A column of numbers is a feature of its name; one of text is a feature 'COLUMN=NAME' for each of its
-    names, 1 where the row has this name, else 0. The names are those of the first table.
+    A column of numbers becomes a feature with the name of the column. A column of text becomes one feature
+    'COLUMN=NAME' for each name in the first table: 1 if the row has this name, else 0.
 
-    selected: the user named the columns. categories: columns whose values, of any kind, are names. hint: what
-    else a user may do with a column that is no feature.
+    selected: True if the user named the columns. categories: columns whose values, of any kind, are names.
+    hint: further advice in the error for columns that cannot be features.
     """
     refused = {name: _no_feature(tables, name, selected) for name in names if name not in categories}
     wrong = "; ".join(f"{name or '(no name)'} ({why})" for name, why in refused.items() if why)
@@ -168,7 +168,7 @@ def features(
 
 
 def _no_feature(tables: Sequence[Table], name: str, selected: bool) -> str:
-    """Why a column is no feature; '' if it is one."""
+    """Return the reason why a column cannot be a feature; '' if it can."""
     if not selected and _ROW_NUMBERS.fullmatch(name):
         return "the row numbers that pandas writes, without to_csv(index=False)"
     kinds = [_kind(table.column(name)) for table in tables]
@@ -182,7 +182,7 @@ def _no_feature(tables: Sequence[Table], name: str, selected: bool) -> str:
 
 
 def _misread(table: Table, name: str) -> str:
-    """Why a column of text was probably meant to be numbers; '' if it was not."""
+    """Return the reason why a column of text was probably meant as numbers; '' if there is none."""
     import pandas
 
     series = table.column(name)
@@ -198,7 +198,7 @@ def _misread(table: Table, name: str) -> str:
 
 
 def _no_categories(table: Table, name: str) -> str:
-    """Why a column of text has too many names for a feature; '' if it has not."""
+    """Return the reason why a column of text has too many names for a feature; '' if it does not."""
     text = table.column(name).dropna()
     count = text.nunique()
     if count <= min(MOST_CATEGORIES, max(len(text) // 2, 2)):
@@ -207,7 +207,7 @@ def _no_categories(table: Table, name: str) -> str:
 
 
 def _numbers(table: Table, name: str) -> npt.NDArray[np.float32]:
-    """A column of numbers, (n,)."""
+    """Return a column of numbers as float32, (n,)."""
     values = _exact(table, name)
     if values.dtype.kind in "iu" and (wide := rounded(values)).any():
         value = values[wide.argmax()]
@@ -224,7 +224,7 @@ def _numbers(table: Table, name: str) -> npt.NDArray[np.float32]:
 
 
 def _exact(table: Table, name: str) -> Array:
-    """A column of numbers as whole numbers if it has no others, else float64; true is 1."""
+    """Return a column of numbers: integers as int64 or uint64, booleans as int64, others as float64."""
     series = _complete(table, name)
     kind = _kind(series)
     if kind == "boolean":
@@ -243,14 +243,14 @@ def _exact(table: Table, name: str) -> Array:
 
 
 def _complete(table: Table, name: str) -> Any:
-    """A column, after a check that no value is missing; a blank text counts as missing."""
+    """Return a column after checking that no value is missing; a blank text counts as missing."""
     if (missing := without_value(table, name)).any():
         raise DataError(f"{table.wrong(name, missing, 'has no value')}{table.hint}")
     return table.column(name)
 
 
 def without_value(table: Table, name: str) -> npt.NDArray[np.bool_]:
-    """The rows in which a column has no value, or a blank text, (n,)."""
+    """Return a mask, (n,), of the rows in which a column has no value or a blank text."""
     series = table.column(name)
     missing = series.isna()
     if _kind(series) in _NAMES:
@@ -262,10 +262,10 @@ def without_value(table: Table, name: str) -> npt.NDArray[np.bool_]:
 
 
 def targets(tables: Sequence[Table], name: str, classes: int) -> tuple[list[Array], int]:
-    """Targets of every table, training data first, and how many outputs they need.
+    """Return the targets of every table and the number of outputs that they need.
 
-    Names are numbered as in the first table: as it has them (categorical), or in sorted order. classes: how
-    many there are; 0: as the data say; 1: the column has numbers to predict.
+    The first table has the training data. Its names are numbered in the order of categories (categorical) or
+    sorted. classes: number of classes; 0: inferred from the data; 1: the column has numbers to predict.
     """
     kinds = [_kind(_complete(table, name)) for table in tables]
     if all(kind in _NAMES for kind in kinds) and classes != 1:
@@ -291,7 +291,7 @@ def targets(tables: Sequence[Table], name: str, classes: int) -> tuple[list[Arra
 
 
 def _named(tables: Sequence[Table], name: str, what: str) -> tuple[list[Array], list[str]]:
-    """The numbers of a column's names in every table, (n,), and the names; what: the names, for an error."""
+    """Return a column's names as numbers, (n,), for every table, and the names. what: word for errors."""
     first = tables[0].column(name)
     categories = getattr(first.dtype, "categories", None)
     names = sorted(set(first)) if categories is None else list(categories)
@@ -310,7 +310,7 @@ def _named(tables: Sequence[Table], name: str, what: str) -> tuple[list[Array], 
 
 
 def _refuse_spaces(names: Iterable[str], what: str) -> None:
-    """Refuse names that differ in nothing but spaces around them."""
+    """Refuse names that differ only by spaces around them."""
     seen: dict[str, str] = {}
     for name in names:
         if (other := seen.setdefault(name.strip(), name)) != name:
@@ -318,7 +318,7 @@ def _refuse_spaces(names: Iterable[str], what: str) -> None:
 
 
 def _to_predict(values: Sequence[Array], classes: int, what: str) -> bool:
-    """Return whether numbers are to be predicted, and not the numbers of classes."""
+    """Return whether the values are numbers to predict rather than numbers of classes."""
     if all(value.dtype.kind in "iu" for value in values):
         return False
     every = np.unique(np.concatenate(values))
@@ -337,7 +337,7 @@ def _to_predict(values: Sequence[Array], classes: int, what: str) -> bool:
 
 
 def _check_classes(tables: Sequence[Table], name: str, values: Sequence[Array], classes: int) -> int:
-    """The number of classes in a column of whole numbers; later tables may not add classes."""
+    """Return the number of integer classes; without `classes`, refuse classes that the first table lacks."""
     for table, value in zip(tables, values, strict=True):
         if (low := value < 0).any():
             raise table.wrong(
@@ -364,8 +364,7 @@ def _check_classes(tables: Sequence[Table], name: str, values: Sequence[Array], 
 
 
 def clients(tables: Sequence[Table], name: str) -> list[npt.NDArray[np.int64]]:
-    """The client of every row of each table, (n,), numbered by their values in the first table in sorted
-    order; -1 for others."""
+    """Number the clients of every table's rows, (n,), by the first table's sorted values; -1 for others."""
     values = [_client_names(table, name) for table in tables]
     names = np.unique(values[0])
     numbers = {value: k for k, value in enumerate(names.tolist())}
@@ -373,7 +372,7 @@ def clients(tables: Sequence[Table], name: str) -> list[npt.NDArray[np.int64]]:
 
 
 def _client_names(table: Table, name: str) -> Array:
-    """The client of every row, (n,)."""
+    """Return the value that identifies the client of every row, (n,)."""
     series = _complete(table, name)
     kind = _kind(series)
     if kind not in (*_WHOLE, "floating", *_NAMES, "datetime64", "date"):
@@ -388,6 +387,6 @@ def _client_names(table: Table, name: str) -> Array:
 
 
 def listed(names: Sequence[object]) -> str:
-    """The first few names."""
+    """List the first FEW names as text."""
     more = f", ... ({len(names):,} in all)" if len(names) > FEW else ""
     return ", ".join(map(repr, names[:FEW])) + more

@@ -1,6 +1,6 @@
-"""The federated data sets of TensorFlow Federated (TFF), as it publishes them in HDF5.
+"""Reader of the federated data sets that TensorFlow Federated (TFF) publishes as HDF5 files.
 
-One file for training and one for testing, in each a group of columns per client:
+There is one file for training and one for testing. Each has a group of columns per client:
 
     examples/<client id>/<column>         one row per example
 
@@ -11,7 +11,7 @@ One file for training and one for testing, in each a group of columns per client
 Training clients become centres, numbered by their ids in sorted order (as strings: '10' is before
 '2'); the examples of all test clients are pooled. Clients without examples are left out.
 
-h5py is needed for these files only, so it is imported here when one is opened.
+h5py is needed for these files only, so it is imported when such a file is opened.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedsim.errors import DataError, UsageError
 
 
 class ClientFile:
-    """The clients of one open file: their ids, sorted, and their columns, read when asked for."""
+    """The clients of one open file: sorted ids, and columns that are read on request."""
 
     def __init__(self, path: Path, examples: Any) -> None:
         self.path, self._examples = path, examples
@@ -57,7 +57,7 @@ class ClientFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[ClientFile]:
-    """Open one file; h5py is needed only here."""
+    """Open one file with h5py, which is needed only here."""
     try:
         h5py: Any = import_module("h5py")
     except ImportError:
@@ -76,16 +76,16 @@ def opened(path: Path) -> Iterator[ClientFile]:
 
 
 def read_emnist(files: tuple[Path, ...]) -> Arrays:
-    """Inputs (671,585 / 77,483, 1, 28, 28) uint8, targets 0..61, centres 0..3399.
+    """Read inputs (671,585 train / 77,483 test, 1, 28, 28) uint8, targets 0..61 and centres 0..3399.
 
-    The file's float32 pixels are k / 255 with whole k: round(255 x) keeps them at a quarter of the
-    memory (0.6 GB instead of 2.4), and `scaled` inputs are the file's values again.
+    The file's float32 pixels are k / 255 with whole k. They are stored as k = round(255 x) in a quarter of
+    the memory (0.6 GB instead of 2.4); `scaled` inputs are the values of the file.
     """
     return _read(files, "pixels", (28, 28), lambda pixels, owner: _as_bytes(pixels, owner)[:, None])
 
 
 def read_cifar100(files: tuple[Path, ...]) -> Arrays:
-    """Inputs (50,000 / 10,000, 3, 32, 32) uint8, fine labels 0..99, centres 0..499 of 100 examples each."""
+    """Read inputs (50,000 / 10,000, 3, 32, 32) uint8, fine labels 0..99, centres 0..499 (100 rows each)."""
     return _read(files, "image", (32, 32, 3), _as_planes)
 
 
@@ -98,7 +98,7 @@ def _read(files: tuple[Path, ...], name: str, shape: tuple[int, ...], convert: C
 
 
 def _pooled(path: Path, name: str, shape: tuple[int, ...], convert: Convert) -> tuple[Array, Array, Array]:
-    """Inputs, labels and the client's number of all rows of a file of images."""
+    """Read the inputs, labels and client numbers of all rows of a file of images."""
     inputs, labels = [], []
     with opened(path) as file:
         for client in file.ids:

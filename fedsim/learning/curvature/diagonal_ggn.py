@@ -4,19 +4,19 @@
     H_n = diag(p_n) - p_n p_n' = S_n S_n',    S_n = diag(sqrt p_n) - p_n sqrt(p_n)',
     p_n = softmax(z_n),    s_{n,c} = column c of S_n
 
-H_n is the Hessian of the cross-entropy in the logits z_n; it does not depend on the label. Each
-column s_{n,c} of S_n is one vector-Jacobian product per example. Sketches have columns S_n r with random
-signs r, whose squared products sum to the diagonal in expectation. The backward pass stops at the
-OUTPUTS of the layers that own parameters; the square is contracted layer by layer with the layer's
-recorded input, so per-example gradients never exist for dense layers, and only per chunk for the
-others. Of a sequence every place t that counts has a softmax of its own, H_n is block diagonal, and the
-columns are those of all places. What lies between the layers (activations, pooling, sums, dropout in
-eval mode) is ordinary autograd and needs no rule.
+H_n is the Hessian of the cross-entropy in the logits z_n; it does not depend on the label. Each column
+s_{n,c} of S_n costs one vector-Jacobian product per example. A sketch has columns S_n r with random signs r;
+sum_n (J_n' S_n r)^2 is the diagonal in expectation. The backward pass stops at the OUTPUTS of the layers
+that own parameters. Each layer's squares are then computed from its output's gradient and its input, so
+per-example gradients are never formed for dense layers, and only for one chunk at a time for other layers.
+In a sequence, every position t with a target has its own softmax, so H_n is block diagonal and the columns
+are those of all positions. The operations between the layers (activations, pooling, sums, dropout in eval
+mode) are ordinary autograd and need no rule.
 
 Source: H_k of FedLap-Cov, Eq. 21 of Connecting Federated ADMM to Bayes (arXiv:2501.17325); the
-released code has it from laplace-torch, on the sum scale (BackPACK's DiagGGNExact).
-Differs: not in value for columns="exact". "sign" and "top2_sign" are unbiased estimates, for
-convolutions and many classes, where exact curvature costs several epochs of training.
+released code computes it with laplace-torch, for the summed loss (BackPACK's DiagGGNExact).
+Differs: not in value for columns="exact". "sign" and "top2_sign" are unbiased estimates, meant
+for convolutions and many classes, where exact curvature costs several epochs of training.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from fedsim.learning.curvature.layer_rules import RULES, check_layers
 COLUMNS = ("exact", "sign", "top2_sign")
 
 SHARE = 8
-"""A chunk may take this part of a GPU's memory."""
+"""A chunk may take 1 / SHARE of a GPU's memory."""
 _of_gpus: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def best_chunk(module: nn.Module, example: Tensor) -> int:
     """The fastest number of examples per chunk, on the device of `example` (1, *shape).
 
-    On a CPU 32 with convolutions (memory), else 512; measured in
-    docs/references/curvature-and-solvers.md#cost-of-the-diagonal-ggn. On a GPU as many as fit into a
-    part of its memory, a power of two from 32 to 1,024, because its kernels of a small chunk take as long as
-    those of a large one. It depends on the network's shapes and on the kind of GPU, as bits do anyway, but
-    not on the memory that is free.
+    CPU: 32 with convolutions (to save memory), else 512; measured in
+    docs/references/curvature-and-solvers.md#cost-of-the-diagonal-ggn. GPU: the largest power of two, from 32
+    to 1,024, that fits into 1 / SHARE of its memory, because the kernels of a small chunk take as long as
+    those of a large one. The number depends on the network's shapes and on the type of GPU (as the bits of
+    results do anyway), but not on the free memory.
     """
     if example.device.type == "cpu":
         return 32 if any(isinstance(m, nn.Conv2d) for m in module.modules()) else 512
@@ -63,8 +63,8 @@ def best_chunk(module: nn.Module, example: Tensor) -> int:
 
 
 def example_bytes(module: nn.Module, example: Tensor) -> int:
-    """The memory that diagonal_ggn takes for one example (1, *shape): for each layer the prepared input, its
-    output beside the output's gradient, and the gradient of its parameters twice."""
+    """The bytes that diagonal_ggn needs for one example (1, *shape).
+    Each layer needs its prepared input, its output, the output's gradient, and twice its parameters' size."""
     numbers = 0
 
     def count(m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -95,28 +95,28 @@ def diagonal_ggn(
     """diag(sum_n J_n' H_n J_n) of the SUMMED cross-entropy, over the trained module.parameters().
 
     Args:
-        module: maps (m, *shape) to logits (m, C), examples independent of each other in eval mode; or
-            to logits (m, T, C) of the places of a sequence.
-            It runs in eval mode; every submodule's own mode is restored, also after an exception.
-            Parameters and their .grad are not touched.
+        module: network from (m, *shape) to logits (m, C), or to logits (m, T, C) at the positions of
+            sequences. Examples must be independent of each other in eval mode.
+            The network runs in eval mode; every submodule's mode is restored, also after an exception.
+            Parameters and their .grad do not change.
         chunks: batches (m, *shape) in the parameters' dtype, on their device. The exact result does
             not depend on how the examples are cut into chunks; `best_chunk` gives the fastest size.
         columns: "exact", C backward passes per chunk; "sign", a random-sign sketch, one pass;
             "top2_sign", the two largest columns exactly and a sketch of the rest, three passes. The
-            sketches are unbiased. Of sequences "exact" takes T C passes, and "top2_sign" sketches over
-            the places.
-        generator: for the two sketches, and then required.
-        counted: of sequences, per chunk which places have a target, bool (m, T).
+            sketches are unbiased. For sequences, "exact" takes T C passes, and "top2_sign" combines the
+            positions with random signs.
+        generator: random generator, required for the two sketches.
+        counted: masks of the positions that have a target, bool (m, T), one per chunk of sequences.
 
     Returns:
-        (P,) in the parameters' dtype (where it is accumulated) and on their device; >= 0. The unit
-        is nats per squared unit of the parameter.
+        Vector (P,), non-negative, accumulated in the parameters' dtype and on their device.
+        The unit is nats per squared unit of the parameter.
 
     Raises:
         UsageError: for a module whose curvature would be wrong or missing: parameters outside
-            Linear, Conv2d, GroupNorm, BatchNorm1d and 2d, LayerNorm, Embedding; shared parameters, those that
-            reach the outputs in another way than through their own layer; a module called twice in one
-            forward pass; padding other than by zeros and numbers, grouped convolutions; batch statistics in
+            Linear, Conv2d, GroupNorm, BatchNorm1d and 2d, LayerNorm, Embedding; shared parameters; parameters
+            that reach the outputs in another way than through their own layer; a module called twice in one
+            forward pass; padding as a string or not with zeros; grouped convolutions; batch statistics in
             eval mode; examples mixed along the first axis; a layer's input changed in place after its use.
     """
     if columns not in COLUMNS:
@@ -140,15 +140,15 @@ def _columns(
 ) -> Sequence[Tensor]:
     """Columns of the logits' shape, whose squared pullbacks sum to the diagonal, exactly or in expectation.
 
-    Of sequences, with logits (n, T, C), only the `places` (n, T) count. A sketch has signs that are
-    independent from place to place.
+    For sequences, with logits (n, T, C), only the positions in the mask `places` (n, T) count. The signs of a
+    sketch are independent between positions.
     """
     p = logits.softmax(-1)
     classes = p.shape[-1]
     if places is not None and columns == "exact":
         return _EachPlace(p, places)
     root = p.sqrt()
-    # With at most two classes the two largest columns are all of them.
+    # With at most two classes the two largest columns are all columns.
     if places is None and (columns == "exact" or (columns == "top2_sign" and classes <= 2)):
         unit = torch.eye(classes, dtype=p.dtype, device=p.device)
         return list(root.T[:, :, None] * (unit[:, None, :] - p))
@@ -194,7 +194,7 @@ class _EachPlace(Sequence[Tensor]):
 
 
 def contracts(module: nn.Module) -> bool:
-    """Return whether every layer of the module has a rule here."""
+    """Return whether every layer of the module has a rule in RULES."""
     try:
         check_layers(module)
     except UsageError:
@@ -203,11 +203,11 @@ def contracts(module: nn.Module) -> bool:
 
 
 def squared_pullback(module: nn.Module, inputs: Tensor, cotangent: Callable[[Tensor], Tensor]) -> Tensor:
-    """sum_n (J_n' r_n)^2 with the rows r_n of `cotangent(outputs)`, outputs (n, C) of the inputs (n, *shape):
-    (P,), by one backward pass in eval mode.
+    """Compute sum_n (J_n' r_n)^2, (P,), by one backward pass in eval mode.
+    r_n: row n of `cotangent(outputs)`, with the outputs (n, C) for the inputs (n, *shape).
 
     Raises:
-        UsageError: as diagonal_ggn.
+        UsageError: as in diagonal_ggn.
     """
     layers = check_layers(module)
     total, slots = _accumulators(module)
@@ -230,7 +230,7 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _accumulators(module: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
-    """A zero vector (P,) and, by id of the trained parameter, its slices as one-dimensional views."""
+    """A zero vector (P,), and its slices (one-dimensional views) by the id of the trained parameter."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     total = torch.zeros(
         sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
@@ -277,7 +277,7 @@ def _add_chunk(
 
 
 def _add(m: nn.Module, weight: Tensor, bias: Tensor, slots: Mapping[int, Tensor]) -> None:
-    """Add the squares to the slots of the parameters that the layer has."""
+    """Add the squares to the slots of the layer's trained parameters."""
     own = dict(m.named_parameters(recurse=False))
     for key, part in (("weight", weight), ("bias", bias)):
         if key in own and own[key].requires_grad:

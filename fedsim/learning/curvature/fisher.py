@@ -1,5 +1,5 @@
-"""The diagonal of the empirical Fisher information: squared gradients of the log-likelihood of the TRUE
-labels (Liu & Zheng, Eq. 13-15, arXiv:2102.01936v1). It estimates something else than the GGN: see
+"""Diagonal of the empirical Fisher information: squared log-likelihood gradients at the TRUE labels.
+Source: Liu & Zheng, Eq. 13-15, arXiv:2102.01936v1. The empirical Fisher does not estimate the GGN: see
 docs/references/curvature-and-solvers.md#empirical-fisher."""
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fedsim.learning.params import Net
 
 
 def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """sum_i (grad log p(y_i | x_i, w))^2 over the examples given: (P,), evaluation mode.
+    """Compute sum_i (grad log p(y_i | x_i, w))^2 over the examples, (P,), in evaluation mode.
 
-    By one backward pass and a contraction per layer where that is exact, else by vmap.
+    It takes one backward pass and a contraction per layer where that is exact, else vmap.
 
     Raises:
         UsageError: if neither is exact.
     """
     net.load(weights)
     if net.likelihood.name not in SEQUENCES and contracts(net.module):
-        with suppress(UsageError):  # vmap may still do it
+        with suppress(UsageError):  # vmap may still be exact
             return squared_pullback(net.module, inputs, lambda outputs: _uphill(net, outputs, targets))
     net.module.eval()
     values = {name: p.detach() for name, p in net.module.named_parameters() if p.requires_grad}
@@ -43,7 +43,7 @@ def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor
 
 
 def _uphill(net: Net, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of every example's own loss in its outputs (n, C)."""
+    """The gradient of each example's own loss with respect to its outputs, (n, C)."""
     leaf = outputs.requires_grad_(True)
     with torch.enable_grad():
         loss = net.likelihood.loss(leaf, targets)

@@ -2,11 +2,11 @@
 
     GGN = sum_n J_n' H_n J_n = sum_n M_n M_n',    M_n = J_n' S_n (P, C),    J_n = dz_n/dw (C, P)
 
-with H_n = S_n S_n' and S_n as in diagonal_ggn.py, whose diagonal_ggn is the diagonal of this matrix. Where
-the logits are linear in the parameters, z_n = W a_n, the blocks of two classes are
-sum_n H_n[c, d] a_n a_n': one product of (C^2, n) with (n, I^2) instead of (P, nC) with (nC, P).
+with H_n = S_n S_n' and S_n as in diagonal_ggn.py, which computes the diagonal of this matrix. If the logits
+are linear in the parameters, z_n = W a_n, the block of classes c and d is sum_n H_n[c, d] a_n a_n'. The
+blocks then take one product of (C^2, n) with (n, I^2) instead of (P, nC) with (nC, P).
 
-Source: the Hessian of full-covariance Bayesian ADMM, arXiv:2506.13150, App. D.2; VON there runs on
+Source: the Hessian of full-covariance Bayesian ADMM, arXiv:2506.13150, App. D.2. VON runs there on
 logistic regression, for which the GGN is the Hessian.
 """
 
@@ -23,25 +23,25 @@ from fedsim.errors import UsageError
 from fedsim.learning.curvature.layer_calls import FEW, check_functional, eagerly, torch_func_errors
 
 MEMORY = 64 << 20
-"""Bytes of Jacobian at one time."""
+"""Largest number of bytes of the matrices M_n computed at one time."""
 
 
 def full_ggn(module: nn.Module, chunks: Iterable[Tensor], *, memory: int = MEMORY) -> Tensor:
-    """sum_n J_n' H_n J_n of the SUMMED cross-entropy, over the trained module.parameters().
+    """Compute sum_n J_n' H_n J_n of the SUMMED cross-entropy, over the trained module.parameters().
 
     Args:
-        module: maps (m, *shape) to logits (m, C), examples independent of each other. The caller puts it
-            in evaluation mode. Parameters and their .grad are not touched.
+        module: network from (m, *shape) to logits (m, C), with examples independent of each other. The caller
+            puts it in evaluation mode. Parameters and their .grad do not change.
         chunks: batches (m, *shape) in the parameters' dtype, on their device.
-        memory: bytes; chunks are cut further so that M (m, C, P) fits; the result does not depend on it.
+        memory: bytes available for M (m, C, P), to which chunks are cut; the result does not depend on it.
 
     Returns:
-        (P, P) symmetric, in the parameters' dtype (where it is accumulated) and on their device. The unit
-        is nats per squared unit of the parameters.
+        Symmetric matrix (P, P), in the parameters' dtype (where it is accumulated) and on their device. The
+        unit is nats per squared unit of the parameters.
 
     Raises:
-        UsageError: the model does not return logits (m, C), an example's depend on other examples, or
-            torch.func cannot differentiate the model.
+        UsageError: if the model does not return logits (m, C), if an example's logits depend on other
+            examples, or if torch.func cannot differentiate the model.
     """
     weights = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     sample = next(iter(weights.values()))
@@ -77,7 +77,7 @@ def full_ggn(module: nn.Module, chunks: Iterable[Tensor], *, memory: int = MEMOR
 
 
 def _pullbacks(module: nn.Module, weights: dict[str, Tensor], x: Tensor, columns: Tensor) -> Tensor:
-    """M_n' of all examples below each other: (n C, P), from columns (n, C, C)."""
+    """The matrices M_n' of all examples, stacked to (n C, P), from columns (n, C, C)."""
 
     def one(example: Tensor, seeds: Tensor) -> Tensor:
         def logits(values: dict[str, Tensor]) -> Tensor:
@@ -94,7 +94,7 @@ def _pullbacks(module: nn.Module, weights: dict[str, Tensor], x: Tensor, columns
 
 
 def _linear_head(module: nn.Module) -> tuple[nn.Module, nn.Linear] | None:
-    """(what computes a_n, the layer), if a last Linear layer has all trained parameters of the model."""
+    """The module that computes a_n and the last Linear layer, if only that layer is trained; else None."""
     layers = list(module) if type(module) is nn.Sequential else [module]
     if not layers or type(layers[-1]) is not nn.Linear:
         return None
@@ -107,7 +107,7 @@ def _linear_head(module: nn.Module) -> tuple[nn.Module, nn.Linear] | None:
 
 
 def _is_linear(body: nn.Module, head: nn.Linear, module: nn.Module, x: Tensor) -> bool:
-    """Return whether nothing but the head uses its parameters, and no hook changes what it computes."""
+    """Return whether only the head uses its parameters, and no hook changes the head's output."""
     with torch.enable_grad():
         features: Tensor = body(x)
     if features.requires_grad:
@@ -123,7 +123,7 @@ def _add_linear(p: Tensor, a: Tensor, head: nn.Linear, total: Tensor) -> None:
     size = classes * side
     squares = (a[:, :, None] * a[:, None, :]).flatten(1)
     blocks = (h.flatten(1).T @ squares).view(classes, classes, side, side)
-    # the flat vector is W row by row, then the bias: rows and columns (c, i), then c
+    # the flat vector is W row by row, then the bias: its indices are (c, i), then c
     total[:size, :size].view(classes, side, classes, side).add_(blocks.transpose(1, 2))
     if head.bias is not None:
         mixed = (h.flatten(1).T @ a).view(classes, classes, side)

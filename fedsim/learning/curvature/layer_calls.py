@@ -1,9 +1,9 @@
-"""Finds the layer calls that reach a network's outputs, and parameters that reach them in another way.
+"""Detection of the layer calls that reach a network's outputs, and of parameters that bypass such calls.
 
-A contraction per layer is exact where every path from the outputs to a trained parameter leads through the
-output of one call of the parameter's own layer, and where the rows of that output belong to one example each.
-Both are read off the graph of each forward pass: a walk from the outputs that goes from the output of a
-recorded call to its input, and so meets no parameter but those that are used by hand.
+A contraction per layer is exact if every path from the outputs to a trained parameter passes through the
+output of one call of the parameter's own layer, and if each row of that output belongs to one example. The
+first is checked on the graph of each forward pass: a walk from the outputs jumps from a recorded call's
+output to its input, so it meets only parameters used elsewhere. The second is checked once per structure.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fedsim.errors import UsageError
 from fedsim.learning.curvature.layer_rules import GRADIENTS_ALONE, RULES, error
 
 FEW = 3
-"""Examples on which the first axis of the layers is checked."""
+"""Number of examples on which the first axis of the layers is checked."""
 SAME = 1e-2
-"""Outputs that differ by less, relative to the largest, differ by rounding."""
+"""Tolerance of outputs, relative to the largest output: smaller differences count as rounding."""
 
 _checked: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictionary()
-"""The structures of each network whose first axes have been checked."""
+"""The graph structures of each network for which the first axes have been checked."""
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of one layer: its input, and the edges of the graph where its output and its input appear.
+    """One call of one layer: its input, and the edges of its output and its input in the autograd graph.
 
-    An edge, not the output tensor: after an in-place activation the tensor stands for the activated
-    value, the edge still for the layer's own output. None: no gradient passes there.
+    An edge is stored instead of the output tensor, because after an in-place activation the tensor has the
+    activated value, but the edge still refers to the layer's own output. None: no gradient passes there.
     """
 
     layer: nn.Module
@@ -51,11 +51,10 @@ class Call:
 
 @contextmanager
 def recording(layers: Mapping[nn.Module, str]) -> Iterator[list[Call]]:
-    """Record the calls of the layers' own forward methods in this block, below any hooks of the user's.
+    """Record the calls of the layers' own forward methods in this block, inside any hooks of the user.
 
-    Not recorded is a call that is not that of the plain layer: with other values for its parameters
-    (functional_call, a plain tensor as weight), in training mode, in another dtype (autocast), or inside a
-    transform of torch.func.
+    Only calls of the plain layer are recorded: not calls with other parameter values (functional_call, a
+    plain tensor as weight), in training mode, in another dtype (autocast), or inside a torch.func transform.
     """
     calls: list[Call] = []
 
@@ -90,17 +89,17 @@ def _edge(x: Tensor) -> GradientEdge | None:
 
 
 def eagerly() -> AbstractContextManager[Any]:
-    """A block in which what torch.compile has made computes as it is written, so that layers are called."""
-    # Without this module nothing can be compiled, and importing it takes a second.
+    """Run modules compiled by torch.compile eagerly in a block, so that their layers are called."""
+    # Without torch._dynamo nothing can have been compiled, and importing it takes a second.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def checked_forward(
     module: nn.Module, x: Tensor, layers: Mapping[nn.Module, str], places: Tensor | None = None
 ) -> tuple[Tensor, list[Call]]:
-    """The outputs for the examples x (n, *shape), and the calls of layers that reach them, one per layer.
+    """The outputs for the examples x (n, *shape), and the layer calls that reach the outputs, one per layer.
 
-    A UsageError says where the contraction of these calls would not be exact.
+    A UsageError is raised where the contraction of these calls would not be exact.
     """
     logits, calls, structure = _forward(module, x, layers, places)
     if len(x) > 1 and structure not in _checked.setdefault(module, set()):
@@ -115,7 +114,7 @@ def checked_forward(
 def _forward(
     module: nn.Module, x: Tensor, layers: Mapping[nn.Module, str], places: Tensor | None
 ) -> tuple[Tensor, list[Call], tuple[object, ...]]:
-    """As checked_forward, without what is checked once; also the structure of the graph."""
+    """Run checked_forward without its one-time checks; also return the structure of the graph."""
     with torch.enable_grad(), eagerly(), recording(layers) as recorded:
         logits = module(x)
     _check_shape(logits, len(x), places)
@@ -126,8 +125,8 @@ def _forward(
 
 
 def _reached(logits: Tensor, recorded: list[Call]) -> tuple[list[Call], list[Tensor], set[Node]]:
-    """The recorded calls that reach the outputs, in their order; the leaves that do so without passing the
-    output of one; and the nodes between."""
+    """The recorded calls that reach the outputs, in order, and the leaves and nodes that the walk meets.
+    The walk starts at the outputs and jumps from the output of a recorded call to its input."""
     outputs = {(c.output_edge.node, c.output_edge.output_nr): c for c in recorded if c.output_edge}
     reaching: set[Call] = set()
     leaves: list[Tensor] = []
@@ -171,7 +170,7 @@ def _check_parameters(
     leaves: list[Tensor],
     nodes: set[Node],
 ) -> None:
-    """UsageError where a parameter reaches the outputs, or may do so, without passing a recorded call."""
+    """Raise a UsageError if a parameter reaches, or may reach, the outputs outside a recorded call."""
     used = {id(leaf) for leaf in leaves}
     called = {call.layer for call in recorded}
     for m, name in layers.items():
@@ -200,7 +199,7 @@ def _check_parameters(
 
 
 def _check_calls(calls: list[Call], n: int, layers: Mapping[nn.Module, str]) -> None:
-    """UsageError where a call that reaches the outputs for n examples does not fit the contraction."""
+    """Raise a UsageError if a call that reaches the outputs for n examples does not fit the contraction."""
     layers_of = [call.layer for call in calls]
     for call in calls:
         m, name, x = call.layer, layers[call.layer], call.input
@@ -214,7 +213,7 @@ def _check_calls(calls: list[Call], n: int, layers: Mapping[nn.Module, str]) -> 
 
 
 def _check_outputs(some: Tensor, same: Tensor) -> None:
-    """UsageError where the outputs for a few examples alone are not those for them among others."""
+    """Raise a UsageError if the outputs for some examples differ from their outputs in a larger batch."""
     apart = (some - same).abs().nan_to_num(0.0)
     scale = same.abs().nan_to_num(0.0, 0.0, 0.0).amax()
     if bool((apart > SAME * scale).any()):
@@ -226,10 +225,10 @@ def _check_outputs(some: Tensor, same: Tensor) -> None:
 
 
 def check_functional(module: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> None:
-    """Check that torch.func can differentiate a network in the parameters of these names, at the examples x.
+    """Check that torch.func can differentiate a network in the parameters of `values`, at the examples x.
 
     It cannot if a forward pass uses a trained parameter that functional_call does not replace, because the
-    module holds it elsewhere too; or if the outputs for an example depend on others.
+    module also refers to it elsewhere, or if the outputs for an example depend on other examples.
     """
     with torch.enable_grad(), eagerly():
         outputs = functional_call(module, dict(values), (x[: 2 * FEW],))
@@ -245,7 +244,7 @@ def check_functional(module: nn.Module, values: Mapping[str, Tensor], x: Tensor)
 
 @contextmanager
 def torch_func_errors(what: str) -> Iterator[None]:
-    """Turn what torch.func cannot do in this block into a UsageError."""
+    """Turn a RuntimeError of torch.func in this block into a UsageError."""
     try:
         yield
     except RuntimeError as e:
@@ -256,9 +255,9 @@ def torch_func_errors(what: str) -> Iterator[None]:
 
 
 def _check_rows(logits: Tensor, calls: list[Call], layers: Mapping[nn.Module, str]) -> bool:
-    """Return whether each example is seen to reach one row of the output of each call.
+    """Return whether every example was seen to reach one row of the output of every call.
 
-    An example that reaches two rows of one, or two examples that reach the same row, are an error.
+    It is an error if an example reaches two rows of an output, or if two examples reach the same row.
     """
     edges = [call.output_edge for call in calls if call.output_edge is not None]
     if not edges:

@@ -1,7 +1,7 @@
-"""The layers that diagonal_ggn knows: what turns the gradient of a layer's output into squared gradients of
-its parameters, per example, and which layers are refused.
+"""Rules of diagonal_ggn for the supported layers, and the check that refuses other layers.
 
-Source: as fedsim.learning.curvature.diagonal_ggn.
+A rule turns the gradient of a layer's output into per-example squared gradients of the layer's parameters.
+Source: as in fedsim.learning.curvature.diagonal_ggn.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fedsim.errors import UsageError
 class Rule:
     """The rule by which a layer type turns output gradients d (n, ...) into summed squared gradients.
 
-    `prepare(module, input)` gives what does not depend on the column;
-    `squares(prepared, d, weight)` gives the part of the weight, in any shape with its number of
-    elements in its order, and the part of the bias, both summed over n. `axes(module)` is the number of axes
-    that the input has at least, the first of which are the examples.
+    `prepare(module, input)` computes the part that does not depend on the column.
+    `squares(prepared, d, weight)` returns the squares for the weight (elements in order, in any shape) and
+    for the bias, both summed over n. `axes(module)` is the smallest number of axes of the input; the first
+    axis is the examples.
     """
 
     axes: Callable[[Any], int]
@@ -61,8 +61,8 @@ def _layer_norm_squares(xhat: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor
 
 
 def _embedding_squares(ids: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """ids (n, ...), d (n, ..., D): per example the sum of d over the places of each id, then sum_n of its
-    square. An id of len(weight) is padding, whose row is not trained."""
+    """ids (n, ...), d (n, ..., D): per example g = sum of d over the positions of each id, then sum_n g^2.
+    The id len(weight) is padding, whose row is not trained."""
     rows, n = len(weight) + 1, len(ids)
     keys = (torch.arange(n, device=ids.device)[:, None] * rows + ids.reshape(n, -1)).reshape(-1)
     known, at = torch.unique(keys, return_inverse=True)
@@ -103,14 +103,14 @@ GRADIENTS_ALONE = "choose an algorithm that needs no curvature, such as fedlap"
 
 
 def error(name: str, module: nn.Module, why: str) -> UsageError:
-    """The refusal of a layer, in one line, with what to do."""
+    """Return the one-line UsageError for a layer that is not supported, with a remedy."""
     where = f"layer {name!r}" if name else "the model itself"
     out = f"freeze its parameters (--freeze) or {GRADIENTS_ALONE}"
     return UsageError(f"diagonal_ggn cannot handle {where} ({type(module).__name__}): {why}; {out}")
 
 
 def check_layers(module: nn.Module) -> dict[nn.Module, str]:
-    """The modules that own parameters, with their names; UsageError for what has no exact rule."""
+    """Return the modules that own trained parameters, with names; UsageError if one has no exact rule."""
     layers: dict[nn.Module, str] = {}
     owners: dict[int, str] = {}
     for name, m in module.named_modules():

@@ -1,8 +1,8 @@
 """Pretrained weights and low-rank adapters (LoRA) of any model.
 
-A linear layer W (O, I) of the target becomes W x + (alpha / r) B A x. W is frozen; A (r, I) and B (O, r) are
-trained, with B = 0 at the start, so that the start is the model as it was. Convolutions and embeddings have
-the forms that the peft package gives them.
+A target linear layer with weight W (O, I) becomes W x + (alpha / r) B A x. W is frozen; A (r, I) and B (O, r)
+are trained. B is 0 at the start, so that training starts from the original model. Adapters of convolutions
+and embeddings have the forms that the peft package defines.
 
 Source: Hu et al. 2021, Sec. 4.1, https://arxiv.org/abs/2106.09685; https://huggingface.co/docs/peft
 (inject_adapter_in_model).
@@ -26,10 +26,10 @@ from fedsim.model_specs import Lora
 
 
 def load_weights(module: nn.Module, path: Path) -> frozenset[str]:
-    """Put the tensors of a safetensors file in place, by name, and return the names of other parameters.
+    """Load the tensors of a safetensors file by name; return the names of the parameters not loaded.
 
-    The file does not have these, or has them in another shape, such as a head for other classes: they stay as
-    they are.
+    A parameter keeps its value if the file lacks it or has it in another shape, such as a head for other
+    classes.
     """
     try:
         values = load_file(path)
@@ -54,10 +54,10 @@ def load_weights(module: nn.Module, path: Path) -> frozenset[str]:
 
 
 def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, owner: str) -> nn.Module:
-    """Freeze a model, in place, and put adapters beside the layers of the target.
+    """Freeze a model in place and add adapters to the layers that lora.target names.
 
-    missing: parameters without pretrained values, which must not stay frozen at random values; None: the
-    model is not pretrained.
+    missing: names of parameters without pretrained values. A UsageError is raised if one of them would be
+    frozen at random values. None: the model is not pretrained.
     """
     peft = needed("peft", "+lora:")
     names = [name for name, _ in module.named_modules() if name]
@@ -85,7 +85,7 @@ def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, own
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on layers whose weight is stored as (I, O); peft sees to it
+            warnings.simplefilter("ignore")  # peft warns of weights stored as (I, O), and handles them
             adapted: nn.Module = peft.inject_adapter_in_model(config, module)
     except ValueError as e:
         raise UsageError(f"{owner}: +lora: {' '.join(str(e).split())[:300]}") from None
@@ -95,5 +95,5 @@ def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, own
 
 
 def _ends(name: str, text: str, inside: bool = False) -> bool:
-    """Return whether a module's name ends with the text at a dot; `inside`: or one that contains it does."""
+    """Return whether a module's name, or with `inside` an enclosing module's, ends with the text at a dot."""
     return f".{name}".endswith(f".{text}") or (inside and f".{text}." in f".{name}.")

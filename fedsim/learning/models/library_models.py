@@ -1,7 +1,7 @@
 """Models of timm and transformers, from a name or a local folder; nothing is downloaded.
 
-    hf:FOLDER   config.json says what model; *.safetensors in the folder are its pretrained weights, without
-                which it starts at random. The head follows from data and likelihood:
+    hf:FOLDER   config.json defines the model. *.safetensors in the folder are its pretrained weights; without
+                them its weights start at random. The head depends on the data and the likelihood:
 
         targets         inputs         head                            outputs
         classes         images         image classification            (n, C)
@@ -11,10 +11,9 @@
 
     timm:NAME   an image classifier with C outputs and as many channels as the data have.
 
-Ids that are the configuration's padding are masked; the first place is attended always, so that a row of
-padding alone has finite outputs. Pickled files are never read, and code in a folder is never executed
-(fedsim.hub_folders). Both packages are optional extras and are
-imported here when a model needs one.
+Ids equal to the configuration's padding id are masked. The first position is never masked, so that a row of
+only padding has finite outputs. Pickled files are never read, and code in a folder is never executed
+(fedsim.hub_folders). Both packages are optional extras and are imported when a model needs them.
 
 Source: https://huggingface.co/docs/transformers (auto classes), https://huggingface.co/docs/timm
 (create_model).
@@ -35,7 +34,7 @@ from fedsim.model_specs import ModelSpec
 
 
 class TextModel(nn.Module):
-    """A model of transformers over ids: (n, T) numbers to logits (n, C) or (n, T, C)."""
+    """A transformers model of ids: from numbers (n, T) to logits (n, C) or (n, T, C)."""
 
     def __init__(self, model: nn.Module, padding: int | None) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class TextModel(nn.Module):
 
 
 class ImageModel(nn.Module):
-    """A model of transformers over images: (n, channels, height, width) to logits (n, C)."""
+    """A transformers model of images: from (n, channels, height, width) to logits (n, C)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -66,14 +65,14 @@ class ImageModel(nn.Module):
 def library_model(
     spec: ModelSpec, shape: Shape, classes: int, likelihood: str
 ) -> tuple[nn.Module, frozenset[str] | None]:
-    """A model of a library, and which of its parameters have no pretrained values (None: none have)."""
+    """Build a library's model; also return which parameters have no pretrained values (None: all)."""
     with _complaints(spec.base):
         return (_timm if spec.library == "timm" else _transformers)(spec, shape, classes, likelihood)
 
 
 @contextmanager
 def _complaints(owner: str) -> Iterator[None]:
-    """Turns a library's exception for a wrong name, keyword or file into a user's error."""
+    """Turn a library's exception for a wrong name, keyword or file into a UsageError."""
     try:
         yield
     except FedsimError:

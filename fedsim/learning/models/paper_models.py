@@ -32,7 +32,7 @@ def image(name: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
 
 
 def logistic(bias: bool) -> Callable[[Shape, int], nn.Module]:
-    """Logistic regression from zero weights; without bias it is bayes-admm's LinearModel (L8-21)."""
+    """A builder of logistic regression from zero weights; without bias, bayes-admm's LinearModel (L8-21)."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
         out = nn.Linear(math.prod(shape), classes, bias=bias)
@@ -62,7 +62,7 @@ def mlp(hidden: tuple[int, ...], activation: type[nn.Module]) -> Callable[[Shape
 def cnn_zenke(shape: Shape, classes: int) -> nn.Module:
     """Two blocks conv3x3 (pad 1) - conv3x3 - pool - dropout, then FC 512 (bayes-admm CifarNet)."""
     channels, *sides = image("cnn_zenke", shape, smallest=10)
-    # Per block: the unpadded convolution takes 2, the pool halves (rounding down).
+    # In each block the unpadded convolution removes 2 pixels; the pool halves the side, rounding down.
     height, width = (((side - 2) // 2 - 2) // 2 for side in sides)
     return nn.Sequential(
         OrderedDict[str, nn.Module](
@@ -90,7 +90,7 @@ def cnn_zenke(shape: Shape, classes: int) -> nn.Module:
 def _two_conv5(
     name: str, shape: Shape, classes: int, convs: tuple[int, int], dense: tuple[int, ...]
 ) -> nn.Module:
-    """Twice conv5x5 (no padding) - ReLU - max pool 2, then ReLU dense layers."""
+    """Two blocks conv5x5 (no padding) - ReLU - max pool 2, then dense layers with ReLU."""
     channels, *sides = image(name, shape, smallest=16)
     height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
     layers = OrderedDict[str, nn.Module](
@@ -124,8 +124,8 @@ def cnn_mcmahan(shape: Shape, classes: int) -> nn.Module:
 class _ResidualBlock(nn.Module):
     """conv3x3 - GroupNorm - ReLU - conv3x3 - GroupNorm, plus the shortcut, then ReLU.
 
-    Shortcut of option A (He et al. 2016): the identity; where the block halves the image, every
-    second pixel, with the new channels filled with zeros, half before and half after the old.
+    The shortcut is option A of He et al. (2016): the identity, or, where the block halves the image, every
+    second pixel. New channels are filled with zeros, half before and half after the old channels.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -150,8 +150,8 @@ class _ResidualBlock(nn.Module):
 def resnet20(shape: Shape, classes: int) -> nn.Module:
     """ResNet-20, widths 16/32/64, 3 blocks each, GroupNorm with 2 groups (v2, bayes-admm L202-290).
 
-    kaiming_normal on the weights of convolutions and of the dense layer, whose bias keeps the
-    default init.
+    The weights of the convolutions and of the dense layer are initialised by kaiming_normal_; the dense
+    layer's bias keeps its default.
     """
     channels, _, _ = image("resnet20", shape)
     layers = OrderedDict[str, nn.Module](

@@ -1,14 +1,14 @@
 """Models by name.
 
 Every model maps a float32 batch (n, *shape) to outputs (n, classes); a sequence model maps ids
-(n, T), exact in float32, to (n, T, classes). Dense models flatten by themselves, so a table (42,)
+(n, T), exact in float32, to (n, T, classes). Dense models flatten their inputs, so a table (42,)
 and an image (1, 28, 28) both fit; convolutional models take (channels, height, width) of any size
 that leaves at least one pixel before the first dense layer.
 
-Initialisation is PyTorch's default unless a model says otherwise, layer by layer in the order of the
-forward pass, drawn from torch's global generator: `torch.manual_seed(seed)` and then `build_model`
-gives the start of the released code (bayes-admm `models.py`, `train.py` L195-225). No activation
-works in place, so that layer outputs may be recorded by hooks.
+Initial weights are PyTorch's defaults unless a model's docstring says otherwise. They are drawn from torch's
+global generator, layer by layer in the order of the forward pass: `torch.manual_seed(seed)` and then
+`build_model` gives the initial weights of the released code (bayes-admm `models.py`, `train.py` L195-225).
+No activation works in place, so that hooks may record layer outputs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from fedsim.seeds import seeded_torch
 class ModelInfo:
     """One entry of the registry: `build(shape, classes)` returns a freshly initialised module.
 
-    sequence: it has outputs for every place of a row of tokens, not one row of outputs per example.
+    sequence: True if the model has outputs at every position of a token sequence, not one row per example.
     """
 
     name: str
@@ -60,15 +60,15 @@ class ModelInfo:
 
 
 def build_model(name: str, shape: Shape, classes: int, likelihood: str = "categorical") -> nn.Module:
-    """The model `name`, path/to/file.py:NAME, or one of a library, with weights and adapters
-    (fedsim.model_specs), for inputs (n, *shape) and `classes` outputs.
+    """Build a model for inputs (n, *shape) and `classes` outputs, drawing from torch's global generator.
 
-    Draws the initialisation from torch's global generator; the caller seeds it.
+    name: a key of MODELS, path/to/file.py:NAME or a library's model, with optional weights and adapters
+    (fedsim.model_specs). The caller seeds the generator.
     """
     if not is_model_spec(name):
         return _base(ModelSpec(name), shape, classes, likelihood)[0]
     spec = ModelSpec.parse(name)
-    spec.files()  # they are missed first
+    spec.files()  # first, so that missing files are reported before anything is built
     module, missing = _base(spec, shape, classes, likelihood)
     if spec.weights:
         missing = load_weights(module, Path(spec.weights).expanduser())
@@ -78,8 +78,8 @@ def build_model(name: str, shape: Shape, classes: int, likelihood: str = "catego
 def _base(
     spec: ModelSpec, shape: Shape, classes: int, likelihood: str
 ) -> tuple[nn.Module, frozenset[str] | None]:
-    """The model without what stands behind a +, and which parameters have no pretrained values (None: none
-    have any)."""
+    """Build a model without the parts after a + in its name.
+    Also return the names of parameters without pretrained values (None: the model is not pretrained)."""
     name = spec.base
     if name not in MODELS and not plugins.is_spec(name) and not spec.library:
         raise unknown("model", name, MODELS)
@@ -104,10 +104,10 @@ def _base(
 
 
 def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.Module:
-    """A new module from the callable NAME(shape, classes) of a user's file, tried on two blank examples,
-    of which it must make a tensor of the `expected` shape."""
+    """Build a module with the callable NAME(shape, classes) of a user's file.
+    It is tried on two blank examples, for which it must return a tensor of the `expected` shape."""
     owner = f"--model {plugins.short(spec)}"
-    with torch.random.fork_rng(devices=[]):  # executing the file may draw, but only the first time
+    with torch.random.fork_rng(devices=[]):  # executing the file (only the first time) may draw
         build = plugins.load(spec, "--model")
     if not callable(build) or isinstance(build, nn.Module):
         raise UsageError(
@@ -124,7 +124,7 @@ def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.M
 
 
 def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.Module:
-    """The same module, once it has given outputs of the expected shape for two blank examples."""
+    """Return the module after checking that two blank examples give outputs of the expected shape."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise UsageError(
             f"{owner} is TorchScript (torch.jit), which is not trained here; bring the torch.nn.Module that "
@@ -148,7 +148,7 @@ def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.M
 
 
 def network_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:
-    """The network of an experiment, on flat buffers, with its start values."""
+    """The network of an experiment, on flat buffers, with its initial weights."""
     shape = tuple(dataset.train_inputs.shape[1:])
     with seeded_torch(experiment.seed):
         module = build_model(experiment.model, shape, dataset.classes, dataset.likelihood)

@@ -1,8 +1,8 @@
 """The networks of the FedPA paper (arXiv:2010.05273), which are those of Reddi et al. (arXiv:2003.00295).
 
-Sources: TensorFlow Federated (TFF) `simulation/baselines` and google-research/federated `utils/models`,
-whose layers, sizes and initialisation these follow; the truncation of Keras' normal draws is left out.
-`logistic_bias` is the fourth, for tags. fedsim.learning.models.registry says what a model is.
+Sources: TensorFlow Federated (TFF) `simulation/baselines` and google-research/federated `utils/models`.
+Layers, sizes and initialisation follow them, but Keras' normal draws are not truncated. The fourth network,
+`logistic_bias` for tags, is in paper_models. fedsim.learning.models.registry says what a model is.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def cnn_emnist(shape: Shape, classes: int) -> nn.Module:
 
 
 def _norm(channels: int) -> nn.Module:
-    """GroupNorm of 2 groups, as TensorFlow Addons had it by default."""
+    """GroupNorm with 2 groups, the former default of TensorFlow Addons."""
     return nn.GroupNorm(2, channels, eps=1e-3)
 
 
 class _PreActivationBlock(nn.Module):
-    """Twice GroupNorm - ReLU - conv3x3, plus the shortcut (He et al. 2016b); `bare`: without the first two.
+    """Twice GroupNorm - ReLU - conv3x3, plus a shortcut (He et al. 2016b); `bare` omits the first two layers.
 
     Where the number of channels changes, the shortcut is a conv1x1 and a GroupNorm.
     """
@@ -77,12 +77,12 @@ class _PreActivationBlock(nn.Module):
 def resnet18_gn(shape: Shape, classes: int) -> nn.Module:
     """ResNet-18 with GroupNorm of 2 groups, as released for CIFAR-100 (Reddi et al. 2021, FedPA).
 
-    Not the usual CIFAR variant: conv7x7 of stride 2 and max pool 3 of stride 2, then 2 blocks each of 64,
-    128, 256 and 512 channels, all of stride 1, so that a 32x32 image is 8x8 from there on. Convolutions
-    start He-normal, the last layer N(0, 0.01^2) with zero bias.
+    This is not the usual CIFAR variant: a conv7x7 and a 3x3 max pool, both of stride 2, then 2 blocks each of
+    64, 128, 256 and 512 channels, all of stride 1, so that a 32x32 image is 8x8 in all blocks. Convolutions
+    are initialised He-normal, the last layer from N(0, 0.01^2) with zero bias.
 
-    Differs: TFF pads strided layers on one side, here on both; it has an L2 penalty of 1e-4 on the weights,
-    which here would be the algorithm's business; its images are cropped and standardised.
+    Differs: TFF pads strided layers on one side, this network on both. TFF has an L2 penalty of 1e-4 on the
+    weights, which is left to the algorithm here. TFF's images are cropped and standardised.
     """
     channels, _, _ = image("resnet18_gn", shape)
     layers = OrderedDict[str, nn.Module](
@@ -114,8 +114,8 @@ def resnet18_gn(shape: Shape, classes: int) -> nn.Module:
 class _WordModel(nn.Module):
     """Embedding - LSTM - dense to the embedding's width - dense to the vocabulary.
 
-    The LSTM's bias is the weight of a constant input 1: PyTorch's own has two biases where one is meant,
-    and the second would be paid for on the wire.
+    The LSTM's bias is the weight of a constant input 1. PyTorch's LSTM has two biases where one is needed,
+    and the second would cost bytes on the wire.
     """
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
@@ -146,7 +146,7 @@ class _WordModel(nn.Module):
 def lstm(shape: Shape, classes: int) -> nn.Module:
     """Embedding 96, LSTM 670, dense 96 (FedPA; TFF create_recurrent_model), with its initialisation.
 
-    Differs: TFF leaves out padded places; as they come last and have no loss, nothing depends on them.
+    Differs: TFF skips padded positions. They are last and have no loss, so this does not change the result.
     """
     if len(shape) != 1:
         raise UsageError(f"model 'lstm' cannot take inputs of shape {shape}: it needs rows of word ids, (T,)")

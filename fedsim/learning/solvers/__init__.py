@@ -18,9 +18,9 @@ Carried = TypeVar("Carried")
 class LocalFit(Generic[Solution, Carried]):
     """The result of a client's local solver.
 
-    solution: weights (P,), a Gaussian, or what the solver's own docstring names. loss: the mean training
-    loss in nats per example, without penalties. carried: what the solver takes over into the client's next
-    task. info: further scalars by name.
+    solution: weights (P,), a Gaussian, or the type that the solver's docstring names. loss: the mean training
+    loss in nats per example, without penalties. carried: the solver's state for the client's next task.
+    info: further scalars by name.
     """
 
     solution: Solution

@@ -1,4 +1,4 @@
-"""Shuffled epochs of minibatch steps, as they come or recorded."""
+"""Shuffled epochs of minibatch steps, executed directly or from recordings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fedsim.learning.shards import Shard
 
 Step = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""A step on a batch: from its inputs and targets to losses (0-d), each the mean over the batch, whose mean is
-the batch's loss."""
+"""A training step: function of a batch's inputs and targets that returns losses (0-d). Each loss is a mean
+over the batch; the mean of these losses is the loss of the batch."""
 
 
 class Epochs(Protocol):
@@ -34,14 +34,14 @@ class Epochs(Protocol):
 
 
 def batches(how: Epochs, examples: int) -> int:
-    """The number of batches of one pass over N_k = `examples`, which is at least 1."""
+    """The number of batches, at least 1, of one pass over N_k = `examples` examples."""
     if how.drop_last:
         return max(examples // how.batch_size, 1)
     return -(-examples // how.batch_size)
 
 
 def rows_in_use(how: Epochs, examples: int) -> int:
-    """The number of examples in these batches."""
+    """The number of examples in the batches of one pass."""
     return min(batches(how, examples) * how.batch_size, examples)
 
 
@@ -56,18 +56,18 @@ def run_epochs(
     dtype: torch.dtype = torch.float32,
     enough: Callable[[], bool] | None = None,
 ) -> float:
-    """Call `step` for every batch of `how.epochs` epochs; return the mean loss of the last.
+    """Call `step` for every batch of `how.epochs` epochs; return the mean loss of the last epoch.
 
     The short last batch of an epoch is kept (as in the released code), unless `how.drop_last`. The order is
-    that of rng's "batches", and the network's own draws are of its "dropout".
+    drawn from the part "batches" of rng, the network's own draws from its part "dropout".
 
     Args:
-        constants: Every number of Python that `step` uses: steps with equal constants are recorded once for
-            all tasks, if the network has recordings. All tensors that `step` writes or reads, but for its
-            arguments, must be the network's or held by it (Net.hold).
-        refused: Why the steps cannot be recorded, if they cannot.
-        dtype: In which the losses are added up.
-        enough: Called after every epoch; True: it was the last. Steps with it cannot be recorded.
+        constants: All Python numbers that `step` uses. Steps with equal constants are recorded once for all
+            tasks, if the network has recordings. Every tensor that `step` reads or writes, except its
+            arguments, must belong to the network or be held by it (Net.hold).
+        refused: The reason why the steps cannot be recorded; "" if they can.
+        dtype: The dtype in which the losses are added up.
+        enough: Function called after every epoch; True ends the training. `refused` must be given with it.
     """
     net, order = shard.net, rng.torch("batches")
     recordings = net.recordings
@@ -111,7 +111,7 @@ def _recorded(
     dtype: torch.dtype,
     constants: Hashable,
 ) -> float:
-    """The same steps on rows that the device selects: place t of the task's order, and t advances."""
+    """Run recorded steps: the device selects rows from position t of the task's order and advances t."""
     device, size, used = shard.net.device, how.batch_size, rows_in_use(how, shard.size)
     orders = torch.cat([torch.randperm(shard.size, generator=order)[:used] for _ in range(how.epochs)])
     rows = recordings.hold_rows("order", orders.pin_memory() if device.type == "cuda" else orders)
@@ -125,7 +125,7 @@ def _recorded(
     }
 
     def advance(count: int, size: int) -> None:
-        """So many steps on batches of one size."""
+        """Run `count` steps on batches of `size` examples."""
         offsets = offsets_of[size]
 
         def one() -> None:

@@ -1,4 +1,4 @@
-"""Local solvers: pure functions from a client's data and penalties to new weights."""
+"""First-order local solvers: pure functions from a client's data and penalties to new weights."""
 
 from __future__ import annotations
 
@@ -31,11 +31,17 @@ def decayed(lr: float, decay: float, round: int) -> float:
 class LocalTraining:
     """Settings of local training. Adam has default betas and eps, as in the papers' released code.
 
-    optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
-    carry: Adam's moments and step count live with the client over rounds (released code, needed for
-    the published numbers); false resets them at every task.
-    clip: largest norm of the whole gradient, penalties included (as in the released code); 0: none.
+    optimiser: 'exact' is the minimiser in closed form, for clients whose loss is quadratic.
+    carry: each client keeps Adam's moments and step count between rounds (as in the released code; needed
+    for the published numbers); false resets them at every task.
+    clip: largest norm of the whole gradient, penalties included (as in the released code); 0: no limit.
     decay: the learning rate in round r is lr * decay^(r-1).
+
+    Examples:
+        >>> import fedsim
+        >>> how = fedsim.LocalTraining(epochs=5, batch_size=32, lr=0.1, decay=0.5)
+        >>> how.steps(100), how.in_round(3).lr
+        (20, 0.025)
     """
 
     epochs: Epochs = 5
@@ -52,7 +58,7 @@ class LocalTraining:
     drop_last: DropLast = False
 
     def in_round(self, round: int) -> LocalTraining:
-        """The same with this round's learning rate."""
+        """Return these settings with the learning rate of a round."""
         return replace(self, lr=decayed(self.lr, self.decay, round))
 
     def steps(self, examples: int) -> int:
@@ -64,7 +70,7 @@ class LocalTraining:
 class Smoothing:
     """The smoothed loss E[l(w + eps)], eps ~ N(0, I/precision), as a mean over pairs w + eps and w - eps.
 
-    A pair's gradient is exact for a quadratic loss, up to rounding: terms of odd order in eps cancel.
+    For a quadratic loss, the gradient of a pair is exact up to rounding: terms of odd order in eps cancel.
     """
 
     precision: float
@@ -75,7 +81,7 @@ class Smoothing:
     ) -> Tensor:
         """Write weight * grad E[mean loss] at net.weights into net.grads; return the mean loss (0-d).
 
-        net.weights (P,) are as before afterwards. Every call draws new noise, on the device of `draws`.
+        net.weights (P,) are restored at the end. Every call draws new noise, on the device of `draws`.
         """
         centre, total = net.snapshot(), torch.zeros_like(net.grads)
         loss = torch.zeros((), device=net.device)
@@ -95,7 +101,7 @@ Watch = Callable[[Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class Moments:
-    """Adam's first and second moment (P,) float32 and the number of steps behind them."""
+    """Adam's first and second moment (P,) float32 and the number of steps taken."""
 
     first: Tensor
     second: Tensor
@@ -120,27 +126,39 @@ def minimise(
 ) -> LocalFit[Tensor, Moments]:
     """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
 
-    The solution is the weights (P,); its loss is the mean of the last epoch, cross-entropy only. `round`
-    gives the learning rate. watch: called with every batch's inputs and targets before the step, when
-    net.grads is the gradient of the batch's (weighted) mean loss without penalties; it leaves net.weights
-    and net.grads as they are. smoothing: the loss is its expectation under a Gaussian around the weights; a
-    quadratic loss has the same minimiser with it.
+    The solution is the weights (P,). Its loss is the mean of the last epoch, without penalties. `round`
+    determines the learning rate. watch: function called with every batch's inputs and targets before the
+    step; net.grads is then the gradient of the batch's (weighted) mean loss without penalties. The function
+    must not change net.weights or net.grads. smoothing: replaces the loss by its expectation under a Gaussian
+    around the weights; a quadratic loss keeps its minimiser.
 
-    weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
-    objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
-    the same on both scales (as in the released code). `moments` is used only if `how.carry`.
+    weight: 1 is the scale of the mean loss, N_k the scale of the summed loss l_k(w) of the papers. Adam uses
+    the gradient of the objective; SGD divides it by `weight` before clipping, so that the step size means the
+    same on both scales (as in the released code). `moments` is used only if `how.carry`.
 
     On a QuadraticShard 'sgd' takes as many steps as there are batches, each with the exact gradient.
 
-    memory_gradient of `term`: `batch` adds the gradient of all its points at every minibatch; `epoch` of a
-    random part of them, every point once in an epoch (FunctionTerm.divided).
+    memory_gradient: 'batch' adds the gradient of all points of `term` at every minibatch; 'epoch' adds that
+    of a random part, so that every point is used once per epoch (FunctionTerm.divided).
 
-    tolerance: the last epoch is the one after which the gradient of the objective (without a function term)
-    over all examples, in evaluation mode, has at most this share of its norm at `start`, if `how.epochs` do
-    not end before that; 0: never. A check costs a pass over the examples; info has the `epochs` then.
+    tolerance: training stops after an epoch if the gradient of the objective (without a function term) over
+    all examples, in evaluation mode, has a norm of at most `tolerance` times its norm at `start`; 0: no
+    check. A check costs a pass over the examples. With it, info has the number of `epochs`.
 
     Raises:
         UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic, or 'adam' and it is.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> from fedsim.learning.shards import QuadraticShard
+        >>> shard = QuadraticShard(torch.tensor([[2.0]]), torch.tensor([4.0]))  # w'w - 4 w
+        >>> rng = fedsim.RandomStream(0, "task", round=1, client=0)
+        >>> exact = fedsim.LocalTraining(optimiser="exact")
+        >>> fedsim.minimise(shard, torch.zeros(1), how=exact, rng=rng, round=1).weights
+        tensor([2.])
+        >>> prior = fedsim.Gaussian(torch.zeros(1), 2.0)
+        >>> fedsim.minimise(shard, torch.zeros(1), how=exact, rng=rng, round=1, penalties=(prior,)).weights
+        tensor([1.])
     """
     if isinstance(shard, QuadraticShard) and how.optimiser == "sgd":
         return _quadratic_sgd(shard, start, how.in_round(round), weight, penalties, tolerance)
@@ -202,7 +220,7 @@ def minimise(
 
 
 class _Criterion:
-    """Counts epochs, and says after each if the objective's gradient is small enough."""
+    """A stopping criterion: counts epochs and checks after each if the objective's gradient is small."""
 
     def __init__(
         self,
@@ -213,7 +231,7 @@ class _Criterion:
         tolerance: float,
         most: int,
     ) -> None:
-        """weights (P,): those at the start, which the steps write over. most: the epochs of the settings."""
+        """Measure the gradient at the start. weights: (P,), updated in place by steps. most: epoch limit."""
         self.shard, self.weights, self.scale = shard, weights, weight / shard.size
         self.penalties, self.most, self.epochs = penalties, most, 0
         self.least = tolerance * self._norm()
@@ -224,7 +242,7 @@ class _Criterion:
 
     @property
     def info(self) -> dict[str, float]:
-        """Scalars of the fit."""
+        """Scalars for the info of the fit."""
         return {"epochs": float(self.epochs)}
 
     def _norm(self) -> float:
@@ -292,7 +310,7 @@ def corrected_sgd(
 ) -> LocalFit[Tensor, None]:
     """y <- y - eta [ share (grad f(y; z) - grad f(anchor; z)) + constant ] over all batches, from `start`.
 
-    Without an anchor its gradient is left out. The solution is y (P,); its loss is the mean of the last
+    Without an anchor, grad f(anchor; z) is left out. The solution is y (P,); its loss is the mean of the last
     epoch. On a QuadraticShard an epoch is one step with exact gradients.
     """
     y, lr = start.clone(), decayed(how.lr, how.decay, round)
@@ -326,7 +344,7 @@ def corrected_sgd(
 def minimise_memory(
     net: Net, start: Tensor, term: FunctionTerm, cavity: Gaussian, *, steps: int, lr: float
 ) -> Tensor:
-    """argmin term - log cavity by `steps` full-batch steps of Adam from `start` (P,), in evaluation mode."""
+    """Minimise term - log cavity by `steps` full-batch Adam steps from `start` (P,), in evaluation mode."""
     net.load(start)
     net.module.eval()
     cavity = cavity.to(net.weights)
@@ -342,13 +360,13 @@ def minimise_memory(
 def stepper(
     weights: Tensor, how: LocalTraining, carried: Moments | None = None, net: Net | None = None
 ) -> _adam | _sgd:
-    """Adam or SGD, as a function of a gradient that changes `weights` in place; its state is held by `net`,
-    if that is given."""
+    """Return Adam or SGD as a function of a gradient that updates `weights` in place.
+    If `net` is given, it holds the optimiser's state (Net.hold)."""
     return _adam(weights, how, carried, net) if how.optimiser == "adam" else _sgd(weights, how, net)
 
 
 class _adam:
-    """One fused kernel call per step on the flat buffers (same arithmetic as torch.optim.Adam)."""
+    """Adam, by one fused kernel call per step on the flat buffers (same arithmetic as torch.optim.Adam)."""
 
     def __init__(
         self, weights: Tensor, how: LocalTraining, carried: Moments | None, net: Net | None = None
@@ -385,7 +403,7 @@ class _adam:
         )
 
     def moments(self, taken: int) -> Moments:
-        """The moments after so many steps."""
+        """The moments after `taken` steps."""
         first, second = (self.net.owned_copy(m) if self.net else m for m in (self.first, self.second))
         return Moments(first, second, self.before + taken)
 

@@ -1,5 +1,7 @@
-"""FedPA's client: samples of the local posterior, and the delta that they give (Al-Shedivat et al. 2021,
-arXiv:2010.05273, Algorithms 3 and 4, App. C; docs/references/curvature-and-solvers.md#fedpa-delta)."""
+"""FedPA's client: samples of the local posterior, and the delta computed from them.
+
+Source: Al-Shedivat et al. 2021, arXiv:2010.05273, Algorithms 3 and 4, App. C;
+docs/references/curvature-and-solvers.md#fedpa-delta."""
 
 from __future__ import annotations
 
@@ -22,15 +24,15 @@ from fedsim.seeds import RandomStream
 
 @dataclass(frozen=True)
 class Sampling:
-    """IASG: `burn_in` steps of SGD, then `samples` times the mean of `steps_per_sample` iterates, in one
-    chain with constant learning rate; momentum is carried along the chain and dropped at its end.
+    """Settings of iterate-averaged stochastic-gradient sampling (IASG), one chain per local training.
 
+    The chain takes `burn_in` SGD steps. Then each of `samples` samples is the mean of `steps_per_sample`
+    iterates. The learning rate is constant; momentum continues along the chain and is reset after it.
     steps_per_sample: "epoch" is one sample per local epoch (Sec. 5.1: FedPA-ME), ceil(N_k / batch_size)
-    steps, so that clients with more examples take more steps, as in FedAvg. There is no burn-in within a
-    round by default (footnote 11): rounds of FedAvg burn in, fedpa's burn_in_rounds.
-
-    batches: "independent" draws every batch anew, without replacement within it, as the released JAX library;
-    "epochs" goes through shuffled epochs, as its TFF code. The noise of a whole epoch nearly cancels, so
+    steps, so that clients with more examples take more steps, as in FedAvg. By default there is no burn-in
+    within a round (footnote 11); fedpa's burn_in_rounds are rounds of FedAvg instead.
+    batches: "independent" draws every batch anew, without replacement within the batch, as in the released
+    JAX library; "epochs" uses shuffled epochs, as in the TFF code. The noise of an epoch nearly cancels, so
     samples that average one have an eighth of the posterior's spread (docs/results/fedpa_figures_3_4.md).
     decay: the learning rate in round r is lr * decay^(r-1).
     """
@@ -57,7 +59,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Chain:
-    """samples (l, P) and the last iterate (P,)."""
+    """The result of a chain: samples (l, P) and the last iterate (P,)."""
 
     samples: Tensor
     last: Tensor
@@ -66,10 +68,10 @@ class Chain:
 def iasg(
     shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: RandomStream, round: int
 ) -> LocalFit[Chain, None]:
-    """Algorithm 4: iterate-averaged stochastic-gradient samples of exp(-lbar_k), from `start` (P,).
+    """Draw iterate-averaged stochastic-gradient samples of exp(-lbar_k) from `start` (P,), by Algorithm 4.
 
-    The solution's loss is the mean along the chain; `round` gives the learning rate. On a QuadraticShard
-    the gradients are exact: the chain is gradient descent.
+    The loss is the mean along the chain; `round` determines the learning rate. On a QuadraticShard the
+    gradients are exact, so that the chain is gradient descent.
     """
     weights = start.clone()
     velocity = torch.zeros_like(weights)
@@ -92,14 +94,14 @@ def iasg(
 def _gradients(
     shard: Shard | QuadraticShard, weights: Tensor, how: Sampling, rng: RandomStream
 ) -> Iterator[tuple[Tensor, float]]:
-    """Gradients of the mean loss at `weights`, which the caller changes in place, without end."""
+    """Yield gradient and mean loss at `weights` without end; the caller changes `weights` in place."""
     if isinstance(shard, QuadraticShard):
         while True:
             yield shard.gradient(weights) / shard.size, shard.loss(weights)
     order, net = rng.torch("batches"), shard.net
     net.refuse("IASG adds up the loss of every step")
     while True:
-        # of an epoch in random order the first batch is a draw of its own
+        # the first batch of an epoch in new random order is an independent draw
         epoch = shard.batches(how.batch_size, order)
         for inputs, targets in islice(epoch, 1) if how.batches == "independent" else epoch:
             net.load(weights)
@@ -109,16 +111,14 @@ def _gradients(
 
 
 def posterior_delta(start: Tensor, samples: Tensor, shrinkage: float) -> Tensor:
-    """Delta = Sigma^-1 (x_0 - xbar) of samples (l, P), float64 (P,); l = 1 is FedAvg's x_0 - x_1.
+    """Delta = Sigma^-1 (x_0 - xbar) of samples (l, P), (P,) float64; l = 1 is FedAvg's x_0 - x_1.
 
         Sigma = r I + (1 - r) Cov(x_1..x_l; divisor l-1),   r = 1 / (1 + (l-1) rho)        (Eq. 10)
 
-    Sigma = (I + rho Z'Z) / s with Z = rows x_i - xbar and s = 1 + (l-1) rho, so one product of (l, P) with
-    (P, l) and an l x l solve give what the recurrence of Appendix C gives:
+    rho is `shrinkage`. Sigma = (I + rho Z'Z) / s, where Z has the rows x_i - xbar and s = 1 + (l-1) rho. One
+    product of (l, P) with (P, l) and an l x l solve therefore give the result of Appendix C's recurrence:
 
         Delta = s [ r_0 - rho Z' (I + rho Z Z')^-1 Z r_0 ],   r_0 = x_0 - xbar
-
-    Any number of samples gives the delta of that number.
     """
     x = samples.double()
     centre = x.mean(0)

@@ -1,25 +1,26 @@
-"""IVON on flat vectors, with a prior per coordinate and duals: a client's variational local solver.
+"""A client's variational local solver: IVON on flat vectors, with duals and one prior per coordinate.
 
 Algorithm 2 of Federated ADMM from Bayesian Duality (arXiv:2506.13150). It minimises over
 q = N(m, diag sigma^2)
 
     F(q) = lambda E_q[ lbar(th) + v'th - 1/2 th'diag(u)th ] + KL( q || N(m_p, 1/s_p) )
 
-with lbar the mean loss in nats per example. d = s_p / lambda is the prior's precision in the units of
-the curvature h of lbar; q's precision is 1/sigma^2 = lambda (h + d). Without duals and with a prior
-N(0, 1/s) it is the package ivon-opt, bit for bit (docs/decisions/008).
+with lbar the mean loss in nats per example, lambda the effective sample size, and v and u the duals' shift
+and precision. d = s_p / lambda is the prior's precision in the units of the curvature h of lbar; q has the
+precision 1/sigma^2 = lambda (h + d). Without duals and with a prior N(0, 1/s), the results are those of the
+package ivon-opt, bit for bit (docs/decisions/008).
 
-Generalised variational inference (FedGVI, arXiv:2502.00846) has another loss in the place of lbar, and in
-that of the KL and the duals D_alpha(q || p), with p the cavity: N(m_p, 1/s_p) over the dual.
+Generalised variational inference (FedGVI, arXiv:2502.00846) replaces lbar by another loss, and the KL and the
+duals by D_alpha(q || p). The cavity p is N(m_p, 1/s_p) divided by the dual.
 
     D_alpha(q || p) = log( int q^alpha p^(1-alpha) ) / (alpha (alpha - 1)),    the KL(q || p) for alpha -> 1
 
-For diagonal Gaussians with precisions s and s_c, and with r = s_c (m - m_c) the gradient of -log p at m, its
-sum with an expected loss of gradient g and curvature H is stationary where
+Let q and p be diagonal Gaussians with precisions s and s_c, and let r = s_c (m - m_c) be the gradient of
+-log p at m. D_alpha plus an expected loss with gradient g and curvature H is stationary where
 
     0 = g + w r ;   s = alpha H + w s_c + alpha (alpha - 1) (w r)^2 ;   w = 1 / (alpha + (1 - alpha) s_c / s)
 
-to which every step moves. s_c / s counts as at most 1: D_alpha is infinite from alpha / (alpha - 1) on.
+Every step moves towards this point. s_c/s is capped at 1: D_alpha is infinite for s_c/s >= alpha/(alpha - 1).
 
 Differs: line 6 divides the momentum by 1 - beta1^t, as ivon-opt and the paper's released code do; Algorithm 2
 as printed does not.
@@ -49,25 +50,24 @@ from fedsim.learning.solvers.epochs import batches, run_epochs
 from fedsim.seeds import RandomStream
 
 GENERALISED = 100
-"""Iterations from the solution with the KL to that with D_alpha, for a quadratic loss."""
+"""Number of iterations from the solution with the KL to the solution with D_alpha, for a quadratic loss."""
 
 
 @dataclass(frozen=True)
 class IvonTraining:
-    """Settings of IVON. The released configurations differ in lr, h0 and beta2; the defaults here
-    are for the main job's small network.
+    """Settings of IVON; the defaults are for the small network of the README's first command.
 
-    lr: a step is lr times the natural gradient, which is in units of the weights: 1 is a Newton step.
+    The released configurations have other values of lr, h0 and beta2.
+    lr: factor of the natural gradient, which is in units of the weights; 1 is a Newton step.
     h0: curvature of the mean loss, in nats per squared unit of weight, assumed at the start of the
-    very first local training; later ones start at h = 0, that is at the prior (released code).
+    first local training; later ones start at h = 0, so at the prior's precision, as in the released code.
     samples: Monte-Carlo samples of the weights per step.
-    carry: momentum and step count live with the client over rounds (released code); false resets them.
-    cosine_rounds: > 0: lr falls to 0 along half a cosine over so many rounds; 0: constant.
+    carry: each client keeps momentum and step count between rounds, as in the released code; false: reset.
+    cosine_rounds: number of rounds over which lr falls to 0 along half a cosine; 0: lr is constant.
     noise: the tasks that share random numbers (samples, batch order, dropout). 'independent': none.
     'common': all clients in all rounds, as in the released code, which reseeds torch before every client's
-    training. 'common_per_round': all clients of a round (docs/recipes/ivon_noise.toml measures the
-    effect).
-    optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
+    training. 'common_per_round': all clients of a round (docs/recipes/ivon_noise.toml measures the effect).
+    optimiser: 'exact' is the minimiser in closed form, for clients whose loss is quadratic.
     """
 
     epochs: Epochs = 5
@@ -96,14 +96,14 @@ class IvonTraining:
     drop_last: DropLast = False
 
     def stream(self, task: RandomStream) -> RandomStream:
-        """The random stream of a task's training, by `noise`."""
+        """The random stream of a task's training, according to `noise`."""
         if self.noise == "independent":
             return task
         round = task.round if self.noise == "common_per_round" else 0
         return RandomStream(task.seed, f"{task.purpose} of all clients", round)
 
     def lr_in(self, round: int) -> float:
-        """The learning rate of round 1, 2, ...: CosineAnnealingLR stepped once a round, then 0."""
+        """The learning rate of a round (the first is 1): CosineAnnealingLR stepped once per round, then 0."""
         if not self.cosine_rounds:
             return self.lr
         done = min((round - 1) / self.cosine_rounds, 1.0)
@@ -112,7 +112,7 @@ class IvonTraining:
 
 @dataclass(frozen=True)
 class IvonMoments:
-    """The running mean of gradients (P,) float32 and the number of steps behind it."""
+    """The running mean of gradients (P,) float32 and the number of steps taken."""
 
     momentum: Tensor
     steps: int
@@ -120,16 +120,16 @@ class IvonMoments:
 
 @dataclass(frozen=True)
 class MeanPrecision:
-    """A diagonal Gaussian by its mean (P,) and precision (P,), both in the dtype of the weights."""
+    """A diagonal Gaussian, by mean (P,) and precision (P,), both in the dtype of the weights."""
 
     mean: Tensor
     precision: Tensor
 
 
 IvonFit = LocalFit[MeanPrecision, IvonMoments]
-"""Its loss is the mean of the last epoch at the sampled weights ('exact': at the mean), without prior and
-duals. info: `moved`, the fraction 1 - beta2^steps of the distance to a stationary point that h has
-covered."""
+"""The result of `ivon`. loss: the average over the last epoch at the sampled weights ('exact': the loss at
+q's mean), without prior and duals. info: `moved`, how much of its way to a stationary point h has covered, as
+a fraction: 1 - beta2^steps."""
 
 
 def ivon(
@@ -150,15 +150,15 @@ def ivon(
 ) -> IvonFit:
     """Minimise F from the mean `start` (P,) and the precision ess * (h0 + d); h0 None means h = 0.
 
-    prior_mean m_p and prior_precision s_p (P,); ess is lambda; dual is the diagonal factor with shift v
-    and precision u, in the units of F, so that -log dual is subtracted from the mean loss and u lowers
-    the curvature. `moments` is used only if `how.carry`. loss: in the place of lbar, also in the
-    fit's. alpha: of the divergence.
+    prior_mean: m_p, (P,). prior_precision: s_p, (P,). ess: lambda. dual: diagonal factor with F's shift v
+    and precision u; -log dual is subtracted from the mean loss, so that u lowers the curvature. moments: used
+    only if `how.carry`. loss: replaces lbar, in the result's loss as well.
+    alpha: the parameter of the divergence D_alpha.
 
     Raises:
-        UsageError: if the optimiser does not fit the client's loss, or `loss` the targets.
-        TaskError: if F has no minimum or the steps diverged: a precision that is not positive, a value that
-            is not finite.
+        UsageError: if the optimiser does not fit the client's loss, or `loss` does not fit the targets.
+        TaskError: if F has no minimum or the steps diverged (a precision is not positive, or a value is not
+            finite).
     """
     check_optimiser(shard, how.optimiser, "ivon")
     if isinstance(shard, QuadraticShard):
@@ -183,7 +183,7 @@ def ivon(
         moments=moments if how.carry else None,
         alpha=alpha,
     )
-    del prior_mean, prior_precision, dual  # in float64; the state has what it needs of them
+    del prior_mean, prior_precision, dual  # large (float64); the state has its own copies
     _check_precision(state.precision())
     draws = net.draws(rng, "ivon")
     eps = net.hold("eps", torch.empty_like(net.weights))
@@ -210,17 +210,17 @@ def ivon(
 
 
 class _Ivon:
-    """The state of Algorithm 2 and one step of it: any number of times (sample, accumulate), then step.
+    """The state of Algorithm 2. One step: `sample` and `accumulate` any number of times, then `step`.
 
-    Works in place on its own copies, in the dtype and on the device of `start`. The order of the
-    operations is that of ivon-opt, none of them fused, because every rounding has to agree.
+    The state works in place on its own copies, with the dtype and device of `start`. The operations have
+    the order of ivon-opt and are not fused, so that every rounding agrees.
 
-    All its tensors are held by the network, so that steps can be recorded.
+    All tensors are held by the network (Net.hold), so that steps can be recorded (learning/recordings.py).
 
-    The curvature is kept as `stored` with h + d = stored + offset. At first offset is d, so that stored
-    is h, as in ivon-opt. Where h falls below -d/2, stored becomes h + d and offset 0 for the rest of the
-    task: near -d, computing h + d anew at every step would give only rounding error.
-    The change itself is exact (Sterbenz). A problem that ivon-opt can pose keeps ivon-opt's form.
+    The curvature h is represented by h + d = stored + offset. At first offset is d, so that stored is h, as
+    in ivon-opt. Where h falls below -d/2, stored becomes h + d and offset becomes 0 for the rest of the
+    task, because near h = -d the sum h + d would be mostly rounding error. The change itself is exact
+    (Sterbenz). It is not made in problems that ivon-opt can express.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class _Ivon:
         moments: IvonMoments | None,
         alpha: float = 1.0,
     ) -> None:
-        """steps: those of the task."""
+        """Set up the state. steps: number of steps of the task."""
         self.alpha = alpha
         self.net, self.beta1, self.beta2, hold = net, beta1, beta2, net.hold
         self.lr, self.ess = net.number("lr", lr), net.number("ess", ess)
@@ -255,7 +255,7 @@ class _Ivon:
         """Subtracted from the data's curvature: u, or u - d where `stored` is h + d."""
         self.slope = hold("slope", (d - u).to(start))
         self.cavity = hold("cavity", (v - u * prior_mean.to(d)).to(start))
-        """Duals and prior have the gradient slope (m - m_p) + cavity = v - u m + d (m - m_p)."""
+        """The gradient of duals and prior is slope (m - m_p) + cavity = v - u m + d (m - m_p)."""
         self.may_move = bool((u != 0).any() or (d != d[0]).any())
         self.stored = hold("stored", torch.full_like(start, h))
         self.total = hold("total precision", self.stored + self.offset)
@@ -276,7 +276,7 @@ class _Ivon:
         torch.add(self.mean, self.noise, out=out)
 
     def accumulate(self, gradient: Tensor) -> None:
-        """Take in the gradient (P,) of the mean loss at the last sample."""
+        """Include the gradient (P,) of the mean loss at the last sample in the averages over samples."""
         self.count += 1
         if self.count == 1:
             self.gradient.copy_(gradient)
@@ -286,7 +286,7 @@ class _Ivon:
             mean.add_(torch.sub(value, mean, out=self.scratch).div_(self.count))
 
     def step(self) -> None:
-        """Move q by the samples taken in since the last step."""
+        """Update q from the samples accumulated since the last step."""
         self.count = 0
         if self.alpha != 1.0:
             self._generalised_step()
@@ -309,7 +309,7 @@ class _Ivon:
         self.mean.sub_(change.div_(total).mul_(self.lr))
 
     def _generalised_step(self) -> None:
-        """The same towards the stationary point of D_alpha; all precisions in units of the mean loss."""
+        """Update q towards the stationary point with D_alpha; precisions are in units of the mean loss."""
         alpha, fresh, total = self.alpha, 1.0 - self.beta2, self.total
         w = 1 / (alpha + (1 - alpha) * (self.slope / total).clamp(max=1.0))
         pull = w * ((self.mean - self.prior_mean) * self.slope + self.cavity)
@@ -320,10 +320,10 @@ class _Ivon:
         self.mean.sub_((self.momentum / self.debias.following() + pull) / total * self.lr)
 
     def _move(self) -> None:
-        """Keep h + d itself where h < -d/2."""
+        """Change `stored` from h to h + d where h < -d/2."""
         margin = torch.add(self.offset, self.stored, alpha=2.0, out=self.scratch)
         if self.net.asks_freely:
-            if margin.amin() < 0:  # a few coordinates, in nearly every step
+            if margin.amin() < 0:  # true in nearly every step, but in few coordinates
                 low = (margin < 0).nonzero().squeeze(1)
                 self.stored[low] += self.offset[low]
                 self.shift[low] = -self.slope[low]
@@ -344,10 +344,10 @@ class _Ivon:
 
 
 class _Numbers:
-    """A number for one step after the other; where steps are recorded, the device counts them."""
+    """A sequence of numbers, one per step. On a GPU, or if steps are recorded, the device counts steps."""
 
     def __init__(self, net: Net, number: Callable[[int], float], before: int, steps: int) -> None:
-        """number: Of step before + 1, ..., before + steps."""
+        """Evaluate `number` for the steps before + 1, ..., before + steps."""
         self._values = map(number, count(before + 1))
         self._table: Tensor | None = None
         if not net.asks_freely:
@@ -356,7 +356,7 @@ class _Numbers:
             self._place = net.hold("debias place", torch.zeros((1,), dtype=torch.int64, device=net.device))
 
     def following(self) -> float | Tensor:
-        """The number of this step, as a factor of vectors."""
+        """Return the next number of the sequence, as a float or as a tensor (1,) on the device."""
         if self._table is None:
             return next(self._values)
         number = self._table.index_select(0, self._place)
@@ -365,7 +365,7 @@ class _Numbers:
 
 
 def _exact_terms(prior_precision: Tensor, ess: float, dual: Gaussian | None) -> tuple[Tensor, Tensor, Tensor]:
-    """d, u and v, each (P,) in float64: u is often close to d, and what counts is the difference."""
+    """d, u and v, each (P,), in float64 because u is often close to d and their difference is used."""
     d = prior_precision.double() / ess
     if dual is None:
         return d, torch.zeros_like(d), torch.zeros_like(d)
@@ -380,7 +380,7 @@ def _exact(
     dual: Gaussian | None,
     alpha: float,
 ) -> IvonFit:
-    """The minimum of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard."""
+    """The minimiser of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard."""
     d, u, v = (term.to(shard.linear) for term in _exact_terms(prior_precision, ess, dual))
     hessian, linear = shard.hessian / shard.size, shard.linear / shard.size
     precision = ess * (hessian.diagonal() - u + d)
@@ -399,7 +399,7 @@ def _exact(
 
 
 def _stationary(hessian: Tensor, slope: Tensor, linear: Tensor) -> Tensor:
-    """(hessian + diag(slope))^-1 linear, after a check that this is a minimum."""
+    """Return (hessian + diag(slope))^-1 linear after checking that it is a minimum."""
     matrix = hessian + torch.diag(slope)
     if int(torch.linalg.cholesky_ex(matrix).info):
         lowest = torch.linalg.eigvalsh(matrix)

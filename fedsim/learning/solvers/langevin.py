@@ -18,7 +18,7 @@ from fedsim.seeds import RandomStream
 
 @dataclass(frozen=True)
 class LangevinTraining:
-    """The steps are a number, the same for all clients; batches go through shuffled epochs without end."""
+    """Settings of Langevin training. All clients take `steps` steps, on batches of successive epochs."""
 
     steps: Annotated[int, Meta(ge=1, description="local steps between two averages, of every client")] = 25
     batch_size: BatchSize = 32
@@ -36,10 +36,10 @@ def langevin(
     prior: float,
     noise: Callable[[], Tensor],
 ) -> LocalFit[Tensor, None]:
-    """w <- w - lr (grad lbar_k(w; batch) + prior w) + noise(), `steps` times from `start` (P,).
+    """Repeat w <- w - lr (grad lbar_k(w; batch) + prior w) + noise() `steps` times from `start` (P,).
 
-    prior is the prior's precision on the scale of the mean loss; noise() is a draw (P,). The loss is the mean
-    over the steps. On a QuadraticShard gradients are exact.
+    prior: the prior's precision on the scale of the mean loss. noise: function that returns a draw (P,). The
+    loss is the mean over the steps. On a QuadraticShard the gradients are exact.
     """
     weights, total = start.clone(), 0.0
     batches = endless_batches(shard, how.batch_size, rng)

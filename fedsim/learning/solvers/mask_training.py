@@ -39,9 +39,9 @@ class MaskTraining:
 
 
 def signed_constants(start: Tensor, layout: Layout) -> Tensor:
-    """The fixed weights w: the signs of `start` (P,) times sqrt(2 / fan_in) of their layer.
+    """The fixed weights w: the signs of `start` (P,) times sqrt(2 / fan_in) of the layer.
 
-    A bias or another vector has the constant of the layer before it.
+    A bias or another vector has the constant of the preceding layer.
     """
     out, scale = torch.empty_like(start), 1.0
     for s in layout.slices:
@@ -55,9 +55,9 @@ def signed_constants(start: Tensor, layout: Layout) -> Tensor:
 def train_mask(
     shard: Shard, fixed: Tensor, theta: Tensor, *, how: MaskTraining, rng: RandomStream, round: int
 ) -> LocalFit[Tensor, None]:
-    """New probabilities (P,) in (0, 1) by minibatch steps from `theta` (P,) in (0, 1); fixed: w (P,).
+    """Train probabilities by minibatch steps from `theta` (P,), in (0, 1). fixed: the weights w, (P,).
 
-    The loss is the mean of the last epoch.
+    The solution is the new probabilities, (P,), in (0, 1). Its loss is the mean of the last epoch.
     """
     net, lr = shard.net, decayed(how.lr, how.decay, round)
     scores, fixed = net.hold("scores", torch.logit(theta).to(net.weights)), net.hold("fixed", fixed)

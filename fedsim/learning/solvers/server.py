@@ -1,5 +1,4 @@
-"""Server optimisers: they take the averaged client delta as a gradient (arXiv:2003.00295: Reddi et
-al. 2021, Algorithm 2).
+"""Server optimisers, which use the averaged client delta as a gradient.
 
     sgd      m <- beta m + Delta                     w <- w - lr m
     adagrad  m <- beta m + (1-beta) Delta            v <- v + Delta^2
@@ -7,7 +6,8 @@ al. 2021, Algorithm 2).
     yogi     the same m                              v <- v - (1-beta2) Delta^2 sign(v - Delta^2)
              w <- w - lr m / (sqrt(v) + tau)         the last three; all element-wise
 
-v starts at tau^2 and there is no bias correction, as in the original. An empty round changes nothing.
+Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2. As there, v starts at tau^2 and there is no bias
+correction. A round without uploads changes nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ServerOptimiser:
-    """rule, learning rate and momentum (beta); beta2 and tau are for the adaptive rules.
+    """Settings of a server optimiser; beta2 and tau are for the adaptive rules.
 
-    decay: the learning rate of the f-th fold is lr * decay^(f-1).
+    server_decay: the learning rate of the f-th fold is server_lr * server_decay^(f-1).
     """
 
     rule: Annotated[
@@ -45,7 +45,7 @@ class ServerOptimiser:
 
 @dataclass(frozen=True)
 class ServerMoments:
-    """m and v (P,) float64, and how many rounds have been folded."""
+    """m and v (P,) float64, and the number of rounds folded so far."""
 
     first: Tensor
     second: Tensor
@@ -53,7 +53,7 @@ class ServerMoments:
 
 
 def moments(how: ServerOptimiser, start: Tensor) -> ServerMoments:
-    """m = 0, v = tau^2, for weights like `start` (P,)."""
+    """The initial moments m = 0 and v = tau^2, for weights like `start` (P,)."""
     zero = torch.zeros_like(start, dtype=torch.float64)
     return ServerMoments(zero, zero + how.tau**2)
 
@@ -61,7 +61,7 @@ def moments(how: ServerOptimiser, start: Tensor) -> ServerMoments:
 def step(
     how: ServerOptimiser, state: ServerMoments, weights: Tensor, delta: Tensor
 ) -> tuple[Tensor, ServerMoments]:
-    """One step of the rule: weights (P,) float64 and the next state. delta points uphill."""
+    """Take one step of the rule; return weights (P,) float64 and the next state. delta points uphill."""
     lr, square = how.server_lr * how.server_decay**state.folds, delta * delta
     if how.rule == "sgd":
         first = how.beta * state.first + delta

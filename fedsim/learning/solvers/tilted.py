@@ -1,24 +1,24 @@
-"""The moments of a tilted distribution, exp(-l_k) * cavity: an EP client's step. Variances by coordinate.
+"""Mean and coordinate variances of a tilted distribution, exp(-l_k) * cavity: an EP client's step.
 
-laplace     its mode, and the diagonal of the curvature there
+laplace     the mode, and the diagonal of the curvature at the mode
 langevin    mean and variances of a Markov chain, preconditioned by the curvature S (P, P) at the mode
 
     w <- w - (step / 2) S^-1 g(w) + noise                      g: the gradient of l_k - log cavity
     u <- u - (step / 2) S^-1 (g(mode) + S (u - mode)) + noise  noise: sqrt(step) S^-1/2 (xi + xi') / 2
 
-The chain takes full gradients and starts from N(mode, S^-1). It uses every noise vector in two successive
-steps (Leimkuhler and Matthews 2013, https://arxiv.org/abs/1203.5428): for a Gaussian the step's size then
-makes no error in the variance.
+The chain w uses full gradients and starts from N(mode, S^-1). It uses every noise vector in two successive
+steps (Leimkuhler and Matthews 2013, https://arxiv.org/abs/1203.5428), so that for a Gaussian the step size
+causes no error in the variance.
 
-The chain u has the same start and the same noise. It is that of the Gaussian N(m, S^-1), m = mode -
-S^-1 g(mode), whose moments are known, and serves as a control variate (Owen 2013, Monte Carlo theory, methods
+The chain u has the same start and the same noise, but the target N(m, S^-1) with m = mode - S^-1 g(mode). The
+moments of this Gaussian are known, so u serves as a control variate (Owen 2013, Monte Carlo theory, methods
 and examples, Sec. 8.9, https://artowen.su.domains/mc/):
 
     mean = m + mean(w - u)        variance = diag(S^-1) var(w) / var(u)
 
-Both are exact for a quadratic loss, wherever the mode was found, and in every weight that the loss does not
-depend on. The inverse of the samples' own variance is too large on average, and K clients whose sites are
-multiplied amplify that without bound (docs/decisions/045-moments-by-a-control-variate.md).
+Both estimates are exact for a quadratic loss, even if the mode is inaccurate, and for every weight that the
+loss does not depend on. The inverse of the samples' own variance would be too large on average, and a
+product of K sites amplifies this error without bound (docs/decisions/045-moments-by-a-control-variate.md).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from fedsim.seeds import RandomStream
 __all__ = ["Chain", "LocalTraining", "check_chain", "tilted_moments"]
 
 MAX_CHAIN = 3000
-"""Parameters of the largest model whose (P, P) curvature is computed."""
+"""Largest number of parameters P for which the (P, P) curvature is computed."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The Langevin chain. A step costs a gradient over all the client's examples and gives one sample.
+    """Settings of the Langevin chain. A step costs a gradient over all examples and gives one sample.
 
-    shrinkage: so many samples count with the Gaussian's own moments.
+    shrinkage: weight of the moments of the Gaussian at the mode, as a number of samples.
     """
 
     samples: Annotated[int, Meta(ge=1, description="steps of the chain, each a sample")] = 50
@@ -81,10 +81,10 @@ def tilted_moments(
     round: int,
     moments: Moments | None = None,
 ) -> LocalFit[Gaussian, Moments]:
-    """N(mean, diag(precision)^-1), float64, of exp(-l_k) * cavity with a diagonal, positive cavity.
+    """Return N(mean, diag(precision)^-1), float64, for exp(-l_k) * cavity with a diagonal, positive cavity.
 
-    `how` finds the mode from `start` (P,). chain None: Laplace. On a QuadraticShard the chain's moments are
-    those of its Gaussian, exactly.
+    how: settings of the search for the mode from `start` (P,). chain: None means Laplace. On a QuadraticShard
+    no chain runs, because the moments of the Gaussian are exact.
 
     Raises:
         UsageError: if the optimiser does not fit the client's loss.
@@ -115,9 +115,9 @@ def _sampled(
     chain: Chain,
     draws: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance (P,) by the chain and its control variate.
+    """Estimate mean and variance, each (P,), by the chain and its control variate.
 
-    root: L (P, P) with S = L L'; variance: diag(S^-1).
+    root: L, (P, P), with S = L L'. variance: diag(S^-1), (P,).
     """
 
     def noise() -> Tensor:
@@ -134,14 +134,14 @@ def _sampled(
         return solved
 
     step, newton = chain.step, drift(mode)
-    both, after = noise().repeat(2, 1), noise()  # w and u, (2, P), without the mode
+    both, after = noise().repeat(2, 1), noise()  # w - mode and u - mode, (2, P)
     first, second = torch.zeros_like(both), torch.zeros_like(both)
     for _ in range(chain.samples):
         before, after = after, noise()
         slopes = torch.stack((drift(mode + both[0]), newton + both[1]))
         both = both - step / 2 * slopes + step**0.5 * (before + after) / 2
         first, second = first + both, second + both**2
-    # the Gaussian counts in both variances, so that they are positive and their ratio's error is small
+    # the Gaussian enters both variances, so that they are positive and the error of their ratio is small
     own, known = chain.shrinkage * variance + second - first**2 / chain.samples
     mean = mode - newton + (first[0] - first[1]) / (chain.shrinkage + chain.samples)
     variances = variance * (own / known)

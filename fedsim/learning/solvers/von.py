@@ -3,17 +3,17 @@
     q* = argmin_q  E_q[l_k] - E_q[log cavity] + temperature * E_q[log q]
 
 Every client problem of PVI and of Bayesian-ADMM has this form: PVI with cavity = q_g / t_k and
-temperature 1, ADMM with cavity = q_g**rho / t_k and temperature rho. With q = N(m, S^-1) it is solved where
+temperature 1, ADMM with cavity = q_g**rho / t_k and temperature rho. The solution q = N(m, S^-1) satisfies
 
-    temperature * S = cavity.precision + E_q[hess l_k]       (its diagonal in the diagonal family)
+    temperature * S = cavity.precision + E_q[hess l_k]       (the Hessian's diagonal in the diagonal family)
     0 = E_q[grad l_k] + cavity.precision m - cavity.shift
 
 Source: The Bayesian learning rule, Eq. 12, arXiv:2107.04562; Moellenhoff et al., Federated ADMM from Bayesian
 Duality, App. D.2 (arXiv:2506.13150); toyexamples/admm.py of its release.
-Differs: the same eps serve all steps, so the result is a fixed point and not an average over the last
-draws. Between two steps of S, the mean is solved (nearly) by L-BFGS preconditioned with S: the plain step
-S^-1 grad diverges for a diagonal S, and for a full S far from the solution. The step of S adapts. The
-Hessian is the GGN: the same for models linear in their parameters, otherwise never indefinite.
+Differs: all steps use the same eps, so the result is a fixed point and not an average over the last draws.
+Between two steps of S, L-BFGS preconditioned with S (nearly) solves for the mean, because the plain step
+S^-1 grad diverges for a diagonal S, and for a full S far from the solution. The step size of S is adaptive.
+The GGN replaces the Hessian: it is equal for models linear in their parameters, and never indefinite.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from fedsim.learning.solvers import LocalFit
 from fedsim.seeds import RandomStream
 
 TOLERANCE = 1e-5
-"""Relative residual, of mean and precision, at which VON stops early; float32 gradients give 1e-6."""
+"""Relative residual of mean and precision at which VON stops early; float32 gradients reach 1e-6."""
 MOVES = 20
-"""Most moves of the mean per step of the precision, and the memory of L-BFGS."""
+"""Largest number of moves of the mean per step of the precision, and memory length of L-BFGS."""
 
 
 @dataclass(frozen=True)
 class VonTraining:
     """Settings of VON, which finds a client's Gaussian.
 
-    steps: most updates of the precision; fewer at stationarity. samples: weights at which expectations
-    are taken, in antithetic pairs m +- S^-1/2 eps; 1: the mean itself (delta method). lr: first trial
-    length of a move of the mean, 1: Newton's. lr_precision: first step of the precision; it halves when
-    two corrections in a row oppose each other and else grows by half, up to 1.
-    optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
+    steps: largest number of updates of the precision; VON stops earlier when stationary. samples: number of
+    weights at which expectations are taken, in antithetic pairs m +- S^-1/2 eps; 1: the mean itself (delta
+    method). lr: first trial length of a move of the mean; 1 is Newton's. lr_precision: first step size of the
+    precision; it halves if two successive corrections oppose each other, else grows by half, up to 1.
+    optimiser: 'exact' is the minimiser in closed form, for clients whose loss is quadratic.
     """
 
     steps: Annotated[int, Meta(ge=1, description="most updates of the precision in one local training")] = 30
@@ -73,7 +73,7 @@ def von(
     cavity: Gaussian,
     temperature: float,
 ) -> LocalFit[Gaussian, None]:
-    """The client's q* of the module's docstring; its family is that of cavity.precision, (P,) or (P, P).
+    """Return the client's q* (see the module), in the family of cavity.precision, (P,) or (P, P).
 
     `start` (P,) is the first mean; the first precision is stationary at `start` (delta method). `cavity`
     is a factor on the scale of the summed loss; its precision may be indefinite.
@@ -115,17 +115,17 @@ def _exact(shard: QuadraticShard, cavity: Gaussian, temperature: float) -> Local
     full, hessian = is_full(cavity.precision), shard.hessian.double()
     assert isinstance(cavity.precision, Tensor)
     precision = (cavity.precision + (hessian if full else hessian.diagonal())) / temperature
-    _Root.of(precision)  # or TaskError
+    _Root.of(precision)  # raises a TaskError if it is not positive definite
     # the mean needs the whole Hessian in both families
     matrix = hessian + (cavity.precision if full else torch.diag(cavity.precision))
     if not full:
-        _Root.of(matrix)  # a saddle is no solution, whatever the diagonal says
+        _Root.of(matrix)  # a saddle point is no solution, even with a positive diagonal
     mean = _finite(torch.linalg.solve_ex(matrix, cavity.shift + shard.linear.double()).result, "mean")
     return LocalFit(Gaussian.at(mean, precision), shard.loss(mean))
 
 
 def check_samples(samples: int) -> None:
-    """Check that VON can draw so many samples in pairs."""
+    """Check that VON can draw this number of samples in pairs."""
     if samples > 1 and samples % 2:
         raise UsageError(f"samples={samples}: VON draws pairs; use an even number, or 1 for the mean alone")
 
@@ -142,7 +142,7 @@ def _draws(start: Tensor, samples: int, rng: RandomStream) -> Tensor:
 def _stationary(
     shard: Shard, points: Tensor, cavity: Gaussian, temperature: float, rng: RandomStream
 ) -> Tensor:
-    """(cavity.precision + E[hess l_k]) / temperature with the average over `points` (n, P)."""
+    """(cavity.precision + E[hess l_k]) / temperature, where E[...] is the mean over `points` (n, P)."""
     assert isinstance(cavity.precision, Tensor)
     total = torch.zeros_like(cavity.precision)
     for w in points:
@@ -151,7 +151,7 @@ def _stationary(
 
 
 def _slope(shard: Shard, mean: Tensor, around: Tensor, cavity: Gaussian) -> tuple[Tensor, float]:
-    """E[grad l_k] + cavity.precision m - cavity.shift (P,), and its norm relative to its two terms'."""
+    """E[grad l_k] + cavity.precision m - cavity.shift, (P,), and its norm / (|E[grad l_k]| + |shift|)."""
     gradient = torch.zeros_like(mean)
     for offset in around:
         gradient += shard.gradient(mean + offset)
@@ -164,11 +164,11 @@ def _slope(shard: Shard, mean: Tensor, around: Tensor, cavity: Gaussian) -> tupl
 def _move(
     slope: Callable[[Tensor], tuple[Tensor, float]], mean: Tensor, root: _Root, lr: float, temperature: float
 ) -> tuple[Tensor, float]:
-    """L-BFGS from `mean` until the residual fell tenfold: the new mean and its residual.
+    """Run L-BFGS from `mean` until the residual has fallen tenfold; return the new mean and its residual.
 
-    The problem of the mean is convex for a convex loss, so the slope along a direction grows; a trial
-    that overshoots is drawn back to where a straight line through both slopes is zero, and one that
-    lands where the problem is not convex (an indefinite cavity, a network) is shortened.
+    For a convex loss the problem of the mean is convex, so that the slope along a direction grows. A trial
+    that overshoots is shortened to the zero of the straight line through both slopes. A trial that ends
+    where the problem is not convex (an indefinite cavity, a network) is shortened by a fixed factor.
     """
     here, before = slope(mean)
     residual = before
@@ -196,7 +196,7 @@ def _move(
 
 
 def _inverse(pairs: list[tuple[Tensor, Tensor]], vector: Tensor, root: _Root, temperature: float) -> Tensor:
-    """L-BFGS's two loops: the inverse Hessian of the pairs (change, bend) on top of (temperature S)^-1."""
+    """Apply L-BFGS's inverse Hessian (two loops), from pairs (change, bend) and (temperature S)^-1."""
     shares = []
     for change, bend in reversed(pairs):
         shares.append((change @ vector) / (change @ bend))
@@ -215,7 +215,7 @@ class _Root:
 
     @staticmethod
     def of(precision: Tensor) -> _Root:
-        """The square root of S, after a check that S is positive definite and finite."""
+        """Return the square root of S after checking that S is positive definite and finite."""
         _finite(precision, "precision")
         if precision.dim() == 1:
             bad, least = int((precision <= 0).sum()), float(precision.min())
@@ -240,7 +240,7 @@ class _Root:
         return solution
 
     def spread(self, eps: Tensor) -> Tensor:
-        """Offsets S^-1/2 eps of the rows of `eps` (n, P); they vary smoothly with S."""
+        """The offsets S^-1/2 eps for the rows of `eps` (n, P); they vary smoothly with S."""
         if self.values.dim() == 1:
             return eps / self.values
         offsets: Tensor = torch.linalg.solve_triangular(self.values.T, eps.T, upper=True).T

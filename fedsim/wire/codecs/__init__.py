@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.errors import UsageError, WireError
+from fedsim.errors import WireError
 from fedsim.specs import Form, number, parse, whole
-from fedsim.wire.codecs import bitmap, csr, float_formats, log8, masks, pco, qsgd, sigma, zstd
+from fedsim.wire.codecs import bitmap, csr, float_formats, log8, masks, qsgd, sigma, zstd
 from fedsim.wire.codecs.base import Codec, Part, Spec, from_bytes, raw_bytes
 from fedsim.wire.codecs.user_codec import users_codec
 
@@ -127,7 +127,6 @@ CODECS: Mapping[str, CodecFamily] = {
             "upwards only (up.field)",
             zstd.delta_zstd,
         ),
-        CodecFamily("pco", "lossless: pcodec, which models the numbers", pco.pco),
         CodecFamily(
             "qsgd",
             "unbiased, b bits a value: random rounding in buckets of 512, entropy-coded; upwards of the "
@@ -158,18 +157,20 @@ CODECS: Mapping[str, CodecFamily] = {
         CodecFamily(
             "sigma",
             "steps of c standard deviations from the broadcast, entropy-coded; needs a precision or "
-            "curvature in the broadcast or the message; mean only; auto: a tenth of the message's own change",
+            "curvature in the broadcast or the message; mean only; P%: the step with which P % of the "
+            "integers are not 0; auto: an error of a tenth of the message's change; +random: rounds at "
+            "random, unbiased",
             sigma.sigma,
             step="c",
-            flags=("dither", "last"),
+            flags=("dither", "random", "last", "own"),
         ),
         CodecFamily(
             "ratio",
             "the logarithm of the ratio to the broadcast in steps of e, entropy-coded; relative error at "
-            f"most exp(e / 2) - 1; {_SIGNS}",
+            f"most exp(e / 2) - 1; +random: rounds at random, unbiased; {_SIGNS}",
             sigma.ratio,
             step="e",
-            flags=("last",),
+            flags=("random", "last", "own"),
         ),
     )
 }
@@ -187,11 +188,6 @@ def codec(name: str) -> Codec:
 
 @cache
 def _codec(name: str) -> Codec:
-    if name.partition(":")[0] == "sz":
-        raise UsageError(
-            "sz is for comparison only (fedsim codecs): its decoder does not check what it reads; use sigma, "
-            "ratio or qsgd"
-        )
     family_name, arguments = parse(name, "codec", {f.name: f.form for f in CODECS.values()})
     family = CODECS[family_name]
     if family.bits:
@@ -199,12 +195,23 @@ def _codec(name: str) -> Codec:
     if not family.fraction and not family.step:
         return family.make()
     amount, *flags = arguments[0].split("+") if family.flags else arguments
-    if family.name == "sigma" and amount == sigma.AUTO and {*flags} <= {*family.flags}:
-        return family.make(None, **dict.fromkeys(flags, True))
+    options = _options(family, flags)
+    most = LARGEST_STEP if family.step else 1
+    if options is not None and family.name == "sigma" and amount == sigma.AUTO:
+        return sigma.sigma(1.0, sigma.AUTO, **options)
+    if options is not None and family.name == "sigma" and amount.endswith(sigma.PERCENT):
+        options, amount, most = {**options, "unit": sigma.PERCENT}, amount.removesuffix(sigma.PERCENT), 100
     p = number(amount)
-    if not 0 < p <= (LARGEST_STEP if family.step else 1) or not {*flags} <= {*family.flags}:
+    if options is None or not 0 < p <= most:
         raise family.form.misuse("codec", name)
-    return family.make(p, **dict.fromkeys(flags, True))
+    return family.make(p, **options)
+
+
+def _options(family: CodecFamily, flags: Sequence[str]) -> dict[str, Any] | None:
+    """The flags as arguments of the family's codec; None if they are not its flags, or exclude each other."""
+    if not {*flags} <= {*family.flags} or {"dither", "random"} <= {*flags} or {"last", "own"} <= {*flags}:
+        return None
+    return dict.fromkeys(flags, True)
 
 
 def _of_bits(family: CodecFamily, text: str, name: str) -> Codec:

@@ -33,6 +33,12 @@ class Spec:
 
     positive: the receiver refuses values <= 0, so a codec must not hide one. scale: a precision that both
     sides have, of the same shape, for a codec that is `scaled`. stream: for one that is `noisy`.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> spec = fedsim.Spec.of((3, 2), torch.float32)
+        >>> spec.count, spec.dense_bytes
+        (6, 24)
     """
 
     shape: tuple[int, ...]
@@ -68,7 +74,13 @@ class Spec:
 
 
 class Bound(NamedTuple):
-    """Layer of a part and the bytes it may have; least == most where the layout says it exactly."""
+    """Layer of a part and the bytes it may have; least == most where the layout says it exactly.
+
+    Examples:
+        >>> import fedsim
+        >>> fedsim.Bound("values", least=8, most=8)
+        Bound(layer='values', least=8, most=8)
+    """
 
     layer: str
     least: int
@@ -81,13 +93,30 @@ class Codec:
 
     lossy: the decoded tensor may differ from what was packed. kinds: the only kinds of field that it
     takes, if not all, and the reason. delta: both sides need `ref`, a tensor of the same shape that both
-    have; may_refer: they use it if there is one. scaled: both sides need the spec's scale. noisy: they need
-    its stream. last: `ref` is the last broadcast, and `alone` is the codec for receivers without it. packer
-    returns None for values that it cannot represent, which are then sent dense. entropy: bits of zeroth-order
-    entropy of an entropy-coded part 'values'. step: the step of a mean in that part, in standard deviations.
+    have; may_refer: they use it if there is one. scaled: both sides need the spec's scale. noisy: they
+    need its stream. last: `ref` is the last broadcast, and `alone` is the codec for receivers without it;
+    own: it is the last one that the receiving client got. packer returns None for values that it cannot
+    represent, which are then sent dense. entropy: bits of zeroth-order entropy of an entropy-coded part
+    'values'. step: the step of a mean in that part, in standard deviations.
 
     The part 'values' is, before any compression, `side` bytes per layer, then `width` bytes per value
     (None: as many as its dtype has) of `kept` entries of each layer (None: of all).
+
+    Examples:
+        One byte a value, the sign alone:
+
+        >>> import fedsim, torch
+        >>> def pack(x, spec, ref):
+        ...     return (("values", memoryview((x > 0).numpy().astype("uint8").tobytes())),)
+        >>> def unpack(parts, spec, ref):
+        ...     bits = torch.frombuffer(bytearray(parts[0]), dtype=torch.uint8)
+        ...     return (2.0 * bits - 1).to(spec.dtype).reshape(spec.shape)
+        >>> def bounds(spec):
+        ...     return (fedsim.Bound("values", spec.count, spec.count),)
+        >>> signs = fedsim.Codec("signs", pack, unpack, bounds, lossy=True)
+        >>> x = torch.tensor([0.3, -2.0])
+        >>> signs.unpack(tuple(data for _, data in signs.pack(x)), fedsim.Spec.of((2,), x.dtype))
+        tensor([ 1., -1.])
     """
 
     name: str
@@ -102,6 +131,7 @@ class Codec:
     scaled: bool = False
     noisy: bool = False
     last: bool = False
+    own: bool = False
     alone: str = ""
     side: int = 0
     width: int | None = None

@@ -1,34 +1,53 @@
 """Few bits for a posterior: means in units of their own standard deviation, precisions by their logarithm.
 
-    sigma:c   u = (m - m_ref) sqrt(S), rounded to multiples of c       m = m_ref + c k / sqrt(S)
-    ratio:e   log(S / S_ref), rounded to multiples of e                S = S_ref exp(e k)
+    sigma:c   u = (m - m_ref) sqrt(S), as a multiple of c       m = m_ref + c k / sqrt(S)
+    ratio:e   log(S / S_ref), as a multiple of e                S = S_ref exp(e k)
 
 Upwards the references are the fields of the broadcast that the upload answers, as the client decoded them; S
 is the broadcast's precision. A broadcast has no reference (m_ref = 0, S_ref = 1), or with +last the last
-broadcast as decoded; S is the decoded precision of the same message. The integers k are
-entropy-coded layer by layer (fedsim.wire.codecs.entropy). fedsim.wire.message_context has the references.
+broadcast as decoded, or with +own the last one that its client got (fedsim.own_references); S is the decoded
+precision of the same message. The integers k are entropy-coded layer by layer (fedsim.wire.codecs.entropy).
+fedsim.wire.message_context has the references.
 
-sigma:c+dither adds noise of a stream that both ends know before it rounds, and subtracts it afterwards: the
-error is uniform, independent of the mean, and 0 on average (Ziv 1985; Zamir and Feder 1992).
+The step of a mean:
 
-sigma:auto chooses c for every message so that the rounding has a tenth of the size of what the message
-changes (root mean squares, in standard deviations), and sends it as a float32 before the layers: late rounds,
-whose changes are small, neither stall nor waste bits.
+    sigma:c      c standard deviations
+    sigma:P%     so large that P % of the k in this message are not 0
+    sigma:auto   so large that the rounding error has a tenth of the size of u, as root mean squares
+
+The last two send the step, a float32, before the layers. Late rounds, whose changes are small, then neither
+stall nor waste bits. P % fixes the bits, about 0.35 a value for 5 % and 0.65 for 10 %, and outliers do
+not enlarge the step.
+
+Rounding:
+
+    (nothing)    to the nearest level
+    +random      to one of the two levels around it, so that the decoded m or S is unbiased
+    +dither      sigma only: u plus noise of a stream that both ends know, which the decoder subtracts; the
+                 error is uniform, independent of the mean, and 0 on average (Ziv 1985; Zamir and Feder 1992)
+
+Rounding at random keeps zeros: a change far below the step has k = 0 nearly always, and few bits. An
+algorithm with a dual needs no error feedback, t <- t + rho C(change) being DIANA's rule (Mishchenko et al.,
+arXiv:1901.09269, Alg. 1): for unbiased C of variance at most omega |change|^2 and rho <= 1 / (1 + omega) it
+has the fixed point of exact messages (docs/decisions/059-one-bit.md).
 
 A step of c costs c^2 / 24 nats of KL per parameter, a step of e about e^2 / 48. This does not measure the
 error of a dual, which is a difference of decoded values: docs/compression.md has steps without loss.
 
-The error of a mean is at most c / 2 of its standard deviation, the relative error of a precision at most
-exp(e / 2) - 1, and no sign changes. A zero of a curvature stays zero: k counts from 1 on, and 0 stands for
-it. Levels exp(e k) are rounded correctly, so that two machines decode alike.
+To the nearest level, the error of a mean is at most c / 2 of its standard deviation and the relative error of
+a precision at most exp(e / 2) - 1; at random, c and exp(e) - 1. No sign changes. A zero of a curvature stays
+zero: k counts from 1 on, and 0 stands for it. Levels exp(e k) are rounded correctly, so that two machines
+decode alike.
 
-Source: entropy-coded scalar quantisation (Gish and Pierce 1968), here in the units of the posterior.
+Source: entropy-coded scalar quantisation (Gish and Pierce 1968), here in the units of the posterior; random
+rounding as in QSGD (Alistarh et al. 2017, Sec. 3.1, arXiv:1610.02132).
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache, partial
 
@@ -47,38 +66,101 @@ _LOGARITHMS = 104.0
 
 
 AUTO = "auto"
+PERCENT = "%"
+"""The suffix of a step by the share of numbers that are not 0."""
 SHARE = 0.1
 """The rounding's root mean square in sigma:auto, relative to that of the message's own change."""
 STEP = struct.Struct("<f")
-LEAST_STEP, MOST_STEP = 1e-9, 16.0
-"""The limits of the step in sigma:auto."""
+LEAST_STEP, MOST_STEP = 1e-9, 1e6
+"""The limits of a step that depends on the message, in standard deviations."""
+FINEST = 2.0**-30
+"""The least step that depends on the message, relative to its largest change."""
 
 
-def sigma(c: float | None, dither: bool = False, last: bool = False) -> Codec:
-    """c None: auto, chosen for every message."""
-    alone = f"sigma:{AUTO if c is None else repr(c)}{'+dither' * dither}"
+@dataclass(frozen=True)
+class Rounding:
+    """How a number of steps becomes an integer: to the nearest, at random, or after adding dither."""
+
+    random: bool = False
+    dither: bool = False
+
+    @property
+    def flags(self) -> str:
+        return "+random" * self.random + "+dither" * self.dither
+
+    def draws(self, spec: Spec) -> Array:
+        """Numbers of this message, uniform on [0, 1) and equal at both ends, (count,) float64.
+
+        Raises:
+            WireError: If the message has no random stream.
+        """
+        if spec.stream is None:
+            raise WireError("a codec with +random or +dither needs the random stream of a task")
+        return spec.stream.numpy("random" if self.random else "dither").random(spec.count)
+
+    def noise(self, spec: Spec) -> Array | float:
+        """The dither, uniform on [-1/2, 1/2); 0 without dither."""
+        return self.draws(spec) - 0.5 if self.dither else 0.0
+
+    def steps(self, u: Array, spec: Spec) -> Array:
+        """u (count,) as whole numbers, float64."""
+        steps: Array = np.floor(u + self.draws(spec)) if self.random else np.rint(u + self.noise(spec))
+        return steps
+
+    def step(self, unit: str, c: float, u: Array) -> float:
+        """The step of a message with changes u (count,), all finite, in their unit."""
+        size = np.abs(u)
+        largest = float(size.max(initial=0.0))
+        if unit == AUTO:
+            step = SHARE * math.sqrt(12) * float(np.sqrt(np.mean(u**2))) if largest else 0.0
+        elif self.random:
+            step = 100 / c * float(size.mean()) if largest else 0.0
+        else:
+            kept = math.ceil(c / 100 * len(size))
+            step = 2 * float(np.partition(size, -kept)[-kept]) if largest else 0.0
+        return min(max(step, FINEST * largest, LEAST_STEP), MOST_STEP)
+
+
+def sigma(
+    c: float,
+    unit: str = "",
+    dither: bool = False,
+    random: bool = False,
+    last: bool = False,
+    own: bool = False,
+) -> Codec:
+    """The codec of a mean with steps of c standard deviations, or with a step for every message.
+
+    unit: '%' for the step with which c % of the numbers are not 0, 'auto' (c is ignored), or ''.
+    """
+    how = Rounding(random, dither)
+    alone, head = f"sigma:{AUTO if unit == AUTO else f'{c!r}{unit}'}{how.flags}", STEP.size if unit else 0
     return Codec(
-        f"{alone}{'+last' * last}",
-        partial(_pack_mean, c, dither),
-        partial(_unpack_mean, c, dither),
-        partial(layer_bounds, beside=0 if c else STEP.size),
+        f"{alone}{_suffix(last, own)}",
+        partial(_pack_mean, c, unit, how),
+        partial(_unpack_mean, c, unit, how),
+        partial(layer_bounds, beside=head),
         lossy=True,
         kinds=frozenset({"mean"}),
         why="this codec measures a mean by its standard deviation",
         may_refer=True,
-        entropy=lambda data, spec: layers_entropy(data[0 if c else STEP.size :], spec),
-        step=lambda data: float(c or STEP.unpack(data[: STEP.size])[0]),
+        entropy=lambda data, spec: layers_entropy(data[head:], spec),
+        step=lambda data: float(STEP.unpack(data[:head])[0] if unit else c),
         scaled=True,
-        noisy=dither,
-        last=last,
+        noisy=random or dither,
+        last=last or own,
+        own=own,
         alone=alone,
     )
 
 
-def ratio(e: float, last: bool = False) -> Codec:
+def ratio(e: float, random: bool = False, last: bool = False, own: bool = False) -> Codec:
+    """The codec of a precision or curvature with steps of e in the logarithm."""
+    how = Rounding(random)
+    alone = f"ratio:{e!r}{how.flags}"
     return Codec(
-        f"ratio:{e!r}{'+last' * last}",
-        partial(_pack_ratio, e),
+        f"{alone}{_suffix(last, own)}",
+        partial(_pack_ratio, e, how),
         partial(_unpack_ratio, e),
         layer_bounds,
         lossy=True,
@@ -86,9 +168,15 @@ def ratio(e: float, last: bool = False) -> Codec:
         why="this codec has logarithms; it is for a precision or a curvature",
         may_refer=True,
         entropy=layers_entropy,
-        last=last,
-        alone=f"ratio:{e!r}",
+        noisy=random,
+        last=last or own,
+        own=own,
+        alone=alone,
     )
+
+
+def _suffix(last: bool, own: bool) -> str:
+    return "+last" * last + "+own" * own
 
 
 # ---- means
@@ -102,42 +190,34 @@ def _step(c: float, spec: Spec) -> Array:
     return step
 
 
-def _noise(dither: bool, spec: Spec) -> Array | float:
-    """The dither of a mean, uniform on [-1/2, 1/2) and equal at both ends; 0 without dither."""
-    if not dither:
-        return 0.0
-    if spec.stream is None:
-        raise WireError("sigma with dither needs the random stream of a task")
-    return spec.stream.numpy("dither").random(spec.count) - 0.5
-
-
 def _pack_mean(
-    c: float | None, dither: bool, x: Tensor, spec: Spec, ref: Tensor | None
+    c: float, unit: str, how: Rounding, x: Tensor, spec: Spec, ref: Tensor | None
 ) -> tuple[Part, ...] | None:
     if spec.scale is None:
         return None
     distance = flat32(x).astype(np.float64)
     if ref is not None:
         distance = distance - flat32(ref)
-    if c is not None:
-        return _packed(np.rint(distance / _step(c, spec) + _noise(dither, spec)), spec)
-    size = float(np.sqrt(np.mean((distance / _step(1.0, spec)) ** 2))) if len(distance) else 0.0
-    fitting = min(max(SHARE * math.sqrt(12) * size, LEAST_STEP), MOST_STEP)
-    head = STEP.pack(fitting if math.isfinite(size) else MOST_STEP)  # not finite: _packed refuses it
+    if not unit:
+        return _packed(how.steps(distance / _step(c, spec), spec), spec)
+    u = distance / _step(1.0, spec)
+    if not np.isfinite(u).all():
+        return None
+    head = STEP.pack(how.step(unit, c, u))
     step = _step(STEP.unpack(head)[0], spec)
-    parts = _packed(np.rint(distance / step + _noise(dither, spec)), spec)
+    parts = _packed(how.steps(distance / step, spec), spec)
     return None if parts is None else (("values", memoryview(head + bytes(parts[0][1]))),)
 
 
 def _unpack_mean(
-    c: float | None, dither: bool, parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None
+    c: float, unit: str, how: Rounding, parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None
 ) -> Tensor:
     data = parts[0]
-    if c is None:
+    if unit:
         (c,), data = STEP.unpack(data[: STEP.size]), data[STEP.size :]
         if not LEAST_STEP / 2 < c < 2 * MOST_STEP:
             raise WireError(f"a step of {c:g} standard deviations")
-    values = (decode_layers(data, spec) - _noise(dither, spec)) * _step(c, spec)
+    values = (decode_layers(data, spec) - how.noise(spec)) * _step(c, spec)
     if ref is not None:
         values = values + flat32(ref)
     return tensor_of(_float32(values), spec)
@@ -146,12 +226,18 @@ def _unpack_mean(
 # ---- precisions
 
 
-def _pack_ratio(e: float, x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
+def _pack_ratio(
+    e: float, how: Rounding, x: Tensor, spec: Spec, ref: Tensor | None
+) -> tuple[Part, ...] | None:
     values, zeros = flat32(x).astype(np.float64), flat32(x) == 0
     if not (np.isfinite(values).all() and (values >= 0).all()):
         return None
     base = _base(spec, ref)
-    steps = np.rint(np.log(np.where(zeros, 1.0, values) / base) / e)
+    u = np.log(np.where(zeros, 1.0, values) / base) / e
+    if how.random:  # between two levels, so that the decoded precision, not its logarithm, is unbiased
+        whole = np.floor(u)
+        u = whole + np.expm1(e * (u - whole)) / math.expm1(e)
+    steps = how.steps(u, spec)
     if (np.abs(steps * e) > 2 * _LOGARITHMS).any():
         return None
     if (base * np.exp(e * steps) < SMALLEST).any():  # it might become 0

@@ -64,8 +64,8 @@ class Preset:
         return str(self.experiment["dataset"])
 
     def tables(self, algo: str) -> dict[str, dict[str, Any]]:
-        """Return the tables `experiment` and `hyperparameters` for an algorithm. If the preset does not have
-        the algorithm, they contain the preset's data, and the algorithm's defaults apply."""
+        """Return the tables `experiment` and `hyperparameters` for an algorithm.
+        If the preset lacks the algorithm, they contain its data, and the algorithm's defaults apply."""
         settings = self.algorithm.get(algo)
         return {
             "experiment": {**self.experiment, **(settings.experiment if settings else {})},
@@ -88,7 +88,7 @@ class Preset:
 
 @cache
 def names() -> tuple[str, ...]:
-    """All presets, in alphabetical order."""
+    """Return the names of all presets, in alphabetical order."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
@@ -103,13 +103,13 @@ def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experimen
 def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
     """Return remarks, one line each, on hyperparameters that were left at their defaults.
 
-    The arguments are those of `remark`.
+    The arguments are the same as in `remark`.
     """
     return tuple(line for line in (remark(experiment, preset), step_remark(experiment)) if line)
 
 
 def step_remark(experiment: Experiment) -> str:
-    """Return one line if a step size has a default for all K clients, but rounds have fewer; else ""."""
+    """Return one line if a step size's default counts all K clients, but rounds have fewer; else ""."""
     known = algorithms("algorithms").get(experiment.algo)
     if known is None or not asks_fewer(experiment):
         return ""
@@ -124,9 +124,9 @@ def step_remark(experiment: Experiment) -> str:
 
 
 def remark(experiment: Experiment, preset: str = "") -> str:
-    """One line for the user on where the hyperparameters come from; "" if there is nothing to say.
+    """Return one line on the origin of the hyperparameters; "" if there is nothing to say.
 
-    preset: the preset's name, if one was asked for.
+    preset: the name of the preset, if one is used.
     """
     if preset:
         return Preset.read(preset).source_of(experiment.algo)

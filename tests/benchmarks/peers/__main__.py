@@ -33,11 +33,12 @@ from typing import Any
 
 import torch
 
-from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of
+from tests.benchmarks.common import options_of
 from tests.benchmarks.floor import floor
 from tests.benchmarks.peers.environments import DEFAULT, Peer, make, ready
 from tests.benchmarks.peers.measure import Measured, busy_cores, failure
-from tests.benchmarks.peers.runs import WORKERS, Place, fedsim_bytes, fedsim_run, peer_bytes, peer_run
+from tests.benchmarks.peers.relay import fedsim_row, peer_row
+from tests.benchmarks.peers.runs import WORKERS, Place, data_folder, fedsim_run, peer_run
 
 KILL_AFTER = 3
 GRACE = 25.0
@@ -152,11 +153,14 @@ def measure(
 
 def relayed(rows: list[tuple[Row, Callable[..., Measured]]], place: Place) -> None:
     """Fill in the bytes of fedsim and of the peers whose programs let a relay count."""
-    rows[0][0].bytes = fedsim_bytes(place)
     peers = {peer.name: peer for peer in PEERS if peer.relays}
     for row, _ in rows:
         if row.name in peers and not row.reason:
-            row.bytes = peer_bytes(peers[row.name], place)
+            counted = peer_row(peers[row.name], place, 10)
+            row.bytes = f"{row.bytes} / {counted.bytes}"
+        elif row.name == "fedsim":
+            counted, _ = fedsim_row(place, 10, WORKERS)
+            row.bytes = f"{counted.claims} / {counted.bytes}"
 
 
 def middle(values: list[float], digits: int) -> str:
@@ -215,14 +219,6 @@ def goals(rows: list[Row]) -> list[str]:
         ratio = statistics.median(ours.per_round) / statistics.median(blaze.per_round)
         lines.append(f"fedsim / BlazeFL, a round: {ratio:.2f} (goal: at most 1.30)")
     return lines
-
-
-def data_folder(scratch: Path, tiny: bool) -> tuple[Path, str]:
-    """FashionMNIST's folder, or random data of its shape."""
-    known = os.environ.get("FEDSIM_DATA")
-    if known and (Path(known) / "FashionMNIST").is_dir() and not tiny:
-        return Path(known), "FashionMNIST"
-    return fashion_shaped(scratch / "data", FEW if tiny else FULL), "random data of FashionMNIST's shape"
 
 
 ON_GPU = "pfl"

@@ -1,15 +1,11 @@
-"""The job, one run of it by fedsim or by a peer, and what a relay counts of one."""
+"""The job, and one run of it by fedsim or by a peer."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +15,9 @@ import torch
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from protocols import find
-from tests.benchmarks.common import summary
+from tests.benchmarks.common import FEW, FULL, fashion_shaped, summary
 from tests.benchmarks.peers.environments import HERE, Peer, python_of
-from tests.benchmarks.peers.measure import Measured, failure, run
-from tests.support.relay import Relay
+from tests.benchmarks.peers.measure import Measured, run
 
 LR = 0.5
 DEADLINE = 120.0
@@ -71,11 +66,23 @@ class Place:
         )
 
 
-def peer_run(
-    peer: Peer, place: Place, workers: int, kill_after: int = 0, deadline: float = 0.0, **ports: int
-) -> Measured:
+def data_folder(scratch: Path, tiny: bool) -> tuple[Path, str]:
+    """FashionMNIST's folder, or random data of its shape."""
+    known = os.environ.get("FEDSIM_DATA")
+    if known and (Path(known) / "FashionMNIST").is_dir() and not tiny:
+        return Path(known), "FashionMNIST"
+    return fashion_shaped(scratch / "data", FEW if tiny else FULL), "random data of FashionMNIST's shape"
+
+
+def peer_run(peer: Peer, place: Place, workers: int, kill_after: int = 0, deadline: float = 0.0) -> Measured:
     """One run of a peer's program in its environment; deadline 0: the peer's own."""
-    settings = {"data": str(place.scratch / "data.npz"), "clients": 10, "rounds": place.rounds, **ports}
+    command, environment = prepared(peer, place, workers)
+    return run(command, environment, deadline or peer.deadline, kill_after, peer.worker)
+
+
+def prepared(peer: Peer, place: Place, workers: int, **more: int) -> tuple[list[str], dict[str, str]]:
+    """The command of a peer's program and its environment; more: settings of its job."""
+    settings = {"data": str(place.scratch / "data.npz"), "clients": 10, "rounds": place.rounds, **more}
     settings["device"] = place.device
     job = place.scratch / f"job-{workers}.json"
     job.write_text(json.dumps({**settings, "workers": workers, "lr": LR, "batch": 32}))
@@ -93,24 +100,13 @@ def peer_run(
         "HOME": str(place.scratch),
         "PATH": f"{python_of(peer, place.environments).parent}:{os.environ['PATH']}",
     }
-    command = [str(python_of(peer, place.environments)), str(peer.source)]
-    return run(command, environment, deadline or peer.deadline, kill_after, peer.worker)
+    return [str(python_of(peer, place.environments)), str(peer.source)], environment
 
 
-def peer_bytes(peer: Peer, place: Place) -> str:
-    """What a relay between its clients and its server counts in a run of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with contextlib.closing(Relay(port)) as relay:
-        measured = peer_run(peer, place, WORKERS, port=port, through=relay.port)
-    counted = f"{sum(relay.bytes.values()):,}" if measured.code == 0 else f"not measured: {failure(measured)}"
-    return f"{peer.sends} / {counted}"
-
-
-def arguments(place: Place) -> list[str]:
+def arguments(place: Place, clients: int = 10) -> list[str]:
     experiment = place.experiment()
     return [
-        *("--algo", "fedavg", "--clients", "10", "--dataset", "fashion_mnist", "--fraction", "0.1"),
+        *("--algo", "fedavg", "--clients", str(clients), "--dataset", "fashion_mnist", "--fraction", "0.1"),
         *("--partition", "iid", "--inputs", experiment.inputs, "--model", "mlp"),
         *("--rounds", str(place.rounds), "--data-dir", str(place.data)),
         *(part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}".lower())),
@@ -127,34 +123,3 @@ def fedsim_run(place: Place, workers: int, kill_after: int = 0, deadline: float 
         measured.sha256 = summary(out)["model_sha256"]
         measured.accuracy = summary(out)["test_accuracy"]
     return measured
-
-
-def fedsim_bytes(place: Place) -> str:
-    """What the ledger books, and what a relay between the coordinator and two remote workers counts."""
-    out = place.scratch / "relayed"
-    command = [*FEDSIM, *arguments(place), "--remote-workers", "2", "--bind", "tcp://127.0.0.1:*"]
-    started = [subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL)]
-    try:
-        keys, until = out / "join.json", time.monotonic() + DEADLINE
-        while not keys.exists():
-            if time.monotonic() > until or started[0].poll() is not None:
-                return "not measured: the coordinator did not start"
-            time.sleep(0.05)
-        port = int(json.loads(keys.read_text())["url"].rpartition(":")[2])
-        with contextlib.closing(Relay(port)) as relay:
-            worker = (sys.executable, "-m", "launch", "worker", "--join", str(keys))
-            for i in range(2):
-                address = ("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i))
-                started.append(subprocess.Popen([*worker, *address], stdout=subprocess.DEVNULL))
-            for process in started:
-                process.wait(DEADLINE)
-            counted = sum(relay.bytes.values())
-    except (OSError, KeyError, subprocess.TimeoutExpired) as error:
-        return f"not measured: {error}"
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    directions = summary(out)["bytes"].values()
-    claimed = sum(sum(sum(f.values()) for f in d.values()) for kind in directions for d in kind.values())
-    return f"{claimed:,} / {counted:,}"

@@ -90,10 +90,12 @@ CODECS: tuple[dict[str, str], ...] = (
         "precision": "ratio:1.0",
         "delta": "qsgd:4",
         "kept": "bernoulli",
-        "logits": "pco",
-        "owners": "pco",
+        "logits": "zstd",
+        "owners": "zstd",
     },
     {"mean": "bf16", "precision": "best:0.1", "delta": "f16", "sums": "delta+zstd", "loss": "f16"},
+    {"mean": "sigma:10.0%+random", "precision": "ratio:2.0+random", "delta": "bf16"},
+    {"mean": "sigma:auto", "precision": "ratio:1.0+random", "delta": "dense"},
 )
 
 

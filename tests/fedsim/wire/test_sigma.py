@@ -178,6 +178,74 @@ def test_dither_makes_the_error_uniform_independent_and_unbiased() -> None:
     assert abs(float((errors[0] * errors[1]).mean())) < 4 / 12 / math.sqrt(n)
 
 
+def at_random(name: str, x: Tensor, precision: Tensor, ref: Tensor | None, client: int) -> Tensor:
+    known = replace(spec(len(x), precision), stream=codec_stream(7, 3, 1, client))
+    return round_trip(name, x, known, ref).double()
+
+
+DECODED = 400
+"""Messages over which a decoded value is averaged."""
+
+
+@pytest.mark.parametrize("step", ["2.0", "25%"])
+def test_a_mean_rounded_at_random_is_unbiased_and_off_by_less_than_a_step(step: str) -> None:
+    draws = torch.Generator().manual_seed(6)
+    precision = torch.exp(torch.randn(1000, generator=draws))
+    x = torch.randn(1000, generator=draws) / precision.sqrt()
+    x[::10] = 0
+    c = 2.0 if step == "2.0" else float((x * precision.sqrt()).abs().mean()) / 0.25
+    decoded = [at_random(f"sigma:{step}+random", x, precision, None, k) for k in range(DECODED)]
+    errors = (torch.stack(decoded) - x.double()) * precision.double().sqrt() / c
+    assert 0.9 < float(errors.abs().max()) < 1 + 1e-5
+    assert not errors[:, ::10].any()  # a zero stays zero
+    # the variance of one error is at most 1/4 of a step squared
+    assert float(errors.mean(dim=0).abs().max()) < 5 / math.sqrt(4 * DECODED)
+    assert abs(float(errors.mean())) < 5 / math.sqrt(4 * errors.numel())
+
+
+@pytest.mark.parametrize("e", [0.25, 1.5])
+def test_a_precision_rounded_at_random_is_unbiased_itself_not_in_its_logarithm(e: float) -> None:
+    draws = torch.Generator().manual_seed(7)
+    ref = torch.exp(torch.randn(1000, generator=draws))
+    x = ref * torch.exp(torch.randn(1000, generator=draws))
+    x[::10] = 0
+    decoded = torch.stack([at_random(f"ratio:{e}+random", x, ref, ref, k) for k in range(DECODED)])
+    assert not decoded[:, ::10].any()
+    kept = x > 0
+    errors = decoded[:, kept] / x[kept].double() - 1
+    largest = math.expm1(e)
+    assert -1 + math.exp(-e) - 1e-5 < float(errors.min()) and float(errors.max()) < largest + 1e-5
+    # between two levels of ratio exp(e), the variance is at most that of the middle: largest^2 / 4
+    assert float(errors.mean(dim=0).abs().max()) < 5 * largest / math.sqrt(4 * DECODED)
+    assert abs(float(errors.mean())) < 5 * largest / math.sqrt(4 * errors.numel())
+
+
+@pytest.mark.parametrize(("flag", "magnitude"), [("+random", 0.0), ("", 0.1)])
+def test_the_share_of_numbers_that_are_not_zero_fixes_the_bits(flag: str, magnitude: float) -> None:
+    """A tenth of normal numbers: the entropy of which, and of signs. Few of the rounded ones are beyond 1."""
+    n, p = 100_000, 0.1
+    x = torch.from_numpy(DRAWS.normal(0.0, 1.0, n).astype(np.float32))
+    x[0] = 1e6  # an outlier makes the step no larger than its share of the mean
+    known = replace(spec(n, torch.ones(n)), stream=codec_stream(7, 3, 1, 0))
+    parts = codec(f"sigma:10%{flag}").pack(x if not flag else x.clamp(max=5), known)
+    assert parts is not None
+    back = round_trip(f"sigma:10%{flag}", x if not flag else x.clamp(max=5), known)
+    assert float((back != 0).double().mean()) == pytest.approx(p, rel=0.05)
+    entropy = -(1 - p) * math.log2(1 - p) - p * math.log2(p / 2)
+    assert entropy * 0.97 < 8 * parts[0][1].nbytes / n < entropy * (1.03 + magnitude)
+
+
+@pytest.mark.parametrize("flag", ["", "+random"])
+def test_a_step_by_share_represents_few_changes_among_many_zeros(flag: str) -> None:
+    x = torch.zeros(1000)
+    x[:5] = torch.tensor([3.0, -2.0, 1.0, 1e-3, 5.0])
+    known = replace(spec(1000, torch.ones(1000)), stream=codec_stream(7, 3, 1, 0))
+    back = round_trip(f"sigma:10%{flag}", x, known)
+    assert not back[5:].any()
+    if not flag:
+        assert back[:5].tolist() == pytest.approx(x[:5].tolist(), abs=1e-6)
+
+
 @pytest.mark.parametrize("flag", ["", "+dither"])
 @pytest.mark.parametrize("size", [1e-4, 1.0, 30.0])
 def test_an_automatic_step_rounds_by_a_tenth_of_the_change(flag: str, size: float) -> None:
@@ -203,15 +271,29 @@ def test_a_forged_step_is_refused(step: float) -> None:
 
 def test_dither_needs_a_stream_and_clients_have_their_own() -> None:
     x, precision = torch.ones(50), torch.ones(50)
-    with pytest.raises(WireError, match="needs the random stream"):
-        codec("sigma:0.1+dither").pack(x, spec(50, precision))
+    for name in ("sigma:0.1+dither", "sigma:0.1+random", "ratio:0.1+random"):
+        with pytest.raises(WireError, match="needs the random stream"):
+            codec(name).pack(x, spec(50, precision), x)
     assert not torch.equal(dithered(0.1, x, precision, 0), dithered(0.1, x, precision, 1))
     assert torch.equal(dithered(0.1, x, precision, 0), dithered(0.1, x, precision, 0))
 
 
 @pytest.mark.parametrize(
     "text",
-    ["sigma", "sigma:0", "sigma:-1", "sigma:nan", "ratio:x", "ratio:17", "sigma:1+first", "ratio:1+dither"],
+    [
+        *(
+            "sigma",
+            "sigma:0",
+            "sigma:-1",
+            "sigma:nan",
+            "sigma:1+first",
+            "sigma:rms",
+            "sigma:0rms",
+            "sigma:17rms",
+        ),
+        *("ratio:x", "ratio:17", "ratio:1+dither", "ratio:1%", "sigma:1+dither+random"),
+        *("ratio:1+random3", "ratio:1+last+own", "sigma:1+own+last"),
+    ],
 )
 def test_a_step_is_a_positive_number(text: str) -> None:
     with pytest.raises(UsageError, match="a positive number, such as"):

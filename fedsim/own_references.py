@@ -1,0 +1,131 @@
+"""Broadcasts coded against the last broadcast that each client got (codec flag +own), around any algorithm.
+
+    server:  d_k <- decoded(encode(broadcast, reference r_k))     for every participant k
+    client:  computes from d_k
+    both:    r_k <- d_k once the server has counted the upload
+
+The first r_k is the broadcast of the new server, which follows from the seed: both sides compute it. With a
+tenth of the clients a round, most have missed the last broadcast, but each has one of its own, and a change
+over ten rounds has few bits, too. Clients then have different d_k, as in asynchronous runs: the server adds
+each upload with the broadcast that it answers. The server keeps r_k for all K clients, and each client its
+own.
+
+Source: broadcasts coded against a shared reference are EF21-P (Gruntkowska et al. 2022,
+https://arxiv.org/abs/2209.15218, Alg. 1). Differs: one reference for each client, who may miss rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, make_dataclass, replace
+from functools import cache
+from typing import Any
+
+from fedsim.algorithm import AnyShard, Arrival, Context, Task
+from fedsim.errors import UsageError
+from fedsim.wire.schema import map_tensors, optional_group
+from fedsim.wrapper import Wrapper
+
+
+@cache
+def with_reference(inner: type, down: type) -> type:
+    """The class of a client's state. got: the client's last broadcast; None: r_k is the first."""
+    return make_dataclass("WithReference", [("inner", inner), ("got", down | None)], frozen=True)
+
+
+@cache
+def with_references(inner: type, down: type) -> type:
+    """The class of the server's state. got: what `got` of every client is, (K,)."""
+    columns: list[tuple[str, Any]] = [("inner", inner), ("got", tuple[down | None, ...])]  # type: ignore[valid-type]
+    return make_dataclass("WithReferences", columns, frozen=True)
+
+
+@dataclass(frozen=True)
+class OwnReferences(Wrapper):
+    """`inner` whose clients and server keep each client's last broadcast as decoded."""
+
+    def __post_init__(self) -> None:
+        """Check that the algorithm can fold uploads that answer different broadcasts.
+
+        Raises:
+            UsageError: If it cannot; the message says why.
+        """
+        exchanges, why = self.inner.exchanges, ""
+        if len(exchanges) > 1 or self.inner.default_rounds == 1:
+            why = "has one round" if len(exchanges) == 1 else "has several exchanges a round"
+        elif self.inner.setup:
+            why = "has a set-up, after which the server is not the new one any more"
+        elif optional_group(exchanges[0].down):
+            why = "has broadcasts with a part that is one client's own"
+        elif exchanges[0].sums is None:
+            why = "has a server that needs one broadcast for all uploads (it defines no add and from_sums)"
+        if why:
+            raise UsageError(f"+own: {self.name} {why}; leave +own out")
+
+    @property
+    def _down(self) -> type:
+        return self.inner.exchanges[0].down
+
+    def reference(self, got: Any, ctx: Context) -> Any:
+        """The reference r_k of a client's next broadcast. got: of its state. ctx: of round 0."""
+        if got is not None:
+            return got
+        ctx = replace(ctx, round=1, exchange=1)
+        new = self.inner.broadcast(self.inner.server_init(ctx), ctx)
+        return map_tensors(new, lambda t: t.float() if t.is_floating_point() else t)
+
+    @property
+    def client_type(self) -> type:  # type: ignore[override]
+        return with_reference(self.inner.client_type, self._down)
+
+    @property
+    def server_type(self) -> type:  # type: ignore[override]
+        return with_references(self.inner.server_type, self._down)
+
+    # ---- the client
+
+    def client_init(self, ctx: Context, k: int) -> Any:
+        return self.client_type(self.inner.client_init(ctx, k), None)
+
+    def client_update(self, client: Any, down: Any, shard: AnyShard, task: Task) -> tuple[Any, Any]:
+        draft, up = self.inner.client_update(client.inner, down, shard, task)
+        return replace(client, inner=draft), up
+
+    def client_commit(self, client: Any, down: Any, up: Any, task: Task) -> Any:
+        return self.client_type(self.inner.client_commit(client.inner, down, up, task), down)
+
+    # ---- the server
+
+    def server_init(self, ctx: Context) -> Any:
+        return self.server_type(self.inner.server_init(ctx), (None,) * ctx.K)
+
+    def broadcast(self, server: Any, ctx: Context) -> Any:
+        return self.inner.broadcast(server.inner, ctx)
+
+    def broadcast_to(self, server: Any, k: int, ctx: Context) -> object | None:
+        return self.inner.broadcast_to(server.inner, k, ctx)
+
+    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
+        return self.stale_update(server, (Arrival(k, down, up, 0, 1.0) for k, up in ups), ctx)
+
+    def stale_update(self, server: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
+        """Fold the uploads of a round, each with the broadcast that it answers."""
+        inner, got = self.inner, list(server.got)
+        exact = inner.broadcast(server.inner, ctx)
+        sums = inner.sums(server.inner, exact, ctx)
+        relative = bool(inner.duals) or inner.unwrapped.folds_stale  # else uploads are averaged as they are
+        for a in arrivals:
+            got[a.client] = a.down
+            down = a.down if relative else exact
+            sums = inner.added(inner.sums_for(sums, down), down, [(a.client, a.up)], ctx)
+        inner_state = inner.from_sums(server.inner, exact, inner.sums_for(sums, exact), ctx)
+        return self.server_type(inner_state, tuple(got))
+
+    def model(self, server: Any, ctx: Context) -> Any:
+        return self.inner.model(server.inner, ctx)
+
+    def report(self, server: Any, ctx: Context) -> Any:
+        return self.inner.report(server.inner, ctx)
+
+    def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
+        return self.inner.dual_mismatch(server.inner, (client.inner for client in clients))

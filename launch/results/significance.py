@@ -1,0 +1,217 @@
+"""Differences between configurations, paired by seed: interval, test, and a verdict in words.
+
+Two runs of one seed have the same split and, with the same model, the same start, so their difference has
+less variance than the difference of means. For n differences d_i with mean D and sample deviation s:
+
+    interval      D ± t(n - 1, 0.975) s / sqrt(n)                Student's t, 95 %, of this row alone
+    p             two-sided paired t-test, as in scipy.stats.ttest_rel
+    p, permuted   all 2^n sign flips of d (scipy.stats.permutation_test) for n from 6 to 12; 2^12 random sign
+                  flips for n >= 13; not corrected
+    p, Holm       p, corrected for all comparisons of the family (Holm 1979)
+    simultaneous  D ± t(n - 1, 1 - 0.025 / m) s / sqrt(n)        Bonferroni, for all m comparisons
+
+The family is all pairs of configurations if the reference is the best one, because the data select it. If the
+user names the reference, the family is one pair per row. Pairs without a test do not count. With fewer than
+LEAST seeds there is no test, and the range of the differences is given instead. (Source: docs/statistics.md.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean, stdev
+from typing import TypeVar
+
+import numpy as np
+
+LEAST = 5
+"""The fewest seeds with which configurations are ranked."""
+LEAST_FLIPS = 6
+"""The fewest seeds with which a permutation test can reach p < 0.05: 2 / 2^n."""
+MOST_FLIPS = 12
+"""With more seeds, the permutation test draws 2^12 flips instead of all."""
+ALPHA = 0.05
+Key = TypeVar("Key", bound=Hashable)
+"""The key of a pair: the seed, and other settings that must be equal."""
+SAME = "not distinguishable"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The differences of one configuration from the reference, one value per common seed.
+
+    low, high: the ends of the 95 % interval of the mean; the range of the values, if these are fewer than
+    LEAST. wide_low, wide_high: the ends of the interval for all comparisons of the family together. p,
+    permuted, holm: NaN if there is no test. family: the number of comparisons for which p is corrected.
+    """
+
+    values: tuple[float, ...]
+    low: float
+    high: float
+    wide_low: float
+    wide_high: float
+    p: float = math.nan
+    permuted: float = math.nan
+    holm: float = math.nan
+    family: int = 0
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values) if self.values else math.nan
+
+    @property
+    def ranked(self) -> bool:
+        """True if there are enough seeds for a test."""
+        return not math.isnan(self.holm)
+
+    @property
+    def distinguishable(self) -> bool:
+        return self.ranked and self.holm < ALPHA
+
+    def verdict(self, more: str = "higher", less: str = "lower", missing: str = "diverged") -> str:
+        """Return the result of the test in words.
+
+        more, less: words for a positive and a negative difference. missing: the meaning of a NaN.
+        """
+        if not self.values:
+            return "no common split"
+        if any(map(math.isnan, self.values)):
+            return f"{sum(map(math.isnan, self.values))} of {self.n} {missing}: no ranking"
+        if not self.ranked:
+            return f"n = {self.n}: no ranking"
+        return (more if self.mean > 0 else less) if self.distinguishable else SAME
+
+
+def differences(
+    scores: Sequence[Mapping[Key, float]], reference: int, *, all_pairs: bool
+) -> list[Difference]:
+    """Compare every configuration with the reference, the reference itself too.
+
+    scores: the scores of each configuration, by seed or another key of pairs. reference: the index of the
+    reference. all_pairs: whether the family is all pairs, because the data selected the reference.
+    """
+    others = [n for n in range(len(scores)) if n != reference]
+    values = _paired(scores, reference, all_pairs)
+    ps = p_values(values)
+    family, corrected = sum(not math.isnan(p) for p in ps), holm(ps)
+    result = {n: _compared(values[at], family, ps[at], corrected[at]) for at, n in enumerate(others)}
+    zeros = tuple(0.0 * x for x in scores[reference].values())
+    result[reference] = Difference(zeros, 0.0, 0.0, 0.0, 0.0, family=family)
+    return [result[n] for n in range(len(scores))]
+
+
+def best(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> int | None:
+    """Return the index of the best configuration; None if fewer than two have scores without NaN.
+
+    If two or more configurations have at least LEAST scores, only these are compared. The best is chosen by
+    the mean over the seeds that the compared ones share. least: whether the lowest score is the best.
+    """
+    finite = [n for n, s in enumerate(scores) if s and not any(map(math.isnan, s.values()))]
+    many = [n for n in finite if len(scores[n]) >= LEAST]
+    eligible = many if len(many) > 1 else finite
+    if len(eligible) < 2:
+        return None
+    shared = set.intersection(*(set(scores[n]) for n in eligible))
+    sign = -1 if least else 1
+    return max(
+        eligible, key=lambda n: sign * fmean(v for k, v in scores[n].items() if k in (shared or scores[n]))
+    )
+
+
+def leaders(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> frozenset[int]:
+    """Return the indices of the best configuration and of all that are not distinguishable from it.
+
+    scores, least: as in `best`. Configurations that cannot be tested against the best are not leaders. The
+    result is empty if none can be tested, or if none is distinguishable.
+    """
+    reference = best(scores, least=least)
+    if reference is None:
+        return frozenset()
+    others = [n for n in range(len(scores)) if n != reference]
+    corrected = holm(p_values(_paired(scores, reference, all_pairs=True)))[: len(others)]
+    if not any(p < ALPHA for p in corrected):
+        return frozenset()
+    return frozenset([reference, *(n for n, p in zip(others, corrected, strict=True) if p >= ALPHA)])
+
+
+def p_values(values: Sequence[Sequence[float]]) -> list[float]:
+    """Return the p-values of two-sided paired t-tests; NaN for fewer than LEAST values, or with a NaN."""
+    result = np.full(len(values), math.nan)
+    for n in sorted({len(v) for v in values if len(v) >= LEAST}):
+        from scipy import stats
+
+        at = [i for i, v in enumerate(values) if len(v) == n]
+        d = np.array([values[i] for i in at], dtype=np.float64)
+        mean, error = d.mean(axis=1), d.std(axis=1, ddof=1) / math.sqrt(n)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            p = 2 * stats.t.sf(np.abs(mean) / error, n - 1)
+        p[(error == 0) & (mean == 0)] = 1.0  # equal in every seed, such as deterministic costs
+        result[at] = p
+    return [float(p) for p in result]
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return the p-values corrected for their number; the NaN of a pair without a test stays NaN."""
+    order = sorted((n for n, p in enumerate(ps) if not math.isnan(p)), key=lambda n: ps[n])
+    result, largest = [math.nan] * len(ps), 0.0
+    for place, n in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - place) * ps[n]))
+        result[n] = largest
+    return result
+
+
+def half_width(values: Sequence[float], family: int = 1) -> float:
+    """Return half the width of the 95 % interval of a mean, by Student's t.
+
+    family: the number of simultaneous intervals, by Bonferroni. The result is NaN for fewer than two values,
+    or if a value is NaN.
+    """
+    if len(values) < 2 or any(map(math.isnan, values)):
+        return math.nan
+    from scipy import stats
+
+    quantile = float(stats.t.ppf(1 - ALPHA / (2 * family), len(values) - 1))
+    return quantile * stdev(values) / math.sqrt(len(values))
+
+
+def _paired(
+    scores: Sequence[Mapping[Key, float]], reference: int, all_pairs: bool
+) -> list[tuple[float, ...]]:
+    """Return the differences of all others from the reference, in order; with all_pairs, then other pairs."""
+    others = [n for n in range(len(scores)) if n != reference]
+    pairs = [(n, reference) for n in others] + (list(combinations(others, 2)) if all_pairs else [])
+    return [tuple(scores[a][k] - scores[b][k] for k in scores[a] if k in scores[b]) for a, b in pairs]
+
+
+def _compared(values: tuple[float, ...], family: int, p: float, corrected: float) -> Difference:
+    """Return the difference of one pair. family: the number of comparisons. corrected: p-value by Holm."""
+    if not values or any(map(math.isnan, values)):
+        return Difference(values, math.nan, math.nan, math.nan, math.nan, family=family)
+    if len(values) < LEAST:
+        low, high = min(values), max(values)
+        return Difference(values, low, high, low, high, family=family)
+    mean, narrow, wide = fmean(values), half_width(values), half_width(values, family)
+    ends = mean - narrow, mean + narrow, mean - wide, mean + wide
+    return Difference(values, *ends, p, _permuted(values), corrected, family)
+
+
+def _permuted(values: Sequence[float]) -> float:
+    """Return the p-value of the permutation test: the share of sign flips with a mean at least as large."""
+    if len(values) < LEAST_FLIPS:
+        return math.nan
+    from scipy import stats
+
+    test = stats.permutation_test(
+        (np.array(values),),
+        np.mean,
+        permutation_type="samples",
+        n_resamples=2 ** min(len(values), MOST_FLIPS),
+        rng=np.random.default_rng(0),
+    )
+    return float(test.pvalue)
