@@ -676,7 +676,10 @@ def fields_for(algorithm: Class, name: str) -> set[str]:
 def test_codecs_that_merge_values_keep_the_sums(algorithm: Class, name: str, tmp_path: Path) -> None:
     codecs = dict.fromkeys(fields_for(algorithm, name), name)
     participations = (EVERYONE, Participation((0, 1, 2), frozenset({1})), Participation((1, 2)))
-    run = play(problem_of(algorithm, codecs=codecs, rounds=3), tmp_path / "run", listed(*participations))
+    # bregman_admm's dual step is in E[th^2]: the variance of random rounding enters it, and its precision
+    settings = {"damping": 0.02} if algorithm.name == "bregman_admm" and "random" in name else {}
+    problem = problem_of(algorithm, settings, codecs=codecs, rounds=3)
+    run = play(problem, tmp_path / "run", listed(*participations))
     assert sums_error(run) < SUMS
     assert name in used(run)
     assert run.outcome.model.mean.isfinite().all()
