@@ -1,6 +1,5 @@
-"""The algorithms, one file each: messages and update rules in the notation of the paper's pseudo-code.
-
-REGISTRY is written out by hand; a test checks that it is complete.
+"""The federated algorithms. A module has the messages and update rules of one algorithm, or of a few related
+ones, in the notation of the paper's pseudo-code. REGISTRY lists all algorithms.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ NEEDED = ("name", "default_model", "server_type", "client_type")
 
 
 def find(name: str) -> type[AnyAlgorithm]:
-    """Find the algorithm class by its registered name, or by path/to/file.py:ClassName."""
+    """Return the algorithm class with this registered name, or the class at path/to/file.py:ClassName."""
     if plugins.is_spec(name):
         return _users(name)
     for algorithm in REGISTRY:
@@ -84,7 +83,7 @@ def find(name: str) -> type[AnyAlgorithm]:
 
 
 def _users(spec: str) -> type[AnyAlgorithm]:
-    """Load a user's algorithm and check its definition, so that a mistake is found before a run."""
+    """Load a user's algorithm and check its definition before the run starts."""
     result, owner = plugins.load(spec, "--algo"), f"--algo {plugins.short(spec)}"
     if not inspect.isclass(result) or not issubclass(result, Algorithm):
         raise UsageError(f"{owner}: this is no subclass of fedsim.algorithm.Algorithm")

@@ -1,5 +1,5 @@
 """Shared code of algorithms that average over clients: weighted means, the messages of FedAvg and FedProx,
-and a template for algorithms whose clients upload a delta that the server uses as a gradient.
+and a base class for algorithms in which clients upload a delta and the server uses it as a gradient.
 
     client:  Delta_k <- CLIENTUPDATE(w_g)
     server:  Delta   <- sum_k N_k Delta_k / sum_k N_k        over the participants
@@ -63,7 +63,7 @@ class OptimiserServer:
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client: the moments that the local optimiser carries over, or None."""
+    """State of a client. moments: those of the local optimiser if it keeps them between tasks, else None."""
 
     moments: Moments | None = None
 
@@ -83,7 +83,7 @@ class Up:
 
 @dataclass(frozen=True)
 class DeltaUp:
-    """Upload of Delta_k, the initial minus the trained weights, which has the sign of a gradient."""
+    """Upload of Delta_k, the initial weights minus the trained weights; it has the sign of a gradient."""
 
     delta: Delta
     train_loss: Scalar
@@ -91,42 +91,42 @@ class DeltaUp:
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """The sums of N_k x_k, (P,) float64, and of N_k."""
+    """Sums over clients. total: sum N_k x_k, (P,) float64. weight: sum N_k."""
 
     total: Sum
     weight: Count
 
     def plus(self, x: Tensor, weight: int) -> WeightedSum:
-        """Add one more x (P,) in place."""
+        """Add weight * x to `total` in place; x is (P,)."""
         add_by_blocks(self.total, x, weight)
         return WeightedSum(self.total, self.weight + weight)
 
     def into_mean(self) -> Tensor:
-        """Overwrite the sum with its mean, (P,) float64; only the caller may use the sum."""
+        """Return the mean, (P,) float64, which overwrites `total`; the caller must own the sum."""
         return self.total.div_(self.weight)
 
 
 @dataclass(frozen=True)
 class WeightedPair:
-    """The sums of N_k x_k and of N_k y_k, (P,) float64 each, and of N_k."""
+    """Sums over clients. first: sum N_k x_k, second: sum N_k y_k, (P,) float64 each. weight: sum N_k."""
 
     first: Sum
     second: Sum
     weight: Count
 
     def plus(self, x: Tensor, y: Tensor, weight: int) -> WeightedPair:
-        """Add one more x and y (P,) in place."""
+        """Add weight * x and weight * y to the sums in place; x and y are (P,)."""
         add_by_blocks(self.first, x, weight)
         add_by_blocks(self.second, y, weight)
         return WeightedPair(self.first, self.second, self.weight + weight)
 
     def into_means(self) -> tuple[Tensor, Tensor]:
-        """Overwrite the sums with their means, (P,) float64; only the caller may use the sums."""
+        """Return the means, (P,) float64, which overwrite the sums; the caller must own the sums."""
         return self.first.div_(self.weight), self.second.div_(self.weight)
 
 
 def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> Tensor:
-    """The mean sum N_k x_k / sum N_k over the participants, (P,), summed in float64 in the given order."""
+    """Return sum N_k x_k / sum N_k over the uploads (k, x_k), (P,) float64, added in the given order."""
     total: WeightedSum | None = None
     for k, x in ups:
         total = (total or WeightedSum(torch.zeros_like(x, dtype=torch.float64), 0)).plus(x, sizes[k])
@@ -136,9 +136,9 @@ def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> 
 
 
 def stale_mean(server_mean: Tensor, arrivals: Iterable[Arrival], ctx: Context) -> Tensor:
-    """Compute w_g + sum N_k s_k (w_k - w_a) / sum N_k, (P,) float64.
+    """Return w_g + sum N_k s_k (w_k - w_a) / sum N_k, (P,) float64.
 
-    s_k is the weight of client k's staleness, and w_a is the broadcast that the upload answers.
+    s_k is the staleness weight of client k's upload. w_a is the broadcast from which client k computed w_k.
     Source: FedBuff, Nguyen et al. 2022, Algorithm 1, https://arxiv.org/abs/2106.06639, with a step size of 1.
     Differs: clients are weighted by their number of examples, as in FedAvg.
     """
@@ -147,7 +147,7 @@ def stale_mean(server_mean: Tensor, arrivals: Iterable[Arrival], ctx: Context) -
 
 
 class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
-    """Template that implements the methods of Algorithm from a client's delta and a server optimiser."""
+    """Base class of algorithms whose server applies an optimiser to the mean of the clients' deltas."""
 
     fed_back: ClassVar[tuple[str, ...]] = ("delta",)
 
@@ -160,7 +160,7 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
 
     @abstractmethod
     def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Moments]:
-        """Run CLIENTUPDATE from the broadcast `mean` (P,); the solution of the result is Delta_k."""
+        """Run CLIENTUPDATE from the broadcast `mean` (P,), and return Delta_k as the fit's solution."""
 
     def server_init(self, ctx: Context) -> OptimiserServer:
         return OptimiserServer(ctx.start.double(), moments(self.optimiser, ctx.start))

@@ -1,20 +1,21 @@
-"""The ADMM family in natural parameters: one rule that applies the formulas of every member.
+"""The update rule that all algorithms of the ADMM family share, in natural parameters.
 
     client:  q_k  <- argmin_q  E_q[l_k] - E_q[log cavity] - rho H(q),     cavity = q_g^rho / t_k
              t_k  <- t_k (q_k / q_g)^gamma                             the dual step
              z_k   = q_k^rho_server t_k                                what the server needs of client k
     server:  q_g   ~  prior * prod_k z_k                               over ALL K clients
 
-Multiplying factors adds their natural parameters. So with q = N(w, I), t_k = exp(v_k . w) and gamma =
-rho_server = rho this is ADMM (v_k += rho (w_k - w_g), w_g = (sum v_k + rho sum w_k) / (delta + rho K)). With
-a learned precision it is Bayesian-ADMM. rho_server = 0 removes the averaging and gives AMA and, with rho = 1,
-PVI (docs/family.md has the table). Sources: Moellenhoff et al. v2, Eq. 5-7, 15-20, 39-41, 53-54
-(arXiv:2506.13150); docs/references/equations.md#one-family.
+The site t_k is client k's dual, written as a Gaussian factor; H is the entropy. To multiply factors, add
+their natural parameters. With q = N(w, I), t_k = exp(v_k . w) and gamma = rho_server = rho the rule is ADMM:
+v_k += rho (w_k - w_g), w_g = (sum v_k + rho sum w_k) / (delta + rho K). With a learned precision it is
+Bayesian-ADMM. With rho_server = 0 the server does not average the q_k: this is AMA or, with a learned
+precision and rho = 1, PVI. docs/family.md lists all members. Sources: Moellenhoff et al. v2, Eq. 5-7, 15-20,
+39-41, 53-54 (arXiv:2506.13150); docs/references/equations.md#one-family.
 
-Every product is over all K clients, although only some take part in a round. The option `silent` selects the
-q_k of the other clients. `participants`: the average of this round's participants (as in FedDyn). `last`:
-each client's last q_k, or the initial q_g before its first upload. Under `last` an upload is the increment
-z_k' / z_k, because the server keeps only the product.
+Every product is over all K clients, also if only some take part in a round. The option `silent` defines q_k
+for the other clients. `participants`: the mean q_k of this round's participants, as in FedDyn. `last`: the
+client's last q_k, or the initial q_g before its first upload. The server keeps only the product of the z_k,
+so under `last` a client uploads the increment (new z_k) / (old z_k).
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ CapDual = Annotated[
 ]
 
 LEAST = 0.1
-"""Lower bound of an uploaded precision, as a share of S_g: precisions in messages must be positive. It takes
-effect where the client's unclipped problem has no minimum, or a solution with a smaller precision."""
+"""Lower bound of an uploaded precision, as a fraction of S_g; precisions in messages must be positive. It
+applies where the client's unclipped problem has no minimum, or has a solution with a smaller precision."""
 
 
 @dataclass(frozen=True)
 class Dual:
-    """Dual state of a client, float64. site: t_k. z: z_k as the server knows it if silent = last, or None."""
+    """Dual state of a client, float64. site: t_k. z: the server's z_k if silent = last, else None."""
 
     site: Gaussian
     z: Gaussian | None = None
 
     @property
     def mean(self) -> Tensor:
-        """The mean (P,) of q_k in z_k = q_k^rho_server t_k; only under silent = last."""
+        """The mean (P,) of the client's last q_k, from z_k = q_k^rho_server t_k; only under silent = last."""
         assert self.z is not None
         return (self.z / self.site).mean
 
@@ -72,8 +73,8 @@ class Dual:
 class Consensus:
     """State of the server.
 
-    q: the global posterior q_g. total: prod t_k over all K clients (silent = participants), or prod z_k
-    (last); float64. dual_residual: metric of the last server update. started: there was a server update.
+    q: the global posterior q_g. total: prod t_k over all K clients or, under silent = last, prod z_k;
+    float64. dual_residual: that of the last server update. started: True after the first server update.
     """
 
     q: Gaussian
@@ -84,10 +85,10 @@ class Consensus:
 
 @dataclass(frozen=True)
 class MeanFactor:
-    """The factor (prod q_k)^(1/n) over n participants, as a server's formula uses it.
+    """The geometric mean (prod q_k)^(1/n) of the uploads of n = `count` participants, for server_step.
 
-    The operator ** applies the single exponent power / n, not 1/n and then power. Under silent = last the z_k
-    contain the q_k, so `product` is None and every power is the factor 1.
+    The operator ** raises `product` to power / n in one step. Under silent = last the server's total already
+    contains the q_k; `product` is then None, and every power is the factor 1.
     """
 
     product: Gaussian | None
@@ -101,12 +102,11 @@ class MeanFactor:
 
 @dataclass(frozen=True)
 class DualRule:
-    """A member's formulas for K clients, and the steps of a round that apply these formulas.
+    """The formulas of a member of the family for K clients, and the steps of a round that use them.
 
     step: computes the change of t_k from (k, q_k, q_g). server_step: computes q_g from the prior, prod t_k
-    and the mean q_k. rho: the member's penalty, for metrics. exponents (silent = last): rho_server and gamma,
-    the exponents in z_k and in the dual step. fixed: True if the family's precision is fixed; sites are then
-    linear, log t_k = v_k . w.
+    and the mean q_k. rho: the penalty, for metrics. exponents: rho_server and gamma, used if silent = last.
+    fixed: True if q has a fixed precision; sites are then linear, log t_k = v_k . w.
     """
 
     K: int
@@ -118,7 +118,7 @@ class DualRule:
     fixed: bool = False
 
     def server_init(self, q: Gaussian) -> Consensus:
-        """The initial state, in which every site is 1 and every client's q_k is q."""
+        """Return the initial state of the server: every site is 1, and every client's q_k is `q`."""
         dual = self.client_init(q)
         return Consensus(q, (dual.z or dual.site) ** self.K)
 
@@ -127,27 +127,27 @@ class DualRule:
         return Dual(one, q ** self.exponents[0] * one if self.silent == "last" else None)
 
     def dual_step(self, k: int, local: Gaussian, q: Gaussian) -> Gaussian:
-        """The factor by which t_k changes."""
+        """Return the factor by which t_k is multiplied."""
         return self._linear(self.step(k, local, q))
 
     def _linear(self, change: Gaussian) -> Gaussian:
         return Gaussian(change.shift, 0.0) if self.fixed else change
 
     def times_change(self, k: int, total: Gaussian, sent: Gaussian, q: Gaussian) -> Gaussian:
-        """Multiply prod t_k, or prod z_k, by the change that an upload makes."""
+        """Return prod t_k, or prod z_k, after the upload `sent` of client k."""
         return total * (sent if self.silent == "last" else self.dual_step(k, sent, q))
 
     def upload(self, k: int, dual: Dual, local: Gaussian, q: Gaussian) -> Gaussian:
-        """The factor to upload: q_k or, under silent = last, the increment of the client's z_k."""
+        """Return the factor to upload: q_k or, under silent = last, the increment of the client's z_k."""
         if dual.z is None:
             return local
         return local ** self.exponents[0] * dual.site * self.dual_step(k, local, q) / dual.z
 
     def commit(self, k: int, dual: Dual, sent: Gaussian, q: Gaussian) -> Dual:
-        """Take the dual step with the decoded upload.
+        """Return the client's dual state after a dual step with the decoded upload `sent`.
 
-        Under `last`, the step uses the q_k that the server's new z_k implies. So site and z_k stay
-        consistent under any codec.
+        Under silent = last the step uses the q_k that the server's new z_k implies. The site and z_k
+        therefore stay consistent under any codec.
         """
         if dual.z is None:
             return Dual(dual.site * self.dual_step(k, sent, q))
@@ -164,10 +164,10 @@ class DualRule:
         prior: Gaussian,
         project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
     ) -> Consensus:
-        """Take the server's step, project(server_step), and check that the new q_g is a distribution.
+        """Return the server's state after its step, and check that the new q_g is a distribution.
 
         q: the decoded broadcast. total: prod t_k, or prod z_k, after the uploads. mean_q: the mean of the
-        uploaded q_k. prior: the regulariser.
+        uploaded q_k. prior: the regulariser. project: maps the result to the exponential family.
         """
         new = proper(project(self._merged(prior, total, mean_q)), "the global posterior q_g")
         length = float(torch.linalg.vector_norm(self._moved(new, q)))
@@ -184,10 +184,10 @@ class DualRule:
 
 @dataclass(frozen=True)
 class ClippedCavity:
-    """The prior factor of a client's problem, with the client's dual clipped.
+    """The prior factor of a client's problem with a clipped dual.
 
-    factor: cavity * correction. correction: the factor removed from the dual. slack: the smallest entry (or
-    eigenvalue) of rho S_g - V_k. capped: the number of negative entries (or eigenvalues).
+    factor: cavity * correction. correction: the factor that clipping removes from the dual. slack: the
+    smallest entry (or eigenvalue) of rho S_g - V_k. capped: the number of its negative entries (eigenvalues).
     """
 
     factor: Gaussian
@@ -199,12 +199,12 @@ class ClippedCavity:
 def clipped_cavity(
     cavity: Gaussian, q: Gaussian, site: Gaussian, rho: float, keep: float = 0.0
 ) -> ClippedCavity:
-    """Clip the dual in the cavity q^rho / site of a learned precision.
+    """Return the cavity q^rho / site with a clipped dual, for a learned precision.
 
-    Where rho S_g - V_k is less than keep / 5 of rho S_g, V_k is replaced by (1 - keep) rho S_g. The reason:
-    the client's problem is bounded below only where H_k - V_k + rho S_g > 0, which is not guaranteed
-    (docs/references/curvature-and-solvers.md). v_k is changed so that the cavity's gradient at m_g stays the
-    same. The stored dual is unchanged; `restored` undoes the clipping in q_k.
+    The client's problem is bounded below only if H_k - V_k + rho S_g > 0, which is not guaranteed
+    (docs/references/curvature-and-solvers.md). Where rho S_g - V_k < (keep / 5) rho S_g, V_k is therefore
+    replaced by (1 - keep) rho S_g, and v_k is changed so that the cavity's gradient at m_g stays the same.
+    The client's stored dual does not change; `restored` undoes the clipping in q_k.
     """
     taken: Tensor
     if is_full(q.precision):
@@ -221,7 +221,7 @@ def clipped_cavity(
 
 
 def _excess(q: Gaussian, site: Gaussian, rho: float, keep: float) -> Tensor:
-    """The excess of a full V_k over its bound, (P, P) and positive semi-definite."""
+    """Return the part of a full V_k that clipping removes, (P, P), positive semi-definite."""
     whole, V = rho * torch.as_tensor(q.precision), torch.as_tensor(site.precision)
     if Gaussian(q.shift, (1 - keep / 5) * whole - V).is_proper:
         return torch.zeros_like(V)
@@ -231,14 +231,14 @@ def _excess(q: Gaussian, site: Gaussian, rho: float, keep: float) -> Tensor:
 
 
 def restored(local: Gaussian, cavity: ClippedCavity, q: Gaussian, rho: float, moved: float = 1.0) -> Gaussian:
-    """Compute q_k of the unclipped problem from `local`, the solution of the problem with a clipped dual.
+    """Return q_k of the unclipped problem, given the solution `local` of the problem with a clipped dual.
 
-    `local` has rho S_k = H_k + rho S_g - V_k + correction, so its dual step would add the correction to V_k
-    in every round. Without the correction, V_k' = H_k at gamma = rho: the dual is minus the natural gradient
-    again, and fixed points do not change. moved: how far the solver's precision has moved towards that of
-    the solution, as a fraction (IVON's Hessian is a running mean). Where the result would have a precision
-    below LEAST S_g, q_k is replaced by N(m_k, (LEAST S_g)^-1), and the dual shrinks. This happens, clipped or
-    not, where the unclipped problem has no minimum or a solution of such a small precision.
+    `local` has the precision S_k with rho S_k = H_k + rho S_g - V_k + correction. Its dual step would add the
+    correction to V_k in every round, so the correction is divided out. For gamma = rho the new V_k is then
+    H_k: the dual is minus the natural gradient, and clipping does not change the fixed points. moved: the
+    fraction of the way to its solution that the solver's precision has moved; it is below 1 for IVON, whose
+    Hessian is a running mean. Where the resulting precision is below LEAST S_g, q_k is replaced by
+    N(m_k, (LEAST S_g)^-1), which shrinks the dual. This can also happen where nothing was clipped.
     """
     free = local / cavity.correction ** (moved / rho)
     floor = LEAST * torch.as_tensor(q.precision)
@@ -253,12 +253,12 @@ def restored(local: Gaussian, cavity: ClippedCavity, q: Gaussian, rho: float, mo
 
 
 def residual(local: Gaussian, q: Gaussian) -> float:
-    """The client's primal residual |m_k - m_g|."""
+    """Return the client's primal residual |m_k - m_g|."""
     return float(torch.linalg.vector_norm(local.mean - q.mean))
 
 
 def proper(q: Gaussian, what: str) -> Gaussian:
-    """Return q after checking that it is a distribution."""
+    """Return q if it is a distribution, else raise a TaskError. what: the name of q in the message."""
     precision = torch.as_tensor(q.precision)
     lost = int((~torch.isfinite(q.shift)).sum()) + int((~torch.isfinite(precision)).sum())
     if lost:

@@ -6,16 +6,16 @@ of fola and laplace_offline. The two algorithms differ in how a client computes 
     server:  P_S  <- sum_k a_k P_k ;  mu_S <- (sum_k a_k (P_k + gamma) mu_k) / (P_S + gamma),  a_k = N_k / N
     init:    mu_S = the shared random start, P_S = 0
 
-The precision of q_S is P_S + gamma. Eq. 18 contains gamma I, but Eq. 17 does not produce it, so gamma is
-added wherever the precision is used. With gamma > 0 the mean is defined even where all P_k vanish: it is then
-sum_k a_k mu_k (the released code only adds an eps to the denominator, which shrinks such weights towards 0).
-aggregation = mixture: moments of the mixture sum_k a_k N(mu_k, (P_k + gamma)^-1) (Eq. 5-6), for comparison.
+The server's Gaussian has the precision P_S + gamma. Eq. 18 contains gamma I, but Eq. 17 does not produce it,
+so gamma is added wherever the precision is used. Where all P_k are 0, the mean is then sum_k a_k mu_k. (The
+released code adds an eps to the denominator only, which shrinks these weights towards 0.) For comparison,
+aggregation = mixture takes the moments of the mixture sum_k a_k N(mu_k, (P_k + gamma)^-1) (Eq. 5-6).
 
-Units: P_S averages over examples. The posterior of all data, prod_k p(D_k | theta) = exp(-N mean_k lbar_k),
-has the precision N P_S. gamma only keeps the division defined and is not a sensible prior for this posterior:
-weights that no data touch would be sampled with the standard deviation 1/sqrt(N gamma), which is in the
-hundreds and would ruin the predictions. So the model is the point mu_S. posterior = true returns
-N(mu_S, (N (P_S + gamma))^-1), in which N gamma is the prior's precision; choose gamma accordingly.
+Units: P_S is a mean over examples. The posterior of all data, prod_k p(D_k | theta) = exp(-N mean_k lbar_k),
+has the precision N P_S. By default the model is the point mu_S, because gamma is no sensible prior: weights
+that the data do not determine would have a standard deviation of 1/sqrt(N gamma), which is in the hundreds
+and would ruin predictions from samples. With posterior = true the model is N(mu_S, (N (P_S + gamma))^-1), in
+which N gamma is the prior's precision; choose gamma accordingly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Posterior = Annotated[
 
 @dataclass(frozen=True)
 class Server:
-    """The server: mu_S and P_S without gamma, (P,) float64 each, and the number of server updates."""
+    """State of the server. mean: mu_S, curvature: P_S without gamma, (P,) float64. folds: server updates."""
 
     mean: Tensor
     curvature: Tensor
@@ -70,8 +70,8 @@ class Up:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over clients; weight sums N_k. Product: first sums N_k (P_k + gamma) mu_k, second sums N_k P_k.
-    Mixture: first and second sum the moments N_k mu_k and N_k (1 / (P_k + gamma) + mu_k^2)."""
+    """Sums over clients. weight: N_k. first, second: N_k (P_k + gamma) mu_k and N_k P_k for the product;
+    N_k mu_k and N_k (1 / (P_k + gamma) + mu_k^2) for the mixture."""
 
     first: Sum
     second: Sum
@@ -79,7 +79,7 @@ class Sums:
 
 
 class GaussianProduct(Algorithm[Server, Client, Down, Up]):
-    """Template of both algorithms. A subclass defines local training, and P_k as a function of F_k."""
+    """Base class of both algorithms. A subclass defines local training, and P_k as a function of F_k."""
 
     gamma: Gamma
     lam: Lam
@@ -106,11 +106,11 @@ class GaussianProduct(Algorithm[Server, Client, Down, Up]):
 
     @abstractmethod
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
-        """Train a client; return its weights, F_k and its training loss."""
+        """Train a client; return its weights (P,), F_k (P,) and its training loss."""
 
     @abstractmethod
     def precision(self, fisher: Tensor, down: Down, r: int) -> Tensor:
-        """Compute P_k from F_k in the r-th round with a server update, (P,)."""
+        """Return P_k (P,), given F_k = `fisher` (P,); r - 1 is the number of earlier server updates."""
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         a, P, mu = ctx.sizes[k], up.curvature.double(), up.mean.double()
@@ -133,5 +133,5 @@ class GaussianProduct(Algorithm[Server, Client, Down, Up]):
 
 
 def running_mean(fisher: Tensor, before: Tensor, r: int) -> Tensor:
-    """The running mean of Eq. 17, (1/r) F + ((r-1)/r) P_S, (P,)."""
+    """Return the running mean of Eq. 17, (1/r) F + ((r-1)/r) P_S, (P,)."""
     return fisher / r + (r - 1) / r * before

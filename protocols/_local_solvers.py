@@ -1,7 +1,7 @@
-"""The local solvers of the ADMM family; each computes q_k from a client's problem and a cavity.
+"""The local solvers of the ADMM family. Each computes q_k from a client's problem and a cavity.
 
 to_the_mode   fixed precision: gradient steps to the mode of q_k         fedadmm, feddyn, ama, precond_admm,
-                                                                       iso_bayes_admm (the loss smoothed)
+                                                                       iso_bayes_admm (smoothed loss)
 by_von        learned precision, full or diagonal: VON               bayes_admm, bregman_admm, pvi
 by_ivon       learned precision, diagonal: IVON, at the cost of SGD  ivon_admm, ivon_pvi, fedgvi
 """
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 KEEP = 0.5
-"""The share of rho S_g that clipping leaves to the client where the dual leaves less than a fifth of it. VON
-needs a definite matrix. For weights without data (dead pixels), a small share would allow the mean to take
-steps of 1/KEEP."""
+"""The fraction of rho S_g to which VON's clipping raises rho S_g - V_k where it is below KEEP / 5 of rho S_g.
+VON needs a positive definite matrix. With a small fraction, the mean would take steps that are 1/KEEP times
+too long for weights that no data determine (dead pixels)."""
 
 
 def to_the_mode(
@@ -49,8 +49,8 @@ def to_the_mode(
     smoothing: Smoothing | None = None,
     tolerance: float = 0.0,
 ) -> SiteFit:
-    """Take gradient steps to the mode of q_k. sum_loss: the client's loss is l_k, else lbar_k. smoothing: the
-    loss is E_q[l_k]; None: the delta method, l_k(m). tolerance: as in minimise."""
+    """Find the mode of q_k by gradient steps. sum_loss: True for the loss l_k, False for lbar_k. smoothing:
+    settings of the expected loss E_q[l_k]; None for l_k(m), the delta method. tolerance: as in minimise."""
     client, shard, task = problem.client, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, Moments)
     fit = minimise(
@@ -71,9 +71,9 @@ def to_the_mode(
 def by_von(
     problem: LocalProblem, cavity: Gaussian, how: VonTraining, *, penalty: float, cap_dual: bool
 ) -> SiteFit:
-    """Compute q_k with a learned precision by VON at temperature rho = `penalty`.
+    """Solve the client's problem by VON at temperature rho = `penalty`, with a learned precision.
 
-    cap_dual: solve with the clipped dual, then undo the clipping in q_k.
+    cap_dual: True to clip the dual for VON, and to undo the clipping in q_k.
     """
     q = problem.q
     clipped = clipped_cavity(cavity, q, problem.site, penalty, KEEP)
@@ -98,8 +98,8 @@ def by_ivon(
     """Solve the client's problem by IVON in the units of Algorithm 2 (Moellenhoff et al. v2, App. D.4).
 
     IVON gets the mean loss, lambda = N_k / (rho tau), and the dual times tau / N_k. loss, alpha: as in ivon.
-    The cavity and the values derived from it, eight float64 vectors of size P, are computed before and again
-    after training, so that they need no memory during training.
+    The cavity and the values derived from it are eight float64 vectors of size P. They are computed twice,
+    before and after training, so that they need no memory during training.
     """
     client, q, shard, task = problem.client, problem.q, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, IvonMoments)
@@ -122,7 +122,7 @@ def by_ivon(
         prior_mean=q.mean,
         prior_precision=torch.as_tensor(q.precision),
         ess=shard.size / (penalty * tau),
-        dual=dual.pop(),  # leaves the only reference to the solver, which can free it
+        dual=dual.pop(),  # the solver gets the only reference and can free it
         h0=None if problem.task.started else how.h0,
         moments=client.moments,
         loss=loss,
@@ -135,6 +135,6 @@ def by_ivon(
 
 
 def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:
-    """Check that VON can solve a model of `params` parameters with these settings."""
+    """Raise a UsageError if VON cannot train a model of `params` parameters with these settings."""
     check_covariance(params, covariance, sibling)
     check_samples(how.samples)

@@ -1,7 +1,7 @@
-"""Memory points of FedLap-Func and its variants: the messages, the records of which memory points a client or
-the server has, and the function terms.
+"""Memory points of FedLap-Func and its variants: messages, function terms, and records of the memory points
+that the clients and the server have. A memory point is a training input of a client.
 
-A client sends its memory inputs once, with its first upload. The server sends them once to every other
+A client sends its memory inputs once, with its first upload. The server then sends them once to every other
 client, in the next round in which that client takes part (docs/references/equations.md#fedlap-func).
 """
 
@@ -46,7 +46,7 @@ class OwnMemory:
 
 @dataclass(frozen=True)
 class Down:
-    """FedLap-Func's broadcast."""
+    """Broadcast of FedLap-Func."""
 
     mean: Mean
     news: NewMemory | None = None
@@ -54,7 +54,7 @@ class Down:
 
 @dataclass(frozen=True)
 class LabelledDown:
-    """Broadcast with send_global_labels: also the logits of w_g on all memory, in the order of owners."""
+    """Broadcast with send_global_labels. logits: those of w_g on all memory points, sorted by owner."""
 
     mean: Mean
     logits: Logits
@@ -74,7 +74,7 @@ class Up:
 
 @dataclass(frozen=True)
 class CovDown:
-    """The broadcast of FedLap-Cov with function terms."""
+    """Broadcast of FedLap-Cov with function terms."""
 
     mean: Mean
     precision: Precision
@@ -83,7 +83,7 @@ class CovDown:
 
 @dataclass(frozen=True)
 class CovUp:
-    """The upload of FedLap-Cov with function terms."""
+    """Upload of FedLap-Cov with function terms."""
 
     mean: Mean
     precision: Precision
@@ -96,8 +96,8 @@ class CovUp:
 class Registry:
     """The server's record of all memory.
 
-    points: all received inputs, in the order of owners. logits (M, C): the last labels of points. arrived,
-    synced (K,): the rounds in which a client's inputs arrived and in which it last took part; 0: not yet.
+    points: all received memory points, sorted by owner. logits (M, C): their latest labels. arrived (K,): the
+    round in which a client's inputs arrived. synced (K,): the round of a client's last upload. 0: none yet.
     """
 
     points: Held
@@ -116,7 +116,7 @@ class Registry:
         return bool(self.synced.any())
 
     def news_for(self, k: int) -> NewMemory | None:
-        """The memory that client k has not received yet, or None."""
+        """Return the memory points that client k has not received yet, or None if there are none."""
         fresh = self.arrived[self.points.owners] >= max(1, int(self.synced[k]))
         rows = fresh & (self.points.owners != k)
         if not bool(rows.any()):
@@ -125,7 +125,7 @@ class Registry:
         return NewMemory(news.inputs, news.weights, news.owners)
 
     def heard(self, k: int, up: Up | CovUp, round: int) -> Registry:
-        """The registry after an upload, which must label exactly the points of the client's memory."""
+        """Return the registry after an upload, which must label exactly the client's own memory points."""
         arrived, synced = self.arrived.clone(), self.synced.clone()
         synced[k] = round
         arrived[k] = arrived[k] if up.own is None else round
@@ -136,7 +136,7 @@ class Registry:
     def minimise(
         self, cavity: Gaussian, start: Tensor, tau: float, ctx: Context, steps: int, lr: float
     ) -> Tensor:
-        """Minimise the memory's term with the cavity as the prior, (P,) float64; without memory: `start`."""
+        """Return the minimiser of the function term and the cavity, (P,) float64; `start` without memory."""
         if not len(self.points.weights) or tau == 0:
             return start
         labels = self.logits.softmax(dim=1)
@@ -146,8 +146,8 @@ class Registry:
 
 @dataclass(frozen=True)
 class OthersMemory:
-    """The memory that a client keeps. held: points of other clients. logits (M_k, C): the client's last
-    labels of its own memory, once the server has its inputs."""
+    """A client's record of memory. held: the points of other clients. logits (M_k, C): the client's last
+    labels of its own points; None until the server has these points."""
 
     held: Held
     logits: Tensor | None = None
@@ -166,9 +166,9 @@ def own_memory(shard: AnyShard, task: Task, points: int) -> Memory:
 def function_term(
     known: OthersMemory, own: Memory, w_g: Tensor, sent: Tensor | None, tau: float, shard: AnyShard, k: int
 ) -> FunctionTerm | None:
-    """A client's two terms: the soft labels of w_g on all memory, minus the client's on its own memory.
-
-    sent (M, C): the logits of w_g, if the server has sent them; otherwise the client computes the logits.
+    """Return client k's function term. Its targets are the soft labels of w_g on all memory points, minus
+    the client's own last labels on its own points. None: there is no memory, or tau is 0.
+    sent (M, C): the logits of w_g if the server has sent them; else the client computes them.
     """
     points = known.held
     if known.logits is not None:
@@ -184,7 +184,7 @@ def function_term(
 def label(
     shard: AnyShard, weights: Tensor, known: OthersMemory, own: Memory
 ) -> tuple[Tensor, OwnMemory | None]:
-    """The memory part of an upload: the logits of w_k on the client's own memory, and the memory itself if
-    the server does not have it yet."""
+    """Return the memory part of an upload: the logits of w_k on the client's own memory points, and these
+    points if the server does not have them yet, else None."""
     sent = OwnMemory(own.inputs, own.weights) if known.logits is None else None
     return shard.logits(weights, own.inputs), sent

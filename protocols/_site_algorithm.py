@@ -1,13 +1,12 @@
-"""Template of the ADMM and PVI algorithms, the members of the family of protocols._dual_rule.
+"""Base class of the ADMM and PVI algorithms, which are the members of the family of protocols._dual_rule.
 It has the methods that all members share. A member adds its formulas, its exponential family and its solver.
 
     cavity       the prior factor of the client's problem        q_g^rho / t_k
     dual_step    the change of the client's site t_k             (q_k / q_g)^gamma
     server_step  the next q_g                                    prior * prod t_k * mean(q_k)^(rho K)
 
-The formulas are expressions of Gaussians: *, / and ** act on natural parameters. A family with a fixed
-precision uses only the mean of server_step's result. Members do not inherit from each other; they import
-everything that they share from this module.
+The formulas are expressions of Gaussians; *, / and ** act on natural parameters. With a fixed precision, only
+the mean of server_step's result is used. Members do not inherit from each other.
 """
 
 from __future__ import annotations
@@ -67,13 +66,13 @@ __all__ = [
 ]
 
 SiteFit = LocalFit[Gaussian, Moments | IvonMoments]
-"""Result of a local solver: q_k, mean training loss, the solver's carried state, scalars of the upload."""
+"""Result of a local solver: q_k, mean training loss, the state that it keeps, scalars for the upload."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client. dual: its site t_k, float64. moments: carried over by the local optimiser.
-    precision: S, if the precision of the family is fixed."""
+    """State of a client. dual: its dual state. moments: the local solver's state that is kept for the next
+    task. precision: S, if the family has a fixed precision."""
 
     dual: Dual
     moments: Moments | IvonMoments | None = None
@@ -82,11 +81,11 @@ class Client:
 
 @dataclass(frozen=True)
 class SiteSums:
-    """Sums that a server accumulates over the uploads of an exchange, as natural parameters in float64.
+    """Sums of natural parameters over the uploads of an exchange so far, in float64.
 
-    q: the decoded broadcast. shift, precision: parameters of Consensus.total; on an edge server, the change
-    that its clients make to them. product_shift, product_precision: parameters of prod q_k over the `count`
-    uploads. product_shift is None if the server does not average the q_k.
+    q: the decoded broadcast. shift, precision: those of Consensus.total with these uploads; on an edge
+    server, the change by these uploads. product_shift, product_precision: those of prod q_k over the `count`
+    uploads; product_shift is None if the server does not average the q_k.
     """
 
     q: Gaussian
@@ -98,7 +97,7 @@ class SiteSums:
 
     @property
     def factors(self) -> tuple[Gaussian, Gaussian | None]:
-        """The total, and the product of the q_k or None."""
+        """The total, and the product of the q_k; None if the server does not average them."""
         total, averaged = Gaussian(self.shift, self.precision), self.product_shift
         return total, None if averaged is None else Gaussian(averaged, self.product_precision)
 
@@ -127,7 +126,7 @@ Ups = Iterable[tuple[int, Any]]
 
 
 class SetUp(ABC):
-    """The exchanges with all clients before round 1, which a separate object implements."""
+    """A member's set-up: its exchanges with all clients before round 1."""
 
     @property
     @abstractmethod
@@ -162,45 +161,45 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     @abstractmethod
     def prior(self, like: Tensor) -> Gaussian:
-        """The server's regulariser l_0 as a factor, for vectors like `like` (P,)."""
+        """Return the server's regulariser l_0 as a factor, for vectors like `like` (P,)."""
 
     @abstractmethod
     def penalty(self, at: At) -> float:
-        """rho, the weight of the client's divergence from q_g."""
+        """Return rho, the weight of the client's divergence from q_g."""
 
     @abstractmethod
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian | tuple[Penalty, ...]:
-        """The prior factor or factors of the client's problem, on the scale of the client's loss."""
+        """Return the prior factor or factors of the client's problem, on the scale of the client's loss."""
 
     @abstractmethod
     def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
-        """The factor by which t_k changes."""
+        """Return the factor by which t_k is multiplied."""
 
     @abstractmethod
     def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
-        """The next q_g from prod t_k over all clients and the mean of the participants' q_k."""
+        """Return the next q_g. sites: prod t_k over all clients. mean_q: mean of the participants' q_k."""
 
     @abstractmethod
     def solve(self, problem: LocalProblem) -> SiteFit:
         """Solve the client's problem: minimise its loss with the cavity as the prior."""
 
     def exponents(self, at: At) -> tuple[float, float]:
-        """rho_server and gamma of the formulas; only members with the option `silent` define them."""
+        """Return rho_server and gamma of the formulas; members with the option `silent` override this."""
         return 0.0, 0.0
 
     def origin(self, start: Tensor) -> Gaussian:
-        """q_g before the first server update: the prior, unless a member overrides this method."""
+        """Return q_g before the first server update; by default it is the prior."""
         return self.prior(start)
 
     @property
     def set_up(self) -> SetUp | None:
-        """The exchanges before round 1, or None."""
+        """The member's set-up, or None."""
         return None
 
     # ---- methods of Algorithm
 
     def rule(self, at: At) -> DualRule:
-        """The rule that applies the member's formulas in a round; `at` may be that of any client."""
+        """Return the rule that applies the member's formulas in a round. `at` may belong to any client."""
         return DualRule(
             at.K,
             self.penalty(at),
@@ -212,7 +211,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         )
 
     def _damped(self, change: Gaussian, at: At) -> Gaussian:
-        """The change of a site, damped by the weight of a stale upload."""
+        """Return the change of a site, raised to the weight of its upload (At.weight)."""
         return change if at.weight == 1.0 else change**at.weight
 
     @property
@@ -261,12 +260,12 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return "dual"
 
     def dual_damping(self, at: At) -> float:
-        """The hyperparameter `damping` if the member has it and its server does not average, else 1."""
+        """Return the option `damping` if the member has it and its server does not average, else 1."""
         damping = None if self.averages else getattr(self, "damping", None)
         return 1.0 if damping is None else at.value(damping)
 
     def own_and_held(self, client: Client, down: Any, up: Any, task: Task) -> tuple[Any, Any]:
-        """The two messages; under silent = last, the q_k that z_k implies with and without the upload."""
+        """Return both messages or, if silent = last, the q_k that z_k implies with and without the upload."""
         if client.dual.z is None:
             return up, down
         rho_server, gamma = self.exponents(task.at)
@@ -275,13 +274,13 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return own, own / sent ** (1 / (rho_server + gamma))
 
     def client_unsent(self, client: Client, down: Any, up: Any, task: Task) -> Client:
-        """Take the dual step at the client alone under silent = last; z_k changes with the next upload only.
+        """Take the dual step only on the client if silent = last; z_k changes with the next upload.
 
         Source: Er et al. 2025, Algorithm 1, https://arxiv.org/abs/2405.10618, where z_k is d_k.
         """
         if client.dual.z is None:
             return client
-        keep(client.dual.z)  # client_commit overwrites tensors that were given up, but z is still needed
+        keep(client.dual.z)  # client_commit may overwrite tensors that were given up, but z is used below
         moved = self.client_commit(client, down, up, task)
         return replace(moved, dual=replace(moved.dual, z=client.dual.z))
 
@@ -300,7 +299,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return self._sums(q, map_tensors(server.total, Tensor.clone))
 
     def no_sums(self, down: Any, ctx: Context) -> SiteSums:
-        """Zero sums, in which a fixed precision counts as 1, because an edge server need not know it."""
+        """Return empty sums for an edge server. A fixed precision is 1 there: the server need not know it."""
         return self._sums(self.family.gaussian(down), self.family.isotropic(ctx.start, 0.0))
 
     def _sums(self, q: Gaussian, total: Gaussian) -> SiteSums:
@@ -334,7 +333,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return rule.stepped(sums.q, total, mean_q, self.prior(ctx.start), lambda q: self.family.project(q, S))
 
     def merged(self, sums: SiteSums, sent: Any) -> SiteSums:
-        """Add the sums of an edge server, which takes a fixed S as 1; increments already contain S."""
+        """Add an edge server's sums, which take a fixed S as 1, except for sums of increments."""
         S = sums.q.precision
         fixed = self.family.kind == "fixed" and self.silent == "participants"
         both: SiteSums = super().merged(sums, map_tensors(sent, lambda t: times(S, t)) if fixed else sent)
@@ -366,7 +365,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return Point(server.q.mean) if self.family.kind == "fixed" else server.q
 
     def report(self, server: Consensus, ctx: Context) -> Mapping[str, float]:
-        """rho, and the dual residual rho sqrt(K) |S_g (m_g' - m_g)|."""
+        """Return rho and the dual residual rho sqrt(K) |S_g (m_g' - m_g)|, with the new mean m_g'."""
         return {"rho": self.penalty(ctx.at()), "dual_residual": server.dual_residual}
 
     def dual_mismatch(self, server: Consensus, clients: Iterable[Client]) -> float | None:

@@ -59,7 +59,7 @@ class PointInfo:
 
 @dataclass(frozen=True)
 class PosteriorInfo:
-    """The scalars of PointInfo, and dual_slack and capped of protocols._dual_rule.ClippedCavity."""
+    """Scalars of an upload: PointInfo's, and slack and capped of protocols._dual_rule.ClippedCavity."""
 
     train_loss: Scalar
     primal_residual: Norm
@@ -90,7 +90,7 @@ class PointIncrement:
 
 @dataclass(frozen=True)
 class ScaledInfo:
-    """The scalars of PointInfo, and the number of epochs that the client trained."""
+    """Scalars of an upload: PointInfo's, and the number of epochs that the client trained."""
 
     train_loss: Scalar
     primal_residual: Norm
@@ -107,7 +107,7 @@ class ScaledUp:
 
 @dataclass(frozen=True)
 class ScaledIncrement:
-    """Increment of z_k. z_precision: the change of the client's scalar precision."""
+    """Upload of the increment of z_k. z_precision: the change of the client's scalar precision."""
 
     z_shift: Delta
     z_precision: Check
@@ -173,7 +173,7 @@ class FullLaplaceUp:
 
 
 def _sums(*precision: Any) -> tuple[type[Any], type[Any]]:
-    """The messages of an edge server, without and with prod q_k. precision: its field kind, if it is sent."""
+    """Create an edge server's messages, without and with prod q_k. precision: its field kind, if sent."""
     change = [("shift", Sum), *(("precision", kind) for kind in precision)]
     product = [(f"product_{name}", kind) for name, kind in change]
     return (
@@ -184,9 +184,9 @@ def _sums(*precision: Any) -> tuple[type[Any], type[Any]]:
 
 @dataclass(frozen=True)
 class ExponentialFamily:
-    """Converts between natural parameters in float64 and the message classes of an algorithm.
+    """An exponential family, with conversions between its natural parameters in float64 and its messages.
 
-    The argument S is the precision of a `fixed` family; the other families ignore it.
+    The argument S of the methods is the precision of a `fixed` family; the other families ignore it.
     """
 
     kind: Literal["fixed", "diagonal", "full"]
@@ -194,23 +194,23 @@ class ExponentialFamily:
     up: type[Any]
     increment: type[Any]
     sums: tuple[type[Any], type[Any]]
-    """Two messages of an edge server: the change of prod t_k or prod z_k; the second also has prod q_k."""
+    """The messages of an edge server: the change of prod t_k or z_k; the second also has prod q_k."""
     info: type[Any] = PosteriorInfo
-    """The group of scalars in an upload."""
+    """The class of the scalars in an upload."""
     scaled: bool = False
     """True if every client has its own scalar S; increments then contain the change of S."""
 
     def exchange(self, silent: Silent = "participants", *, averages: bool) -> Exchange:
-        """The exchange of a round; averages: True if the server uses the mean of the q_k."""
+        """Return the exchange of a round. averages: True if the server uses the mean of the q_k."""
         up = self.up if silent == "participants" else self.increment
         return Exchange(self.down, up, self.sums[averages and silent == "participants"])
 
     def identity(self, like: Tensor, scale: float) -> Tensor:
-        """The learned precision scale * I, for vectors like `like` (P,)."""
+        """Return scale * I as a learned precision, for vectors like `like` (P,)."""
         return identity(like, scale, full=self.kind == "full")
 
     def isotropic(self, like: Tensor, precision: float) -> Gaussian:
-        """N(0, I/precision) for vectors like `like` (P,); if `precision` is 0, the constant factor 1."""
+        """Return N(0, I/precision) for vectors like `like` (P,); if `precision` is 0, the factor 1."""
         zero = torch.zeros_like(like, dtype=torch.float64)
         return Gaussian(zero, precision if self.kind == "fixed" else self.identity(zero, precision))
 
@@ -219,11 +219,11 @@ class ExponentialFamily:
         return Gaussian.at(merged.mean, S) if self.kind == "fixed" else merged
 
     def broadcast(self, q: Gaussian) -> Any:
-        """q_g as a message."""
+        """Return the broadcast of q_g = `q`."""
         return self.down(q.mean, *self._sent(q))
 
     def gaussian(self, message: Any, S: Tensor | float = 1.0) -> Gaussian:
-        """The factor that a message contains: q_g, q_k, or the increment of z_k."""
+        """Return the factor that a message contains: q_g, q_k, or the increment of z_k."""
         fixed = self.kind == "fixed"
         if isinstance(message, self.increment):
             shift = message.z_shift.double()
@@ -233,7 +233,7 @@ class ExponentialFamily:
         return Gaussian.at(message.mean, S if fixed else self.matrix(message.precision))
 
     def upload(self, dual: Dual, sent: Gaussian, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
-        """The upload for q_k = `local`. sent: the increment of z_k if that is uploaded, else q_k."""
+        """Return the upload for q_k = `local`. sent: the increment of z_k if silent = last, else q_k."""
         info = self.info(primal_residual=residual(local, q), **scalars)
         if dual.z is None:
             return self.up(local.mean, *self._sent(local), info)
@@ -241,7 +241,7 @@ class ExponentialFamily:
         return self.increment(sent.shift, *change, info)
 
     def curvature(self, shard: AnyShard, weights: Tensor, how: GgnEstimator, rng: RandomStream) -> Tensor:
-        """H_k, the generalised Gauss-Newton matrix of the summed loss, full or diagonal like S."""
+        """Return H_k, the generalised Gauss-Newton matrix of the summed loss, full or diagonal."""
         return shard.full_curvature(weights) if self.kind == "full" else shard.curvature(weights, how, rng)
 
     def field(self, precision: Tensor | float) -> Tensor:
@@ -273,12 +273,12 @@ FixedPrecision = Annotated[
 
 
 def gaussian(covariance: Covariance) -> ExponentialFamily:
-    """The family with a learned precision of this form."""
+    """Return the family with a learned precision of this form."""
     return FULL if covariance == "full" else DIAGONAL
 
 
 def laplace(covariance: Covariance) -> ExponentialFamily:
-    """The same family with uploads that contain no scalars about duals."""
+    """Return the family of `gaussian`, with uploads that contain no scalars about duals."""
     family = gaussian(covariance)
     return replace(family, up=FullLaplaceUp if covariance == "full" else DiagonalLaplaceUp)
 
@@ -288,7 +288,7 @@ MAX_FULL = 3000
 
 
 def check_covariance(params: int, covariance: Covariance, sibling: str) -> None:
-    """Check that a model of `params` parameters is small enough for a covariance of this form."""
+    """Raise a UsageError if a model of `params` parameters is too large for this covariance."""
     if covariance == "full" and params > MAX_FULL:
         raise UsageError(
             f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "

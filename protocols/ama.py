@@ -1,22 +1,22 @@
 """AMA - the alternating minimisation algorithm, Tseng 1991; Moellenhoff et al. v2, Eq. 39-41.
-It is ADMM without the proximal term at the server, and so the point-estimate version of PVI.
+It is ADMM without the proximal term at the server, and thus the version of PVI for point estimates.
 
     client:  w_k <- argmin l_k(w) + v_k . w + (rho/2) ||w - w_g||^2      (SUM loss)
              v_k <- v_k + rho (w_k - w_g)
     server:  w_g <- (1/delta) sum_k v_k                                 over ALL clients
     init:    v_k = 0, w_g = 0
 
-AMA converges for rho < 2 delta/K (Tseng, Eq. 3.4d). The bound is sharp for stiff clients, whose l_k has a
-large curvature; other clients allow a larger rho. With rho = delta/K the first round gives the mean of the
-w_k. If |S| of K clients take part, only |S| duals change; then rho = delta/|S| corresponds to delta/K.
+AMA converges for rho < 2 delta/K (Tseng, Eq. 3.4d). The bound is sharp if the l_k have a large curvature;
+otherwise a larger rho converges, too. With rho = delta/K the first round gives the mean of the w_k. If only
+|S| clients take part, only |S| duals change, and rho = delta/|S| corresponds to delta/K.
 
-Wire: P down, P up. The server needs no mean over the clients, so there is no option `silent`: for a client
-that does not take part, the server uses its dual.
+Wire: P down, P up. The server's sum contains the last dual of a client that does not take part. The server
+takes no mean over the clients, so there is no option `silent`.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
-Differs: until the first server update, local training starts from ctx.start, while the proximal centre is
-w_g = 0, as in the paper.
+Differs: until the first server update, local training starts from the shared random start, while the proximal
+centre is w_g = 0, as in the paper.
 
 References:
     Tseng 1991, SIAM Journal on Control and Optimization 29(1), 119-138

@@ -9,19 +9,19 @@ server takes the barycentre of the clients' Gaussians. fedivon merges curvatures
              forward_kl   KL(q_k || q)      m_g = sum_k a_k m_k ;   1/s_g = sum_k a_k (1/s_k + (m_k - m_g)^2)
     init:    m_g = the shared random start, s_g = h0 N / (K tau) + delta
 
-With equal precisions, each barycentre has FedAvg's mean. q_g is as wide as a client's posterior; a product of
-posteriors would have the sum of their precisions. forward_kl gives the moments of the mixture of all q_k.
-Where clients disagree, this mixture is so wide that IVON diverges from it, except with curvature = h0.
+With equal precisions, each barycentre has FedAvg's mean. q_g is as wide as one client's posterior; a product
+of posteriors would have the sum of their precisions. forward_kl gives the moments of the mixture of all q_k.
+If clients disagree, this mixture is so wide that IVON diverges when it starts there, unless curvature = h0.
 
-Local training is IVON, by the package ivon-opt. IVON's momentum and step count begin at zero in every task;
-with carry, each client keeps them from round to round, as in ivon_admm.
+Local training is IVON from the package ivon-opt. IVON's momentum and step count begin at zero in every task;
+with the option `carry`, each client keeps them from round to round, as in ivon_admm.
 
 Wire: 2P down, 2P up.
 
-Differs: curvature = h0 is the released code, which writes the h of q_g to a file that local training does not
-read. The precision of q_k is IVON's lambda (h + d), d = delta / lambda; the released code has lambda h + d.
-Clients clamp the precisions that they send and receive to at least delta. The released code contains
-forward_kl, but has no option for it. A round's barycentre includes only the clients that take part.
+Differs: the released code has curvature = h0: it writes the h of q_g to a file that local training does not
+read. q_k has IVON's precision lambda (h + d), d = delta / lambda; the released code has lambda h + d. Clients
+clamp the precisions that they send and receive to at least delta. The released code contains forward_kl, but
+has no option for it. A round's barycentre includes only the clients that take part.
 
 References:
     Jamoussi et al. 2024: https://arxiv.org/abs/2412.11646v3
@@ -49,7 +49,7 @@ from protocols._averaging import WeightedPair
 
 @dataclass(frozen=True)
 class Server:
-    """State of the server. mean: m_g, precision: s_g, (P,) float64. started: there was a server update."""
+    """State of the server. mean: m_g, precision: s_g, (P,) float64. started: True after an update."""
 
     mean: Tensor
     precision: Tensor
@@ -58,7 +58,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client: IVON's momentum and step count if they are carried over, else None."""
+    """State of a client. moments: IVON's momentum and step count if the client keeps them, else None."""
 
     moments: IvonMoments | None = None
 
@@ -129,7 +129,7 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
 
     @elementwise
     def terms(self, up: Up, centre: Tensor) -> tuple[Tensor, Tensor]:
-        """The two terms to average, (P,) float64 each; forward_kl: moments around the broadcast's mean."""
+        """Return the two terms to average, (P,) float64; for forward_kl, moments around `centre`."""
         m, s = up.mean.double(), up.precision.double()
         if self.barycentre == "reverse_kl":
             return s * m, s

@@ -1,5 +1,5 @@
 """Bayesian-ADMM - Moellenhoff, Swaroop, Doshi-Velez, Khan, "Federated ADMM from Bayesian Duality", v2,
-Eq. 15-20, 53-54, App. D.2 (arXiv:2506.13150). It is fedadmm with a q whose precision is learned.
+Eq. 15-20, 53-54, App. D.2 (arXiv:2506.13150). It is fedadmm with a learned precision.
 
     client:  (m_k, S_k) <- argmin E_q[l_k + v_k . th - 1/2 th' V_k th] + rho KL(q || q_g)     (SUM loss)
              v_k <- v_k + rho (S_k m_k - S_g m_g) ;   V_k <- V_k + rho (S_k - S_g)
@@ -8,20 +8,20 @@ Eq. 15-20, 53-54, App. D.2 (arXiv:2506.13150). It is fedadmm with a q whose prec
     init:    v_k = 0, V_k = 0, q_g = N(0, I/delta)
 
 In natural parameters: t_k <- t_k (q_k/q_g)^rho and q_g = (prior prod_k q_k^rho t_k)^a. This is
-protocols._dual_rule with gamma = rho_server = rho. With quadratic losses, full covariance and rho = 1/K one
-round is exact (v2, Prop. D.1). The client's problem is solved by VON (Khan & Rue, Eq. 12).
+protocols._dual_rule with gamma = rho_server = rho. With quadratic losses, full covariance and rho = 1/K, one
+round is exact (v2, Prop. D.1). VON solves the client's problem (Khan & Rue, Eq. 12).
 
 Wire: P + P(P+1)/2 down, P + P(P+1)/2 up. covariance = diagonal: 2P each way.
-silent = participants: the mean over q_k is taken over the participants of the round. silent = last: it is
-taken over all clients, with the last q_k of those that are silent (the prior before their first upload); the
-upload is then the increment of z_k = rho lambda_k + eta_k.
+With silent = participants, the server's mean of the q_k is over the participants of the round. With
+silent = last, it is over all clients; a client that does not take part counts with its last q_k, or with the
+prior before its first upload. Uploads are then increments of the natural parameters of z_k = q_k^rho t_k.
 
 Local training is VON, with L-BFGS steps of the mean. Nothing is carried over from task to task.
 
-Differs: until the first server update, training starts from ctx.start. cap_dual, on by default: where V_k
-exceeds .9 rho S_g, the client replaces it by .5 rho S_g and puts the clipped part back into q_k before the
-upload (docs/decisions/009), because the paper's problem need not have a minimum. The metrics dual_slack and
-capped are the least eigenvalue of rho S_g - V_k and the number of negative ones.
+Differs: until the first server update, training starts from the shared random start. With cap_dual, the
+default, the client replaces V_k by .5 rho S_g where it exceeds .9 rho S_g, because the paper's problem may
+have no minimum. It undoes this change in q_k before the upload (docs/decisions/009). The metrics dual_slack
+and capped are the smallest eigenvalue of rho S_g - V_k and the number of its negative eigenvalues.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150

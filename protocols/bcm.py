@@ -6,12 +6,12 @@ approximation at every client.
     server:  p_g  = p_0 prod_k t_k        so  S_g = sum S_k - (K-1) delta I,  S_g w_g = sum_k S_k w_k
 
 All precisions are diagonal. H_k is the diagonal GGN, exact by default (option `curvature`). The product is
-over the clients that have uploaded so far. No t_k contains the prior, so p_0 counts once. A client's new t_k
-replaces the old one: the client stores the old t_k and sends only the change. There is one round by default.
-Further rounds are for clients that have not taken part yet; a client that takes part again continues training
-from its own w_k.
+over the clients that have uploaded so far. The t_k do not contain the prior, so p_0 counts once. By default
+there is one round; further rounds are for clients that have not taken part yet. A client that takes part
+again continues training from its own w_k, and its new t_k replaces the old one: the client stores the old t_k
+and sends only the change.
 
-Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broadcast.
+Wire: 0 down, 2P up. Clients do not use the server's result, so nothing is broadcast.
 
 Local training is Adam by default. Its moments are not kept, so `carry` has no effect.
 
@@ -51,7 +51,7 @@ class Server:
 @dataclass(frozen=True)
 class Client:
     site: Gaussian
-    """t_k as the server has it, (P,) float64."""
+    """t_k in the server's product, (P,) float64."""
     weights: Tensor | None = None
     """w_k (P,) float32, or None before the first training."""
 
@@ -63,7 +63,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """Natural parameters of the new t_k divided by the old t_k; in a client's first upload, of t_k itself."""
+    """Upload of the natural parameters of (new t_k) / (old t_k); before a client's first upload t_k is 1."""
 
     shift: Delta
     precision: Delta
@@ -122,7 +122,7 @@ class BCM(Algorithm[Server, Client, Down, Up]):
         return Server(sites, heard)
 
     def posterior(self, sites: Gaussian) -> Gaussian:
-        """The posterior p_0 prod t_k."""
+        """Return the posterior p_0 prod t_k."""
         return Gaussian(sites.shift, self.delta + sites.precision)
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:

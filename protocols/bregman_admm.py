@@ -1,5 +1,5 @@
 """BregmanADMM - Wang & Banerjee 2014, as the baseline of Moellenhoff et al. (v2, App. C.2).
-It is Bayesian-ADMM with the dual step in expectation parameters.
+It is Bayesian-ADMM with a dual step in expectation parameters.
 
     client:  q_k <- argmin E_q[l_k + v_k . th - 1/2 th' V_k th] + rho KL(q || q_g)           (SUM loss)
              v_k <- v_k + c rho (mu1_k - mu1_g),        mu1 = m
@@ -7,17 +7,18 @@ It is Bayesian-ADMM with the dual step in expectation parameters.
     server:  as bayes_admm
     init:    v_k = 0, V_k = 0, q_g = N(0, I/delta)
 
-The paper's rule is eta_k <- eta_k + rho (mu_k - mu_g). With log t = v . th - th' V th / 2, eta = (v, -V/2),
-which gives the factor -2. dual = release uses V_k + c rho (mu2_k - mu2_g), with the sign and factor of the
-released code. c is `damping`, 1 in the paper. Duals are not natural gradients, so one round is never exact.
+The paper's rule is eta_k <- eta_k + rho (mu_k - mu_g). The factor -2 appears because the site
+log t = v . th - th' V th / 2 has eta = (v, -V/2). With dual = release the step is that of the released code,
+V_k + c rho (mu2_k - mu2_g), with another sign and factor. The option `damping` is c; the paper has c = 1. The
+duals are not natural gradients, so one round is never exact.
 
-Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. For silent clients the server uses their t_k
-and the mean of this round's q_k. (The increment of z_k would not tell the server the dual step.)
+Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. A client that does not take part counts with
+its t_k and the mean of this round's q_k. (The server could not derive the dual step from increments of z_k.)
 
 Local training is VON, with L-BFGS steps of the mean. Nothing is carried over from task to task.
 
-Differs: damping is 0.1 by default, because 1 makes q_g improper on digits. Local training starts from
-ctx.start until the first server update. cap_dual is as in bayes_admm.
+Differs: the default of damping is 0.1, because on digits q_g becomes improper with 1. Until the first server
+update, local training starts from the shared random start. cap_dual is as in bayes_admm.
 
 References:
     Wang and Banerjee 2014: https://arxiv.org/abs/1306.3203
@@ -84,7 +85,7 @@ class BregmanADMM(SiteAlgorithm):
         return q_g ** self.penalty(at) / site  # Eq. 15
 
     def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
-        """The dual step c rho (mu_k - mu_g), as a factor (App. C.2)."""
+        """Return the dual step c rho (mu_k - mu_g) as a factor (App. C.2)."""
         first, second = (a - b for a, b in zip(_expectations(q_k), _expectations(q_g), strict=True))
         scale = -2.0 if self.dual == "paper" else 1.0
         return Gaussian(first, scale * second) ** (self.damping * self.penalty(at))
@@ -99,7 +100,7 @@ class BregmanADMM(SiteAlgorithm):
 
 
 def _expectations(q: Gaussian) -> tuple[Tensor, Tensor]:
-    """The expectation parameters E[th] and E[th th'], the latter as a diagonal unless q is full."""
+    """Return the expectation parameters E[th] and E[th th']; the latter is a diagonal unless q is full."""
     mean = q.mean
     if is_full(q.precision):
         return mean, torch.outer(mean, mean) + torch.linalg.inv(torch.as_tensor(q.precision))

@@ -7,23 +7,23 @@ steps, the server averages the results, and the averages of late rounds are samp
     server:  theta <- sum_k p_k theta_k,   kept as a sample in every thin-th round after the first burn_in
     init:    theta = the shared random start
 
-sum_k p_k f_k is sum_k l_k plus the prior's (delta/2) ||theta||^2. So the target is the posterior to the power
-1/tau. All clients draw the same xi from a random stream of the round; each client draws its own xi_k.
-Together they give the average the noise of one chain, sqrt(2 eta tau) xi. rho is `correlation`: 0 means
-private noise only, which protects data more; 1 means shared noise only, which costs less accuracy. lr is N
-eta, the step on the mean loss.
+sum_k p_k f_k is sum_k l_k plus the prior's (delta/2) ||theta||^2, so the target is the posterior to the power
+1/tau. All clients draw the same xi from a random stream of the round; each client draws its own xi_k. For
+every rho, the noise of the average has the variance of a single chain's noise, 2 eta tau. rho is the option
+`correlation`: with 0 all noise is private, which protects data more; with 1 all noise is shared, which costs
+less accuracy. The option lr is N eta, the step on the mean loss.
 
-The model is the last `keep` samples: predictions are averaged over them, and the point estimate is their
-mean. The samples follow the posterior if steps are small and batches large: discretisation, heterogeneous
-clients with T > 1, and minibatch noise each widen or shift the distribution.
+The model consists of the last `keep` samples: predictions are averaged over them, and the point estimate is
+their mean. The samples follow the target if steps are small and batches large. Otherwise discretisation,
+minibatch noise and, for T > 1, heterogeneous clients widen or shift their distribution.
 
 Wire: P down, P up.
 
-Local training is Langevin steps with a constant lr, and nothing is carried over.
+Local training is a sequence of Langevin steps with a constant lr; nothing is carried over.
 
-Differs: minibatches are those of shuffled epochs. All clients take T steps whatever N_k is, as in the paper.
-With partial participation the server's p_k is N_k over the participants' sum, for which the noise is not
-scaled (the paper's schemes for partial participation also have a bias that does not vanish).
+Differs: minibatches come from shuffled epochs. All clients take T steps for any N_k, as in the paper. With
+partial participation the server's p_k is N_k divided by the participants' sum, but the clients' noise is not
+adapted to this. (The paper's schemes for partial participation also have a bias that does not vanish.)
 
 References:
     Deng et al. 2024: https://arxiv.org/abs/2112.05120
@@ -51,7 +51,7 @@ from protocols._averaging import Down, Up, WeightedSum
 
 @dataclass(frozen=True)
 class Server:
-    """State of the server: theta (P,), the last samples (n, P), oldest first, float64; number of updates."""
+    """State of the server. mean: theta (P,), kept: samples (n, P), oldest first; float64. folds: updates."""
 
     mean: Tensor
     kept: Tensor

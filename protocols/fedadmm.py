@@ -1,36 +1,36 @@
-"""FedADMM - both published forms (arXiv:2506.13150, Moellenhoff et al. v2, Eq. 5-7; Swaroop et al.
-2025, Eq. 2).
+"""FedADMM - Moellenhoff et al. v2, Eq. 5-7 (arXiv:2506.13150), and the form of Swaroop et al. 2025, Eq. 2.
 
     client:  w_k <- argmin l_k(w) + v_k . w + (rho/2) ||w - w_g||^2
              v_k <- v_k + rho (w_k - w_g)                         so that v_k = -grad l_k(w_k)
     server:  w_g <- (sum_k v_k + rho sum_k w_k) / (delta + rho K)
     init:    v_k = 0, w_g = the shared random start
 
-form = regularised: l_k is the SUM loss and the server has the regulariser (delta/2) ||w||^2. The limit is
-argmin sum_k l_k + (delta/2) ||w||^2. form = mean: l_k is the MEAN loss and there is no regulariser, so the
-server computes w_g = mean(w_k + v_k / rho), where rho is the paper's alpha. The limit is argmin sum_k lbar_k,
-in which all clients have equal weight, whatever N_k is.
+With form = regularised, l_k is the SUM loss, the server has the regulariser (delta/2) ||w||^2, and the limit
+is argmin sum_k l_k + (delta/2) ||w||^2. With form = mean, l_k is the MEAN loss and there is no regulariser.
+The server then computes w_g = mean(w_k + v_k / rho), where rho is the paper's alpha, and the limit is
+argmin sum_k lbar_k, in which all clients have equal weight for any N_k.
 
 In natural parameters: q = N(w, I), site t_k = exp(v_k . w). This is protocols._dual_rule with gamma =
 rho_server = rho. Bayesian-ADMM has the same three formulas with a learned precision.
 
 Wire: P down, P up. In v2, Sec. 1 and Fig. 1, clients send w_k and the gradient (2P); here the server derives
-the change of v_k from w_k. silent = participants: clients send w_k, and for silent clients the server uses
-the mean of this round's w_k. silent = last: clients send the increment of z_k = v_k + rho w_k, and for silent
-clients the server uses their last w_k, or the start before their first upload.
+the change of v_k from w_k. silent = participants: clients send w_k, and a client that does not take part
+counts with the mean of this round's w_k. silent = last: clients send the increment of z_k = v_k + rho w_k,
+and a client that does not take part counts with its last w_k, or with the start before its first upload.
 
-Two rules of FedADMM-InSa (Song et al. 2024), b_k = rho_k for mean losses and rho_k / N_k for sums. inexact =
-c > 0: a client stops after the first epoch that reduces its problem's gradient, over all examples, to at most
-.999 / (1 + sqrt(b_k / 2c)) of its norm at w_g; c replaces the strong-convexity constant. balance = mu > 0:
+Two options are rules of FedADMM-InSa (Song et al. 2024); b_k is rho_k for mean losses, rho_k / N_k for sums.
+With inexact = c > 0, a client stops after the first epoch at which its problem's gradient, over all examples,
+has at most .999 / (1 + sqrt(b_k / 2c)) of its norm at w_g; c replaces the strong-convexity constant. With
+balance = mu > 0, each client adapts its rho_k by factors of tau (the option `factor`):
 
     rho_k <- rho_k tau if d > mu p, rho_k / tau if p > mu d;   d = |w_k - w_g|,  p = b_k |w_k - w_k before|
     server:  w_g <- sum_k (v_k + rho_k w_k) / (delta + sum_k rho_k),   rho_k of client k's last training
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
-Differs: w_g starts at the network's random start, not at 0, because a first proximal centre of 0 would double
-the weights in the first round. prox_norm = unsquared uses (rho/2) ||w - w_g||, as in the released code. The
-weights N_k / N and the server's memory of FedADMM-InSa are not here; its losses are those of form = mean.
+Differs: w_g starts at the network's random start. From w_g = 0, the first server update would give twice the
+mean of the w_k. prox_norm = unsquared uses (rho/2) ||w - w_g||, as in the released code. FedADMM-InSa has the
+losses of form = mean; its weights N_k / N and its server's memory are not implemented.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150

@@ -5,8 +5,8 @@
 
 Wire: P down, P up.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry), as in the
-released code of the ADMM papers. McMahan et al. use SGD: --set optimiser=sgd.
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`), as
+in the released code of the ADMM papers. McMahan et al. use SGD: --set optimiser=sgd.
 
 References:
     McMahan et al. 2017: https://arxiv.org/abs/1602.05629

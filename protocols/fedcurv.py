@@ -11,11 +11,11 @@ server stores nothing per client. U and W keep the last F_j and F_j w_j of a cli
 
 Wire: 3P down, 3P up.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry). fola uses SGD
-by default: compare the two with the same optimiser.
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
+fola uses SGD by default, so set the same optimiser to compare the two.
 
-Differs: the released code named after the Gaussian-product paper has a penalty without gradient, which is
-centred at the server's mean and includes every client's own data.
+Differs: in the released code of the Gaussian-product paper, FedCurv's penalty has no gradient, is centred at
+the server's mean and includes the client's own data.
 
 References:
     Shoham et al. 2019: https://arxiv.org/abs/1910.07796
@@ -48,7 +48,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client. fisher: shift = F_j w_j and precision = F_j as at the server, float64."""
+    """State of a client. fisher: its last factor in U and W, precision F_j and shift F_j w_j, float64."""
 
     fisher: Gaussian
     moments: Moments | None = None

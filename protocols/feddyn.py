@@ -1,5 +1,5 @@
-"""FedDyn - Acar et al. 2021 (arXiv:2111.04263), as in the FedLap paper: ADMM in its mean form.
-Each client has a penalty alpha_k of its own, and its objective includes a weight decay.
+"""FedDyn - Acar et al. 2021 (arXiv:2111.04263), as in the FedLap paper: the mean form of ADMM
+with a penalty alpha_k for each client and a weight decay in the local objective.
 
     client:  w_k <- argmin lbar_k(w) + v_k . w + (alpha_k/2) ||w - w_g||^2 + (wd/2) ||w||^2   (MEAN loss)
              v_k <- v_k + alpha_k (w_k - w_g)
@@ -14,9 +14,9 @@ Each client has a penalty alpha_k of its own, and its objective includes a weigh
 With alpha_rule = constant and no weight decay this is fedadmm with form = mean. In general FedDyn is
 protocols._dual_rule with q = N(w, I), rho_server = 1 and sites t_k = exp(h_k . w); h_k has the units of w.
 
-Wire: P down, P up. For a silent client the server uses its h_k and the mean of the participants' w_k.
+Wire: P down, P up. A client that does not take part counts with its h_k and the participants' mean w_k.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
 Differs: the released code (bayes-admm) leaves the server's h at 0 in round 1, starts w_g at 0 and, by an
 aliasing defect, gives every client the alpha_k of the last client. Here round 1 is like every other round.
@@ -80,7 +80,7 @@ class FedDyn(SiteAlgorithm):
         return self.alpha
 
     def penalties(self, at: At) -> tuple[float, float]:
-        """alpha_k and c_k by the table in the module's docstring."""
+        """Return alpha_k and c_k, according to the table in the module's docstring."""
         if self.alpha_rule == "paper":
             alpha_k = self.alpha / at.sizes[at.k] * sum(at.sizes) / at.K
             return alpha_k, alpha_k
@@ -89,7 +89,7 @@ class FedDyn(SiteAlgorithm):
         return self.alpha, self.alpha
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> tuple[Penalty, ...]:
-        """The factors of the cavity q_g^alpha_k * decay / v, where v is t_k^c_k = exp(v_k . w)."""
+        """Return the cavity q_g^alpha_k * decay / v as two factors, with v = t_k^c_k = exp(v_k . w)."""
         alpha_k, c_k = self.penalties(at)
         v, decay = site**c_k, POINT.isotropic(q_g.shift, self.weight_decay)
         return decay / v, q_g**alpha_k if self.prox_norm == "squared" else Distance(q_g.mean, alpha_k)

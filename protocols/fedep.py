@@ -7,29 +7,29 @@ moments of its tilted distribution, which minimises KL(tilted || q); PVI minimis
     server:  q_g  = prior * prod_k t_k                                        over ALL clients
     init:    t_k = 1, q_g = N(0, I/delta)
 
-FedSEP (stateless = true): clients keep nothing. Each client uses the average site (q_g / prior)^(1/K) instead
-of its own; the server's step is the same.
+With stateless = true this is FedSEP: clients keep nothing, and each uses the average site (q_g / prior)^(1/K)
+instead of its own. The server's step is the same.
 
-moments = langevin estimates the moments by a Markov chain, as differences from the chain of a Gaussian with
-the same noise. So a weight that the data do not determine keeps the prior's precision. moments = laplace uses
-mode and curvature, which makes FedEP equal to FedLap-Cov. The paper's other choices are a scaled identity,
-which is FedLap up to scale, and natural-gradient VI, which is PVI. On diagonal quadratics both options and
-PVI agree, and damping = 1 is exact after one round. On other quadratics langevin gives the marginal variances
-of the tilted distribution; pvi gives the variance of each coordinate conditional on the others.
+moments = langevin estimates the moments with a Markov chain, relative to a second chain with the same noise
+and a Gaussian target. Weights that the data do not determine therefore keep the prior's precision.
+moments = laplace uses the mode and the curvature at the mode; FedEP is then FedLap-Cov. The paper's other
+choices are a scaled identity, which is FedLap up to scale, and natural-gradient VI, which is PVI. On diagonal
+quadratics both options agree with PVI, and damping = 1 is exact after one round. On other quadratics langevin
+gives a coordinate's marginal variance; PVI gives its variance conditional on the other coordinates.
 
-Local training is Adam by default, run to the mode. Each client keeps Adam's moments from round to round
-(carry), except in FedSEP.
+Local training is Adam by default and searches for the mode. Each client keeps Adam's moments from round to
+round (option `carry`), except in FedSEP.
 
 Wire: 2P down, 2P up. The server derives the change of t_k from q_k and its own broadcast; the paper's clients
 send the change itself.
 
-laplace uses the mode as the mean. On a skewed logistic regression in two weights, the mean is off by .3
-standard deviations, and the variance by a third (tests/protocols/test_fedep.py).
+moments = laplace takes the mode as the mean. On a skewed logistic regression with two weights, the mean is
+wrong by .3 standard deviations and the variance by a third (tests/protocols/test_fedep.py).
 
-Differs: the server multiplies the sites, without the paper's server optimiser and clipping of the change. The
-chain starts from Laplace's Gaussian and takes full gradients; the paper uses iterate-averaged SGD and sets
-the scale of the precision by a hyperparameter. The moments use a control variate; the paper uses the moments
-of the samples (docs/decisions/045-moments-by-a-control-variate.md).
+Differs: the server multiplies the sites; the paper's server optimiser and its clipping of the change are not
+implemented. The chain starts from the Laplace approximation and takes full gradients; the paper uses
+iterate-averaged SGD, and a hyperparameter for the scale of the precision. The moments use a control variate;
+the paper uses the moments of the samples (docs/decisions/045-moments-by-a-control-variate.md).
 
 References:
     Guo et al. 2023: https://arxiv.org/abs/2302.04228

@@ -11,22 +11,22 @@ Renyi divergence, for clients whose labels may be wrong. With loss = nll and alp
     density_power   (1 - p_y^c) / c + (sum_j p_j^(1+c) - 1) / (1+c)            over all classes j
     nll             -log p_y, the limit of both as c falls to 0
 
-This is protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0: the server's divergence is the KL,
-under which sites multiply. The gradient of gce is p_y^c times that of nll, so examples that the model does
-not fit have little influence. At the start the model fits no example, so learning is slower. alpha > 1 makes
-q_k narrower: a q_k much narrower than the cavity has alpha times the precision of the data, and the cavity's
-gradient with respect to the mean is divided by alpha.
+This is protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. The server's divergence is the KL,
+for which q_g is the product of the prior and all sites. The gradient of gce is p_y^c times that of nll, so
+examples that the model does not fit have little influence. At the start the model fits no example, so
+learning is slower. alpha > 1 makes q_k narrower. If q_k is much narrower than the cavity, the precision that
+the data add is multiplied by alpha, and the cavity's gradient in the mean is divided by alpha.
 
-Wire: 2P down, 2P up. The product includes the last site of every client that does not take part.
+Wire: 2P down, 2P up. The product also contains the last site of a client that does not take part.
 
-Local training is IVON; each client keeps IVON's momentum and step count from round to round (carry).
+Local training is IVON; each client keeps IVON's momentum and step count from round to round (`carry`).
 
-Differs: the clients' problem is solved by IVON (fedsim.learning.solvers.ivon); the released code runs Adam on
-(mean, log variance). Both have the same solution q_k. Where q would be wider than the cavity, D_alpha may be
-infinite. There the released code omits D_alpha, and here D_alpha acts as if both were equally wide. The
-released density-power loss has other exponents than the paper's formula. train_loss is the robust loss. The
-released runs have tau = 1 and, on FashionMNIST, alpha 2.5 with power 0.5 or 1. cap_dual, h0 and the start of
-training are as in ivon_admm.
+Differs: IVON (fedsim.learning.solvers.ivon) solves the client's problem; the released code runs Adam on
+(mean, log variance). Both have the same solution q_k. D_alpha may be infinite if q is wider than the cavity.
+In that case the released code omits D_alpha; here D_alpha is computed as if both were equally wide. The
+exponents of the released density-power loss differ from the paper's formula. train_loss is the robust loss.
+The released runs have tau = 1 and, on FashionMNIST, alpha 2.5 with power 0.5 or 1. cap_dual, h0 and the
+start of training are as in ivon_admm.
 
 References:
     Mildner et al. 2025: https://arxiv.org/abs/2502.00846

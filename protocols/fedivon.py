@@ -1,18 +1,18 @@
 """FedIvon - Pal, Gupta, Sarwar, Rai 2025 (arXiv:2411.18385): clients train with IVON, and the server averages
-their Gaussians with the curvatures as weights. In contrast, IVON-ADMM has duals, q_g instead of N(0, I/delta)
-in the KL, the prior as start, and no weights N_k.
+their Gaussians with the curvatures as weights. IVON-ADMM differs: it has duals, its KL has q_g instead of
+N(0, I/delta), it starts from the prior, and it does not weight clients by N_k.
 
     client:  (m_k, h_k) <- IVON on lambda_k E_q[lbar_k] + KL(q || N(0, I/delta)),  lambda_k = N_k / tau,
              from m = m_g and h = h_g;  h_k is the curvature of the MEAN loss lbar_k
     server:  h_g <- sum_k a_k h_k ;   m_g <- (sum_k a_k h_k m_k) / h_g,   a_k = N_k / N, over the participants
     init:    m_g = the shared random start, h_g = h0
 
-The model is N(m_g, diag(s_g)^-1) with s_g = (N / tau) h_g + delta: the clients' curvatures on the scale of
-the summed loss, and the prior once. In terms of the clients' precisions s_k = lambda_k h_k + delta,
+The model is N(m_g, diag(s_g)^-1) with s_g = (N / tau) h_g + delta, the clients' curvatures on the scale of
+the summed loss plus the prior's precision. With the clients' precisions s_k = lambda_k h_k + delta, this is
 s_g = delta + sum_k (s_k - delta).
 
-Local training is IVON, by the package ivon-opt. IVON's momentum and step count begin at zero in every task;
-with carry, each client keeps them from round to round, as in ivon_admm.
+Local training is IVON from the package ivon-opt. IVON's momentum and step count begin at zero in every task;
+with the option `carry`, each client keeps them from round to round, as in ivon_admm.
 
 Wire: 2P down, 2P up.
 
@@ -44,7 +44,7 @@ from fedsim.wire.schema import Count, Curvature, Mean, Scalar, Sum
 
 @dataclass(frozen=True)
 class Server:
-    """State of the server. mean: m_g, curvature: h_g, (P,) float64. started: there was a server update."""
+    """State of the server. mean: m_g, curvature: h_g, (P,) float64. started: True after an update."""
 
     mean: Tensor
     curvature: Tensor
@@ -53,7 +53,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client: IVON's momentum and step count if they are carried over, else None."""
+    """State of a client. moments: IVON's momentum and step count if the client keeps them, else None."""
 
     moments: IvonMoments | None = None
 
@@ -109,7 +109,7 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
         fit = ivon_opt(
             shard,
             down.mean,
-            curvature=down.curvature.clamp(min=0),  # a codec may have rounded it
+            curvature=down.curvature.clamp(min=0),  # a codec may round it below 0
             how=self.local,
             rng=task.rng,
             round=task.round,
@@ -134,7 +134,7 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
         return Server(torch.where(h > 0, hm / h, plain), h, started=True)
 
     def terms(self, up: Up) -> tuple[Tensor, Tensor, Tensor]:
-        """h_k, h_k m_k and m_k, each (P,) float64."""
+        """Return h_k, h_k m_k and m_k, each (P,) float64."""
         h, m = up.curvature.double().clamp(min=0), up.mean.double()
         return h, h * m, m
 

@@ -9,9 +9,9 @@ In natural parameters: q = N(w_g, I/delta), site t_k = exp(delta v_k . w), cavit
 
 Wire: P down, P up. The server derives rho (w_k - w_g) from the upload and its own broadcast.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
-Differs: until the first server update, local training starts from ctx.start, as in the released code, while
+Differs: until the first server update, training starts from the random start, as in the released code, while
 the proximal centre is w_g = 0, as in the paper. prox_norm = unsquared is that code's (delta/2) ||w - w_g||.
 
 References:

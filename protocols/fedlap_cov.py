@@ -9,19 +9,19 @@
 
 In natural parameters (S w, S): t_k = (v_k, V_k), q = N(0, I/delta) prod_k t_k, and the cavity is q / t_k. H_k
 is the generalised Gauss-Newton matrix of the summed loss. It is positive semi-definite, so S_k and S_g stay
-positive. The default is its diagonal, as in the experiments; covariance = full uses all of it (Sec. 3.3).
+positive. By default it is diagonal, as in the experiments; covariance = full uses all of it (Sec. 3.3).
 
-By default the posterior of a network is too wide to sample from; predictions use the mean, w_g.
+By default a network's posterior is too wide to sample from; predictions use the mean, w_g.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
 
-Differs: local training starts from ctx.start until the first server update. In round 1 the released code uses
-a received precision of 0; here it is the paper's delta. In exact arithmetic S_g and S_g - V_k are at least
-delta. They are floored at delta here, because the broadcast is rounded and a lossy codec on S_k may make V_k
-negative. The floor does not change the stored sums. `floored` in metrics.jsonl counts the floored entries, or
-eigenvalues, of S_g. `curvature` applies to the diagonal form; the full form is always exact.
+Differs: until the first server update, local training starts from the shared random start. In round 1 the
+released code has a received precision of 0; here it is the paper's delta. In exact arithmetic both S_g and
+S_g - V_k are at least delta. Here they are raised to delta where rounding, or a lossy codec that makes V_k
+negative, violates this bound; the stored sums do not change. `floored` in metrics.jsonl counts the raised
+entries, or eigenvalues, of S_g. `curvature` applies to the diagonal form; the full form is always exact.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325

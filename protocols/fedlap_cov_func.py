@@ -12,20 +12,20 @@ sites with a learned diagonal precision, and function terms on a few memory inpu
 
     yhat_ig = soft labels of w_g;  tau_i = tau N_kc / M_kc  (points of class c on client k, in its memory)
 
-Where w_k = w_g, the gradients of the function terms are zero, so the fixed points are those of FedLap-Cov.
-Without memory points the algorithm is FedLap-Cov. Memory is sent and enters the terms as in fedlap_func. As
-in fedlap_cov, the posterior of a network is by default too wide to sample from.
+If w_k = w_g, the function terms have no gradient, so the fixed points are those of FedLap-Cov. Without memory
+points the algorithm is FedLap-Cov. Memory is sent and enters the terms as in fedlap_func. As in fedlap_cov, a
+network's posterior is by default too wide to sample from.
 
-Wire: 2P down, 2P + M C up. Once: M I + 2M down, M I + M up.
+Wire: 2P down, 2P + M C up. Once: M I + 2M down, M I + M up. M, C and I are as in fedlap_func.
 
-Cost: that of fedlap_func, plus one pass over the client's examples for H_k.
+Cost: as for fedlap_func, plus one pass over the client's examples for H_k.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
 Differs: the equations are combined here from Eq. 17 and 21. H_k is the curvature of l_k alone, because the
 function terms of client and server cancel where both agree. The server's optimiser, the rounds before labels
-exist, and the defaults are as in fedlap_func. The floors of S_g and S_g - V_k are as in fedlap_cov. The paper
-reports no results for the combination.
+exist, and the defaults are as in fedlap_func. The lower bounds of S_g and S_g - V_k are as in fedlap_cov. The
+paper reports no results for the combination.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -65,7 +65,7 @@ from protocols._memory import (
 
 @dataclass(frozen=True)
 class Server:
-    """State of the server. sites: prod_k t_k, (sum v_k, sum V_k). mean: w_g. All are (P,) float64."""
+    """State of the server. sites: prod_k t_k, mean: w_g, (P,) float64. known: the record of all memory."""
 
     sites: Gaussian
     mean: Tensor
@@ -110,7 +110,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         return Client(Gaussian.one(ctx.start), OthersMemory(Held.nothing()))
 
     def precision(self, sites: Gaussian) -> Tensor:
-        """S_g, clamped to at least delta: H_k >= 0 implies this bound, but rounding may violate it."""
+        """Return S_g, clamped to at least delta. H_k >= 0 implies this bound, but rounding may violate it."""
         return (self.delta + torch.as_tensor(sites.precision)).clamp(min=self.delta)
 
     def broadcast(self, server: Server, ctx: Context) -> CovDown:
@@ -146,7 +146,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         return Client(site, replace(client.known, logits=up.logits), client.moments)
 
     def site_change(self, down: CovDown, up: CovUp, at: At) -> Gaussian:
-        """The factor (q_k / q_g)^rho, which has the steps of v_k and V_k, (P,) float64."""
+        """Return the factor (q_k / q_g)^rho, which contains the steps of v_k and V_k, (P,) float64."""
         local, broadcast = Gaussian.at(up.mean, up.precision), Gaussian.at(down.mean, down.precision)
         return (local / broadcast) ** at.value(self.rho)
 
@@ -160,7 +160,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         return Server(sites, self.server_step(sites, known, ctx), known)
 
     def server_step(self, sites: Gaussian, known: Registry, ctx: Context) -> Tensor:
-        """Compute w_g, (P,) float64; without memory w_g = S_g^-1 sum v_k."""
+        """Return w_g, (P,) float64; without memory it is S_g^-1 sum v_k."""
         q = Gaussian(sites.shift, self.precision(sites))
         return known.minimise(q, q.mean, self.tau, ctx, self.server_steps, self.server_lr)
 

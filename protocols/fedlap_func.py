@@ -9,29 +9,29 @@ function space, on a few memory inputs M_k per client.
 
     yhat_ig = soft labels of w_g;  tau_i = tau N_kc / M_kc  (points of class c on client k, in its memory)
 
-A client sends its inputs and first labels with its first upload. The server sends these inputs to each other
-client in the next round in which that client takes part. Until the server has a client's inputs and labels,
-no client has a term for this memory. So the first round is FedLap's, as is every round without memory points.
-For a client that does not take part, the server uses its last v_k and its last labels.
+A client sends its memory inputs and first labels with its first upload. The server sends these inputs to each
+other client in the next round in which that client takes part. Until the server has a client's inputs and
+labels, no client has a term for this memory. The first round is therefore one of FedLap, as is every round
+without memory points. A client that does not take part counts with its last v_k and its last labels.
 
-Wire: P down, P + M C up. Once: M I + 2M down, M I + M up. M is the number of memory points: the client's own
-in uploads, those of all other clients in broadcasts. Clients compute the labels of w_g from w_g. With
-send_global_labels the server sends them, as in the paper: P + M C down, where M counts all points.
+Wire: P down, P + M C up. Once: M I + 2M down, M I + M up. M counts memory points: the client's own in
+uploads, those of all other clients in broadcasts. C is the number of classes, I the size of an input. Clients
+compute the labels of w_g. With send_global_labels the server sends them all, as in the paper: P + M C down.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry). The server's
-Adam starts anew in every round.
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`). The
+server's Adam starts anew in every round.
 
-Cost: O((N_k + M) P E) on a client, as in the paper (Sec. 3.4): an epoch computes each memory point's gradient
-once. The points are divided at random over the minibatches, so each step's gradient is an unbiased estimate
-of the objective's. (One gradient of all points per epoch, at the epoch's first weights, costs the same and is
-stale: on digits with lr = 0.01 accuracy stays at 0.58 instead of 0.92.) memory_gradient = batch uses all
-points in every minibatch, O((N_k + ceil(N_k/B) M) P E), with less noise. It takes 0.39 s, not 0.28 s (without
-memory 0.17 s), for 600 examples, 85 points, 5 epochs of 19 minibatches and P = 178,110 on one core.
+Cost: O((N_k + M) P E) on a client with E epochs, as in the paper (Sec. 3.4): an epoch computes each memory
+point's gradient once. The points are divided at random among the minibatches, so each step has an unbiased
+estimate of the objective's gradient. (One gradient of all points at the start of each epoch costs the same
+but becomes stale: on digits with lr = 0.01 accuracy stays at 0.58 instead of 0.92.) memory_gradient = batch
+uses all points in every minibatch, O((N_k + ceil(N_k/B) M) P E), with less noise. It takes 0.39 s instead of
+0.28 s (0.17 s without memory) for 600 examples, 85 points, 5 epochs of 19 batches, P = 178,110, one core.
 
 Differs: the paper does not specify the server's optimiser (here Adam, full batch over memory, started at sum
 v_k) or the rounds before labels exist (here: no terms). server_steps is 200; the paper's App. E has 5000 (UCI
-credit, FashionMNIST), 3000 (MNIST) and 500 (CIFAR-10). rho is 1/K; the paper has N_k/N. Clients send logits;
-soft labels are the softmax of these. Until the first server update, training starts at ctx.start.
+credit, FashionMNIST), 3000 (MNIST) and 500 (CIFAR-10). rho is 1/K; the paper has N_k/N. Clients send logits,
+whose softmax gives the soft labels. Until the first server update, training starts from the random start.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -72,7 +72,7 @@ from protocols._memory import (
 
 @dataclass(frozen=True)
 class Server:
-    """State of the server. dual: sum_k v_k, mean: w_g, both (P,) float64. known: all memory."""
+    """State of the server. dual: sum_k v_k, mean: w_g, (P,) float64. known: the record of all memory."""
 
     dual: Tensor
     mean: Tensor
@@ -153,7 +153,7 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
         return Client(dual, replace(client.known, logits=up.logits), client.moments)
 
     def dual_step(self, down: AnyDown, up: Up, at: At) -> Tensor:
-        """The change of v_k, rho (w_k - w_g), (P,) float64."""
+        """Return the change of v_k, rho (w_k - w_g), (P,) float64."""
         step: Tensor = up.mean.double() - down.mean.double()
         return at.value(self.rho) * step
 
@@ -167,7 +167,7 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
         return Server(dual, self.server_step(dual, known, ctx), known)
 
     def server_step(self, dual: Tensor, known: Registry, ctx: Context) -> Tensor:
-        """Compute w_g, (P,) float64; without memory w_g = sum v_k."""
+        """Return w_g, (P,) float64; without memory it is sum v_k."""
         cavity = Gaussian(self.delta * dual, self.delta)
         return known.minimise(cavity, dual, self.tau, ctx, self.server_steps, self.server_lr)
 

@@ -1,5 +1,5 @@
 """FedLap-Func on public inputs - Swaroop, Khan, Doshi-Velez 2025, Sec. 3.4 (arXiv:2501.17325): Eq. 17 with
-one set U of M unlabelled inputs, known to the server and all clients, instead of every M_k.
+one set U of M unlabelled inputs, which the server and all clients have, instead of the memory points M_k.
 
     client:  w_k <- argmin l_k(w) + delta v_k . w + (delta/2) ||w - w_g||^2                  (SUM loss)
                       + (tau/M) sum_{i in U} [ N_heard l(yhat_ig, w) - N_k l(yhat_ik, w) ]
@@ -9,21 +9,21 @@ one set U of M unlabelled inputs, known to the server and all clients, instead o
 
     yhat_ig = soft labels of w_g;  N_heard = sum of N_k over the clients whose labels the server has
 
-The weights of a client's points sum to tau N_k, as in fedlap_func. A client has no such term before the
+The weights of a client's points sum to tau N_k, as in fedlap_func. The term of client k is left out until the
 server has its first labels. So the first round equals FedLap's, and with public = 0 or tau = 0 every round
-does. The server's sums include the last v_k and the last labels of clients that send nothing.
+does. A client that does not take part counts with its last v_k and its last labels.
 
 U consists of `public` random training inputs, drawn from all clients' examples before round 1. They are
-removed from the clients' data, and nobody sees their labels. So no test input is used, and no bytes are sent
+removed from the clients' data, and their labels are not used. No test input is used, and no bytes are sent
 for U.
 
-Wire: P down, P + M C up. The inputs cost nothing.
+Wire: P down, P + M C up. C is the number of classes. The inputs are not sent.
 
 Cost: O((N_k + M) P E) on a client, as in fedlap_func; the server keeps K M C labels.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
-Differs: the paper suggests such a set and reports no results for it. The server's optimiser and the defaults
+Differs: the paper suggests this set and reports no results for it. The server's optimiser and the defaults
 are as in fedlap_func.
 
 References:
@@ -63,7 +63,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client. dual: v_k (P,) float64. logits (M, C): its last labels, once the server has them."""
+    """State of a client. dual: v_k (P,) float64. logits (M, C): its last labels at the server, or None."""
 
     dual: Tensor
     logits: Tensor | None = None
@@ -134,7 +134,7 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
         return replace(client, moments=fit.carried), up
 
     def term(self, client: Client, down: Down, shard: AnyShard, public: Tensor) -> FunctionTerm | None:
-        """The function term: N_heard times the soft labels of w_g, minus N_k times the client's labels."""
+        """Return the function term: N_heard times the soft labels of w_g, minus N_k times the client's."""
         if not down.heard or not len(public) or self.tau == 0:
             return None
         labels = down.heard * shard.logits(down.mean, public).softmax(dim=1)
@@ -147,7 +147,7 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
         return Client(client.dual + self.dual_step(down, up, task.at), up.logits, client.moments)
 
     def dual_step(self, down: Down, up: Up, at: At) -> Tensor:
-        """The change of v_k, rho (w_k - w_g), (P,) float64."""
+        """Return the change of v_k, rho (w_k - w_g), (P,) float64."""
         step: Tensor = up.mean.double() - down.mean.double()
         return at.value(self.rho) * step
 
@@ -162,7 +162,7 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
         return Server(dual, self.server_step(dual, logits, heard, ctx), logits, heard)
 
     def server_step(self, dual: Tensor, logits: Tensor, heard: Tensor, ctx: Context) -> Tensor:
-        """Compute w_g, (P,) float64; without public inputs w_g = sum v_k. The term is linear in labels."""
+        """Return w_g, (P,) float64; without public inputs it is sum v_k. The labels of all clients add up."""
         if not len(ctx.public) or self.tau == 0:
             return dual
         labels = (heard[:, None, None] * logits.softmax(dim=2)).sum(dim=0)

@@ -10,14 +10,14 @@ is the number of steps T_k; with momentum rho of SGD a_kt = (1 - rho^(T_k-t+1)) 
 
     a_k = [ T_k - rho (1 - rho^T_k) / (1 - rho) ] / (1 - rho)
 
-FedAvg is the same algorithm with p_k a_k / tau instead of p_k: clients with more steps have more weight, and
-the fixed point is not the minimum of sum_k N_k lbar_k. If all a_k are equal, FedNova is FedAvg. In
-metrics.jsonl, tau is `effective_steps`.
+FedAvg is the same algorithm with the weights p_k a_k / tau instead of p_k: clients with more steps have more
+weight, and the fixed point is not the minimum of sum_k N_k lbar_k. If all a_k are equal, FedNova is FedAvg.
+In metrics.jsonl, tau is `effective_steps`.
 
 Wire: P down, P up. An upload also contains a_k, 8 bytes.
 
 Local training is SGD, whose momentum begins at 0 in every round: nothing is carried over. Adam is refused,
-because its a_k is not known. With clip the g_kt are the clipped gradients.
+because its a_k is not known. With the option `clip`, the g_kt are the clipped gradients.
 
 References:
     Wang et al. 2020: https://arxiv.org/abs/2007.07481
@@ -83,7 +83,7 @@ class FedNova(Algorithm[Server, Client, Down, Up]):
         raise UsageError("+event: fednova's mean needs a_k, which only an upload tells")
 
     def effective_steps(self, examples: int) -> float:
-        """a_k of a client with N_k = `examples`."""
+        """Return a_k of a client with N_k = `examples`."""
         steps, rho = self.local.steps(examples), self.local.momentum
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
 

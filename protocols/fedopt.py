@@ -9,7 +9,7 @@ They are one algorithm with four defaults of `server`; --set rule=... turns one 
 
 Wire: P down, P up.
 
-Local training is SGD by default. With Adam, each client keeps Adam's moments from round to round (carry).
+Local training is SGD by default. With Adam, each client keeps Adam's moments from round to round (`carry`).
 
 References:
     Reddi et al. 2021: https://arxiv.org/abs/2003.00295

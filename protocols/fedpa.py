@@ -4,16 +4,17 @@
              Delta_k  <- Sigma^-1 (w_g - xbar),  Sigma the shrunk sample covariance
     server:  Delta = sum_k N_k Delta_k / sum_k N_k ;  w_g <- SERVERUPDATE(w_g, Delta)
 
-In the first `burn_in_rounds` rounds of the schedule the delta is that of FedAvg, w_g minus the last iterate,
-after the same number of steps. With one sample, Delta_k is w_g - x_1. Clients are stateless. steps_per_sample
-= epoch is the paper's FedPA-ME: a sample is the mean over one local epoch, without burn-in steps in a round.
+An IASG sample is a mean of SGD iterates. In the first `burn_in_rounds` rounds Delta_k is that of FedAvg, w_g
+minus the last iterate, after the same number of steps. With one sample, Delta_k is w_g - x_1. Clients are
+stateless. With steps_per_sample = epoch (the paper's FedPA-ME) a sample is the mean over one local epoch, and
+a round has no burn-in steps.
 
 Wire: P down, P up.
 
 Local training is a chain of SGD with momentum, new in every task: nothing is carried over.
 
 Differs: Alg. 1 prints (1/|S|) sum q_k Delta_k; here, as in the released code, the sum is divided by the sum
-of weights. Delta_k comes from one product and an l x l solve; tests compare it with Appendix C's recurrence.
+of weights. One product and an l x l solve give Delta_k; tests compare it with Appendix C's recurrence.
 
 References:
     Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273

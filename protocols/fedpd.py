@@ -10,22 +10,22 @@
     init:  lambda_k = 0, x_k = x_0 = the shared random start
 
 A round consists of the iterations up to and including the one that communicates. Their number is geometric
-with mean 1/p. All clients draw it from the same random stream of the round; it is `local_iterations` in
-metrics.jsonl. An iteration is one local training of `epochs`, so a round's bytes pay for that many trainings.
+with mean 1/p. All clients draw it from the same random stream of the round; in metrics.jsonl it is
+`local_iterations`. An iteration is one local training, so one upload costs that many trainings.
 
-With p = 1 this is FedADMM of mean losses with rho = 1/eta (protocols/fedadmm.py, form = mean, silent =
-last). Its limit is x*, the minimum of sum_k lbar_k, in which all clients have equal weight. With p < 1, x* is
-a fixed point only if the clients are alike: after a skipped communication x_0k is x* + eta lambda_k, with
-lambda_k = -grad lbar_k(x*). So the limit comes closer to x* as eta decreases.
+With p = 1 this is FedADMM of mean losses with rho = 1/eta (protocols/fedadmm.py, form = mean, silent = last).
+Its limit is x*, the minimum of sum_k lbar_k, in which all clients have equal weight. With p < 1, x* is a
+fixed point only if all gradients grad lbar_k(x*) are 0: after a skipped communication x_0k is x* + eta
+lambda_k, with lambda_k = -grad lbar_k(x*). The limit therefore comes closer to x* as eta decreases.
 
 Wire: P down, P up. Clients send the change of z_k, because the server keeps only the sum of all z_k.
 
-Local training is Adam by default. Its moments are carried over from iteration to iteration and, with `carry`,
-from round to round.
+Local training is Adam by default. Its moments are carried over from iteration to iteration and, with the
+option `carry`, from round to round.
 
 Differs: p is the probability of communicating; the paper's p is the probability of skipping, 1 - p here. In
-the paper all clients take part in every round. Here the server uses the last z_k of a client that does not
-take part, or the start before its first upload.
+the paper all clients take part in every round. Here a client that does not take part counts with its last
+z_k, or with the start before its first upload.
 
 References:
     Zhang et al. 2020: https://arxiv.org/abs/2005.11418
@@ -59,7 +59,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client. sent: z_k as at the server, dual: lambda_k, (P,) float64. weights: x_k, float32."""
+    """State of a client, (P,). sent: the server's z_k, dual: lambda_k, float64. weights: x_k, float32."""
 
     sent: Tensor
     dual: Tensor
@@ -90,7 +90,7 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
     default_model: ClassVar[str] = "mlp_small"
 
     def iterations(self, rng: RandomStream) -> int:
-        """Draw the number of iterations of a round, from any random stream of this round."""
+        """Draw the number of iterations of a round; all random streams of the round give the same number."""
         return int(rng.shared("coin").numpy("iterations").geometric(self.p))
 
     def server_init(self, ctx: Context) -> Server:
@@ -128,7 +128,7 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
 
     @accumulating
     def changed(self, z: Tensor, up: Up) -> Tensor:
-        """Add the change that client k has sent to z_k, or to the sum of all z_k."""
+        """Add client k's upload, the change of z_k, to z_k or to the sum of all z_k."""
         return z + up.delta.double()
 
     def add(self, total: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:

@@ -9,18 +9,18 @@ The weights are fixed at random; the algorithm learns the probability theta of k
 
 The fixed weights are w = +-sqrt(2 / fan_in), with the signs of the random start; every process knows them.
 alpha and beta start at 1. They are reset to 1 after every ceil(K / |S|) rounds, in which each of the K
-clients could have taken part once. So with full participation theta is the mean of the round's masks.
+clients could have taken part once. With full participation theta is therefore the mean of the round's masks.
 
-Wire: P down, P up. The client uploads theta_k, and its codec draws the mask. By default this is bernoulli, an
-entropy-coded sample of less than a bit per parameter, as in the paper. mrc:b sends fewer bits (KLMS), and
---codec up.probability=dense sends theta_k itself. The broadcast of theta is dense by default; other codecs
-for it are levels:b and mrc:bxN+last.
+Wire: P down, P up. The algorithm uploads theta_k, and the codec draws the mask. The default codec, bernoulli,
+sends an entropy-coded mask with less than a bit per parameter, as in the paper. mrc:b (KLMS) sends fewer
+bits, and --codec up.probability=dense sends theta_k itself. The broadcast of theta is dense by default; other
+codecs for it are levels:b and mrc:bxN+last.
 
 Local training is Adam; a client keeps nothing, so Adam's moments begin at zero in every round.
 
 Differs: theta starts at 1/2 and is clamped to [margin, 1 - margin] before it is converted to a score. Biases
-have masks, too; the fixed weight of a bias is the constant of its layer. The model is evaluated at the mean
-weights w theta, and averaged over drawn masks (eval_samples); the paper evaluates one drawn mask.
+have masks, too; the fixed weight of a bias is the constant of its layer. Scores are those of the mean weights
+w theta and of an average over drawn masks (eval_samples); the paper evaluates one drawn mask.
 
 References:
     Isik et al. 2023: https://arxiv.org/abs/2209.15328
@@ -53,7 +53,7 @@ from fedsim.wire.schema import Count, Probability, Scalar, Sum
 @dataclass(frozen=True)
 class Server:
     """State of the server. alpha, beta: parameters of each mask bit's Beta distribution, (P,) float64.
-    round: the round of the last server update; with seed, it selects the masks for evaluation."""
+    round: that of the last server update. seed and round determine the masks that the model draws."""
 
     alpha: Tensor
     beta: Tensor
@@ -133,9 +133,8 @@ class FedPM(Algorithm[Server, Client, Down, Up]):
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         often = math.ceil(ctx.K / (ctx.asked or ctx.K))
-        fresh = (ctx.round - 1) // often != (
-            server.round - 1
-        ) // often  # rounds in between may have had no fold
+        # server.round is the last round with uploads, which may be several rounds ago
+        fresh = (ctx.round - 1) // often != (server.round - 1) // often
         one = torch.ones_like(server.alpha)
         alpha, beta = (one, one) if fresh else (server.alpha, server.beta)
         alpha, beta = alpha + sums.masks, beta + (sums.count - sums.masks)

@@ -5,11 +5,11 @@
 
 Wire: P down, P up.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
-Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; here the mean is weighted by N_k, as
-in the released code and the original paper. The released code has no proximal term in round 1; here the
-proximal centre is the broadcast in every round, which in round 1 is the start of training.
+Differs: as printed, the server of Eq. 2 with v_k = 0 takes the unweighted mean; here the mean is weighted by
+N_k, as in the released code and the original paper. The released code has no proximal term in round 1; here
+the proximal centre is the broadcast in every round. In round 1 this is the start of training.
 prox_norm = unsquared uses (delta/2) ||w - w_g||, as in the released code.
 
 References:

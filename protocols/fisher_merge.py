@@ -5,13 +5,13 @@ FedFisher with the diagonal Fisher, Jhunjhunwala et al. 2024 (arXiv:2403.12329).
              F_k  = diagonal of the Fisher information at w_k, per example
     server:  w_g <- sum_k N_k F_k w_k / sum_k N_k F_k,  F_k not less than floor      coordinate by coordinate
 
-fisher = true takes the expectation over the model's own labels, so for a softmax F_k is the exact diagonal
-GGN. fisher = empirical uses the labels of the data. Where no client has more information than the floor, w_g
-is FedAvg's average. N_k F_k is the precision of a Laplace approximation without a prior; bcm computes the
-same product with a prior.
+With fisher = true, F_k is an expectation over the model's predicted labels; for a softmax this is the exact
+diagonal GGN. With fisher = empirical it uses the labels of the data. Where F_k is below the floor on every
+client, w_g is FedAvg's average. N_k F_k is the precision of a Laplace approximation without a prior;
+bcm computes the same product with a prior.
 
-The merge includes the first upload of every client that has uploaded so far. There is one round by default.
-Later rounds are for clients that have not uploaded yet; further uploads of a client are ignored.
+The merge includes the first upload of every client that has uploaded so far. By default there is one round.
+Further rounds are for clients that have not uploaded yet; a client's second upload is ignored.
 
 Wire: 0 down, 2P up. Every process knows the start.
 
@@ -19,7 +19,7 @@ Local training is Adam by default. A client keeps nothing, so `carry` has no eff
 
 Differs: Matena and Raffel merge models that were fine-tuned from one pre-trained model, with weights that
 they tune on validation data; here the weights are N_k. FedFisher's server takes gradient steps on sum_k N_k
-||w - w_k||^2_{F_k}; the minimum of this sum is the formula above.
+||w - w_k||^2_{F_k}, whose minimum is the formula above.
 
 References:
     Matena and Raffel 2022: https://arxiv.org/abs/2111.09832

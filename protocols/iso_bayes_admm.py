@@ -6,17 +6,17 @@ Bayesian-ADMM with q = N(m, I/s), whose precision s is fixed, and with the expec
     server:  (delta + rho s K) m_g = sum_k v_k + rho s sum_k m_k                     prior N(0, I/delta)
     init:    v_k = 0, m_g = the shared random start
 
-fedadmm (with rho s as its rho) and precond_admm (with S = s I) are the same algorithm with the delta method
+fedadmm (with rho s as its rho) and precond_admm (with S = s I) are the same algorithm with the delta method,
 E_q[l_k] ~ l_k(m). The three are equal on quadratic losses only. On other losses, the limit here minimises
 sum_k E_q[l_k] + (delta/2) ||m||^2. This loss, smoothed by a Gaussian, is related to sharpness-aware
 minimisation (SAM). In the limit s -> infinity with rho s fixed, the algorithm is fedadmm.
 
-The expectation is a mean over antithetic pairs m + eps, m - eps, drawn anew at every step. A step costs
-2 * pairs gradients.
+The expectation is a mean over antithetic pairs m + eps, m - eps, drawn anew at every step. A step therefore
+computes 2 * pairs gradients.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
-Wire: P down, P up. silent: as in fedadmm.
+Wire: P down, P up. The option `silent` is as in fedadmm.
 
 Differs: the paper has s = 1; the default of 400 (a standard deviation of .05) suits a network's weights. m_g
 starts at the network's random start. The model is evaluated at m_g alone.

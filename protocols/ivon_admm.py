@@ -9,26 +9,26 @@ Bayesian-ADMM for diagonal Gaussians. IVON solves the client's problem at the co
 
     IVON (Algorithm 2) gets the mean loss, lambda = N_k / (rho tau), v = tau v_k / N_k, u = tau u_k / N_k
 
-This is protocols._dual_rule with gamma separate from rho; rho_server = rho by default. In the released code
-gamma is damping * rho, with damping 0.1 (0.001 on FashionMNIST). The defaults here also have gamma = 0.1 rho
-(docs/decisions/022). They decrease as 1/K, because q_g, the reference of rho KL, represents K times the
-likelihood of one client. With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI. With full
-participation and gamma = 1/K, q_g is the mean of the clients' natural parameters for any rho_server. Then
-rho = 1 gives IVON-PVI: the released S5 configuration (rho = 1, gamma = 0.1, K = 10) has damping 1/K.
+This is protocols._dual_rule with a gamma that may differ from rho; rho_server = rho by default. In the
+released code gamma is damping * rho, with damping 0.1 (0.001 on FashionMNIST). The defaults here also have
+gamma = 0.1 rho (docs/decisions/022). They decrease as 1/K, because the KL is relative to q_g, which contains
+the likelihoods of all K clients. With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI. With full
+participation and gamma = 1/K, the natural parameters of q_g are the mean of the clients' for any rho_server,
+so rho = 1 gives IVON-PVI: the released S5 configuration (rho = 1, gamma = 0.1, K = 10) has damping 1/K.
 
 Wire: 2P down, 2P up. The server derives both dual steps from (m_k, s_k) and its own broadcast; Algorithm 1 as
-printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm.
+printed gathers m_k, v_k, s_k, u_k (4P). The option `silent` is as in bayes_admm.
 
-Local training is IVON; each client keeps IVON's momentum and step count from round to round (carry).
+Local training is IVON; each client keeps IVON's momentum and step count from round to round (`carry`).
 
-Differs: the problem above is bounded below only where H_k - u_k + rho s_g > 0, and the released
-configuration diverges on one of three seeds. With cap_dual the client step uses min(u_k, rho s_g), and v_k is
-changed so that the gradient at m_g stays the same. The clipping is undone in q_k before the upload, and the
-uploaded precision is at least s_g / 10 (docs/decisions/009). The stored dual is unchanged. In the metrics,
-dual_slack is the round's smallest rho s_g - u_k, and capped is the number of coordinates below 0.
-IVON's momentum is divided by 1 - beta1^t, as in the package ivon-opt and the released code, but not in line 6
-of Algorithm 2 as printed. Until the first server update, training starts from ctx.start and IVON's h from h0.
-After that, h starts at 0, that is the precision starts at s_g.
+Differs: the problem above is bounded below only if H_k - u_k + rho s_g > 0, and the released configuration
+diverges on one of three seeds. With cap_dual the client's problem has min(u_k, rho s_g) instead of u_k, and
+v_k is changed so that the gradient at m_g stays the same. The clipping is undone in q_k before the upload,
+and the uploaded precision is at least s_g / 10 (docs/decisions/009). The stored dual is unchanged. In the
+metrics, dual_slack is the round's smallest rho s_g - u_k, and capped counts the coordinates at which it is
+negative. IVON's momentum is divided by 1 - beta1^t, as in the package ivon-opt and the released code; line 6
+of Algorithm 2 as printed does not do this. Until the first server update, training starts from the shared
+random start and IVON's h from h0. After that, h starts at 0, so the precision starts at s_g.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150

@@ -8,12 +8,12 @@ It is IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
 
 This is protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0.
 
-Wire: 2P down, 2P up. The sums include the last site of every client that sends nothing.
+Wire: 2P down, 2P up. The sums include the last site of a client that does not take part.
 
-Local training is IVON; each client keeps IVON's momentum and step count from round to round (carry).
+Local training is IVON; each client keeps IVON's momentum and step count from round to round (`carry`).
 
-Differs: the paper does not give its damping; 1/K is the default here. cap_dual, h0 and the start of
-training are as in ivon_admm.
+Differs: the paper does not give its damping; the default here is 1/K. cap_dual, h0 and the start of training
+are as in ivon_admm.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150

@@ -6,9 +6,9 @@ computes the curvature once, after training.
     server:  P_S  <- sum_k a_k P_k ;  mu_S <- (sum_k a_k (P_k + gamma) mu_k) / (P_S + gamma),  a_k = N_k / N
     init:    mu_S = the shared random start, P_S = 0
 
-Near a client's optimum the gradients vanish, and each round uses only its own curvature. So the accuracy
-goes up and down from round to round (the paper's Fig. 3). running_mean = true uses Eq. 17's mean over rounds,
-P_k = (1/r) F_k + ((r-1)/r) P_S, the second of the two changes that make FOLA online.
+Near a client's optimum the gradients vanish, and each round uses only its own curvature. The accuracy
+therefore goes up and down from round to round (the paper's Fig. 3). running_mean = true uses Eq. 17's mean
+over rounds, P_k = (1/r) F_k + ((r-1)/r) P_S; FOLA uses this mean, too, and accumulates F_k during training.
 protocols._gaussian_product has the server, and explains the units of P_S and the role of gamma.
 
 Wire: 2P down, 2P up.

@@ -13,8 +13,7 @@
 
 Differs: averages over clients are weighted by N_k; the paper has 1/|S|.
 
-Wire of mime: P + 2P down, P + P up; a client remembers x between the two exchanges. Of mimelite: 2P down,
-2P up.
+Wire of mime: P + 2P down, P + P up. A client keeps x between the exchanges. Wire of mimelite: 2P down, 2P up.
 
 Local training is the SGD steps above, and nothing is carried over.
 
@@ -42,7 +41,7 @@ from protocols._averaging import WeightedPair, WeightedSum
 
 @dataclass(frozen=True)
 class Server:
-    """State of the server, (P,) float64. mean: x. momentum: m. control: c between a round's exchanges."""
+    """State of the server, (P,) float64. mean: x. momentum: m. control: c between the exchanges, else 0."""
 
     mean: Tensor
     momentum: Tensor
@@ -51,7 +50,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client: x between the exchanges of a round, (P,) float32, else None."""
+    """State of a client. anchor: x, (P,) float32, between the exchanges of a round, else None."""
 
     anchor: Tensor | None = None
 

@@ -2,15 +2,13 @@
 
     every round:  w <- E epochs of minibatch steps on the mean loss of all rows, started at w
 
-It is FedAvg (McMahan et al. 2017, arXiv:1602.05629) with a single client, whose data are the union of the
-rows that the split gives to the K clients. Federated algorithms are compared with it; if there are many rows,
-its accuracy is an upper bound. A round is E passes over all data. With the same `clients` and `partition` as
-a federated run, it trains on the same rows. The schedule and the virtual clock do not apply, so participation
-is always full.
+It is FedAvg (McMahan et al. 2017, arXiv:1602.05629) with a single client that has the rows of all K clients.
+Federated algorithms are compared with it; if there are many rows, its accuracy is an upper bound. A round is
+E passes over all data. With the same `clients` and `partition` as a federated run, it trains on the same
+rows. The schedule and the virtual clock do not apply, so participation is always full.
 
-Wire: 0 down, 0 up. There is no federation, so nothing counts as the algorithm's traffic. The weights, P,
-still travel from the worker to where they are evaluated: the ledger books these bytes under the kind
-`simulation`, as evaluation.
+Wire: 0 down, 0 up. There is no federation, so nothing counts as the algorithm's traffic. The worker still
+sends the P weights for evaluation; the ledger books these bytes under the kind `simulation`.
 
 Local training is Adam by default; Adam's moments are carried over from round to round, as in fedavg.
 

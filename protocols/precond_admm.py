@@ -9,9 +9,9 @@
 A set-up before round 1 computes S: clients send H_k, then the server sends S. The algorithm is fedadmm with
 q = N(m, S^-1) instead of N(w, I); with preconditioner = 1 the two are the same.
 
-Wire: P down, P up. Once: P down, P up (0 if S is a given number). silent: as in fedadmm.
+Wire: P down, P up. Once: P down, P up (0 if S is a given number). The option `silent` is as in fedadmm.
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (carry).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
 Differs: delta/K is added to the mean of the H_k, so S is positive where no client has curvature, and K S is
 the precision of the Laplace posterior at the start. m_g starts at the network's random start.
@@ -73,7 +73,7 @@ class PreconditionerDown:
 
 @dataclass(frozen=True)
 class PreconditionerUp:
-    """Set-up, second upload: empty, it only acknowledges S."""
+    """Set-up, second upload: an empty acknowledgement of S."""
 
 
 SetUpDown = CurvatureDown | PreconditionerDown
@@ -105,7 +105,7 @@ class PrecondADMM(SiteAlgorithm):
         return POINT.isotropic(like, self.delta)
 
     def origin(self, start: Tensor) -> Gaussian:
-        """The initial q_g, with S = 1 until the set-up has computed S."""
+        """Return the initial q_g, with S = 1 until the set-up has computed S."""
         return Gaussian.at(start, 1.0 if self.preconditioner == "curvature" else self.preconditioner)
 
     def penalty(self, at: At) -> float:

@@ -6,22 +6,21 @@
     init:        x_k = x = the shared random start, h_k = 0
 
 A round consists of the steps up to and including the one that communicates. The number of steps T is
-geometric with mean 1/p. All clients draw it from the same random stream of the round; it is `local_steps` in
-metrics.jsonl. So a client sends p times the bytes per step of gradient descent on average, and the ledger's
-bytes of a round pay for T steps.
+geometric with mean 1/p. All clients draw it from the same random stream of the round; in metrics.jsonl it is
+`local_steps`. A client therefore uploads once in T gradient steps, on average p times per step.
 
-A client does not know x before the next broadcast. It stores s_k with h_k = (p/gamma) (x + s_k), and both
-sides compute
+A client learns the new x only from the next broadcast. It stores s_k, with h_k = (p/gamma) (x + s_k). Client
+and server compute
 
     client, server:  s_k <- s_k + x - x_k                  x: the broadcast, x_k: the upload
     server:          x   <- -(1/K) sum_k s_k               over ALL clients, so that sum_k h_k = 0
 
 With full participation the new x is the mean of the x_k. The fixed point is the minimum of sum_k lbar_k, in
-which all clients have equal weight, however heterogeneous the clients are.
+which all clients have equal weight, however different the clients are.
 
 Wire: P down, P up.
 
-Local training is plain SGD with a constant step gamma, and nothing of it is carried over to the next round.
+Local training is plain SGD with a constant step gamma; none of its state is carried over to the next round.
 
 Differs: in the paper all clients take part in every round. Here x_k = x for a client that does not take part,
 so x moves by |S|/K of the participants' mean change. The fixed point is the same.
@@ -92,7 +91,7 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
     default_model: ClassVar[str] = "mlp_small"
 
     def steps(self, rng: RandomStream) -> int:
-        """Draw the number of steps T of a round, from any random stream of this round."""
+        """Draw the number of steps T of a round; all random streams of the round give the same number."""
         return int(rng.shared("coin").numpy("steps").geometric(self.p))
 
     def server_init(self, ctx: Context) -> Server:

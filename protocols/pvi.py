@@ -8,17 +8,17 @@ without the averaging at the server.
     init:    t_k = 1, q_g = N(0, I/delta)
 
 This is protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published.
-It diverges where the clients' curvatures change q_g in the same direction; the comparison papers use 1/K.
+It diverges if the clients' curvatures change q_g in the same direction; papers that compare with it use 1/K.
 
-Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from
-the upload and its own broadcast. The product includes the last site of every client that sends nothing.
+Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from the
+upload and its own broadcast. The product includes the last site of a client that does not take part.
 
 Local training is VON, with L-BFGS steps of the mean. Nothing is carried over from task to task.
 
-Differs: the client's problem is solved by VON, a natural-gradient method; Ashman et al. run Adam on (mean,
-log variance). Both have the same solution q_k. Until the first server update, training starts from ctx.start.
-The precisions of sites may be negative, as in the paper's text. The run stops if q_g is not a distribution;
-the released code clamps the precision of q_g instead. cap_dual is as in bayes_admm.
+Differs: VON, a natural-gradient method, solves the client's problem; Ashman et al. run Adam on (mean, log
+variance). Both have the same solution q_k. Until the first server update, training starts from the shared
+random start. The precisions of sites may be negative, as in the paper's text. The run stops if q_g is not a
+distribution; the released code clamps the precision of q_g instead. cap_dual is as in bayes_admm.
 
 References:
     Ashman et al. 2022: https://arxiv.org/abs/2202.12275

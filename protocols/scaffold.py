@@ -5,14 +5,14 @@
     server:  x <- x + eta_g mean_S (y - x),   c <- c + (1/K) sum_S Delta_k         over the participants S
     init:    c_k = 0, x = the shared random start
 
-c moves by |S|/K of the participants' mean change, so it stays the mean of all c_k. eta is the learning rate
-of the round, lr * decay^(round-1).
+c changes by |S|/K times the participants' mean change, so it stays the mean of all c_k. eta is the learning
+rate of the round, lr * decay^(round-1).
 
 Wire: 2P down, P up. In the paper clients send 2P, y - x and Delta_k; here the server derives Delta_k from y,
 its own broadcast and T_k, which both sides know.
 
 Local training is SGD without momentum, and nothing is carried over to the next round. Option II is valid for
-such steps only, so other optimisers, momentum and clip are refused.
+plain SGD only, so other optimisers, momentum and clip are refused.
 
 References:
     Karimireddy et al. 2020: https://arxiv.org/abs/1910.06378
@@ -72,8 +72,8 @@ class Sums:
     count: Count  # of the uploads
 
 
-# The fields are the hyperparameters, the box's "Require:" line: `fedsim describe` lists them, --set changes
-# them. The four types are the two states and the two messages of a round's only exchange.
+# The fields are the hyperparameters (the paper's "Require:" line). `fedsim describe` lists them, and --set
+# changes them. The four types are the two states and the two messages of a round.
 @dataclass(frozen=True)
 class Scaffold(Algorithm[Server, Client, Down, Up]):
     server_lr: Annotated[float, Meta(gt=0, description="eta_g, the server's step")] = 1.0
@@ -83,8 +83,8 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
     url: ClassVar[str] = "https://arxiv.org/abs/1910.06378"
     default_model: ClassVar[str] = "mlp_small"
-    # The client's field with its dual, and the server's field with the sum of all duals. The server's sums
-    # start from that field. summary.json has the final difference between the two.
+    # The client's field `control` is a dual, and the server's field `controls` is the sum of all duals, from
+    # which a round's sums start. summary.json contains the final difference between the two sides.
     duals: ClassVar[dict[str, str]] = {"control": "controls"}
 
     def check(self, params: int) -> None:
@@ -98,11 +98,11 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     def client_init(self, ctx: Context, k: int) -> Client:
         return Client(torch.zeros_like(ctx.start, dtype=torch.float64))
 
-    # On the server, once per round.
+    # Runs on the server, once per round.
     def broadcast(self, server: Server, ctx: Context) -> Down:
         return Down(server.mean, server.controls / ctx.K)
 
-    # On a worker: local training. The penalty (c - c_k) . w adds c - c_k to every gradient.
+    # Trains on a worker. The penalty (c - c_k) . w adds c - c_k to every gradient.
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         correction = Gaussian(client.control - down.control.double(), 0.0)
         fit = minimise(
@@ -117,11 +117,11 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
         steps = self.local.steps(at.sizes[at.k])
         return control + ((down.mean.double() - up.mean.double()) / (steps * eta) - down.control.double())
 
-    # On the worker, with the client's upload as the server will decode it.
+    # Runs on the worker, with the client's upload as the server will decode it.
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(self.dual_step(client.control, down, up, at=task.at))
 
-    # On the server: add each upload to the sums, in ascending client id; then take the step from the sums.
+    # Adds each upload to the sums on the server, in ascending client id; from_sums then takes the step.
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         moved = sums.moved + (up.mean.double() - down.mean.double())
         return Sums(moved, self.dual_step(sums.controls, down, up, at=ctx.at(k)), sums.count + 1)

@@ -1,4 +1,4 @@
-"""Build an experiment's problem with the same steps, in the same order, in every process that computes."""
+"""Build an experiment's problem. Every process that computes uses the same steps in the same order."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from workers.exact_roots import use_exact_roots
 from workers.portable import check_numerics
 
 DETERMINISTIC = (True, False, False)
-"""The arguments of set_deterministic on a GPU. New memory is not filled, because each fill is a kernel."""
+"""The value for set_deterministic on a GPU. New memory is not filled, because each fill launches a kernel."""
 
 
 def assemble(experiment: Experiment, data_dir: Path | None, device: str) -> Problem:
-    """Fix the process's numerics, and build the problem. A user's file cannot change the numerics.
+    """Fix the process's numerics, then build the problem. Code in a user's file cannot change the numerics.
 
-    device: the network's device: "cpu", or "cuda" with or without a number.
+    device: the network's device, which is "cpu", "cuda" or "cuda:N".
     """
-    # before denormals are flushed: the bound "> 0" is stored as the smallest denormal, which would be 0
+    # before fix_numerics, which flushes denormals to 0: the bound "> 0" is stored as the smallest denormal
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     fix_numerics(experiment.threads, device, experiment.numerics)
     problem = Problem.build(experiment, algorithm, data_dir, device)
     if device.startswith("cuda"):
-        set_deterministic(DETERMINISTIC)  # again: the user's model may have imported torch's compiler
+        set_deterministic(DETERMINISTIC)  # tell torch's compiler, too, if the model has imported it
     return problem
 
 
 def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
-    """Fix the settings that float results depend on. Every process that computes calls this first.
+    """Fix the settings on which floating-point results depend. Every process that computes calls this first.
 
     Denormals are flushed to zero: saturated units have gradients near 1e-20, whose squares would be denormal
-    and slow. Threads started afterwards inherit this flag. On a GPU, matrix products and convolutions use
+    and slow. Threads that start later inherit this flag. On a GPU, matrix products and convolutions use
     float32, unless numerics is tf32.
 
     Raises:
-        UsageError: if `device` is cuda and torch cannot use a GPU, or for the reasons of check_numerics.
+        UsageError: if `device` is cuda and torch cannot use a GPU, or if check_numerics raises it.
     """
     check_numerics(numerics)
     fix_settings()

@@ -1,4 +1,4 @@
-"""Assign a GPU, or else CPU cores, to each worker."""
+"""Assign a GPU or CPU cores to each worker."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def visible_gpus() -> list[str]:
     """Return the GPUs that torch can use here, in the notation of CUDA_VISIBLE_DEVICES.
 
-    CUDA is not initialised, because forked workers could not use it then. The variable is read as CUDA does:
-    the first GPU that does not exist ends the list, and a repeated GPU makes all of them invisible (CUDA C++
-    Programming Guide, "CUDA Environment Variables").
+    This does not initialise CUDA, because workers forked later could not use it. The variable is parsed as
+    CUDA parses it: the first GPU that does not exist ends the list, and a repeated GPU makes all GPUs
+    invisible (CUDA C++ Programming Guide, "CUDA Environment Variables").
     """
     present = len(list((ROOT / "dev").glob("nvidia[0-9]*"))) if _torch_has_cuda() else 0
     asked = os.environ.get(VISIBLE)
@@ -62,13 +62,13 @@ def visible_gpus() -> list[str]:
 
 
 def _numbered(name: str, present: int) -> str | None:
-    """Return the number that a name begins with; None if there is no such GPU."""
+    """Return the GPU's number at the beginning of a name; None if this GPU does not exist."""
     digits = re.match(r"\+?([0-9]+)", name)
     return str(int(digits[1])) if digits and int(digits[1]) < present else None
 
 
 def _named(name: str, prefix: str) -> str | None:
-    """Return a GPU, or a part of one (MIG), by its UUID. A GPU's UUID may be shortened to a unique prefix."""
+    """Return a GPU or MIG device by its UUID, or None. A GPU's UUID may be shortened to a unique prefix."""
     known = [line for line in _driver_says("GPU UUID") if line.startswith(name)]
     if not name.startswith(prefix) or (prefix == "GPU-" and _driver_says("GPU UUID") and len(known) != 1):
         return None
@@ -88,7 +88,7 @@ def _torch_has_cuda() -> bool:
 
 
 def why_no_gpu() -> str:
-    """Return why no GPU can be used although one is expected; "" if none is expected."""
+    """Return the reason why an expected GPU cannot be used; "" if none is expected."""
     asked = os.environ.get(VISIBLE, "")
     if list((ROOT / "dev").glob("nvidia[0-9]*")) and not _torch_has_cuda():
         return "torch is built without CUDA"
@@ -98,18 +98,18 @@ def why_no_gpu() -> str:
 
 
 def remark(devices: str) -> str:
-    """Return one line for the user if `auto` takes the CPU although a GPU is expected; else ""."""
+    """Return a message for the user if `auto` selects the CPU although a GPU is expected; else ""."""
     why = why_no_gpu() if devices == "auto" and not visible_gpus() else ""
     return f"{why}: --devices auto takes the CPU" if why else ""
 
 
 def gpu_models() -> list[str]:
-    """The NVIDIA driver's names of this machine's GPUs."""
+    """Return the NVIDIA driver's names of this machine's GPUs."""
     return _driver_says("Model")
 
 
 def _driver_says(key: str) -> list[str]:
-    """The NVIDIA driver's value of a key for each GPU."""
+    """Return the NVIDIA driver's value of a key for each GPU."""
     files = sorted((ROOT / "proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")]
@@ -123,7 +123,7 @@ def gpus_of(devices: str) -> int:
 
 
 def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
-    """Place worker i on GPU i mod n, or on `threads` CPU cores, which are shared only if there are too few.
+    """Place worker i on GPU i mod n, or on `threads` cores. Workers share cores only if there are too few.
 
     Raises:
         UsageError: if a device does not exist, or `devices` cannot be parsed.

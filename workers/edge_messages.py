@@ -1,4 +1,4 @@
-"""Messages between edge servers and the root, packed into envelopes and read from them.
+"""Pack and read the messages between edge servers and the root, each in an envelope.
 
 root -> edge server      relayed, close, account
 edge server -> root      uploaded, sums, account, and the messages of its workers
@@ -32,8 +32,8 @@ class _Residual(msgspec.Struct, forbid_unknown_fields=True):
 
 
 ASSIGNMENTS = {"assign": False, "assign_gone": True}
-"""Kinds of tasks for a worker behind an edge server, which adds the broadcast to them. The value is True if
-the client drops out."""
+"""The kinds of tasks for a worker behind an edge server, which adds the broadcast to the task. The value is
+True if the client drops out."""
 
 
 def assignment(task: Envelope) -> Envelope:
@@ -43,7 +43,7 @@ def assignment(task: Envelope) -> Envelope:
 
 
 def uploaded(upload: Envelope) -> Envelope:
-    """Return the message with the header of an upload that the edge server itself keeps."""
+    """Return the message with an upload's header; the edge server keeps the upload itself."""
     return answer("uploaded", upload.header, *blob("head", upload.head), upload.header.micros)
 
 
@@ -55,7 +55,7 @@ def read_uploaded(envelope: Envelope) -> Envelope:
 
 def close(run: str, epoch: int, opened: Open, uploads: Sequence[tuple[int, int]]) -> Envelope:
     """Return the message that tells an edge server which uploads count. uploads: pairs of a client and the
-    worker that sent its upload, in ascending client id."""
+    worker that sent its upload, in ascending order of the clients."""
     fields, frames = blob("uploads", msgspec.json.encode(list(uploads)))
     return pack(Header(VERSION, "close", run, epoch, opened.round, opened.exchange, fields=fields), frames)
 
@@ -73,7 +73,7 @@ def ask_account(run: str) -> Envelope:
 def account(
     run: str, round: int, exchange: int, rows: Sequence[Entry], residual: Mapping[str, int] | None
 ) -> Envelope:
-    """Return a message of an edge server's ledger rows. residual: the kernel's count minus the ledger's."""
+    """Return the message with an edge server's rows. residual: the kernel's count minus the ledger's."""
     fields, frames = blob("rows", msgspec.json.encode([[tuple(row) for row in rows], residual]))
     return pack(Header(VERSION, "account", run, round=round, exchange=exchange, fields=fields), frames)
 

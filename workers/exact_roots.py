@@ -1,9 +1,9 @@
-"""Square roots and inverse trigonometric functions independent of the CPU, for numerics = portable.
+"""Square roots and inverse trigonometric functions that do not depend on the CPU, for numerics = portable.
 
-On CPUs torch takes sqrt, acos, asin and atan of tensors from MKL's vector functions. These start from the
-processor's approximate instructions (rsqrtps), which Intel and AMD round differently; neither MKL_CBWR nor
-ATEN_CPU_CAPABILITY changes that. So a few roots are off by one unit in the last place, and which ones depends
-on the processor. numpy's sqrt is rounded as IEEE 754 requires.
+On CPUs, torch computes sqrt, acos, asin and atan of tensors with MKL's vector functions. These begin with
+the processor's approximate instructions (rsqrtps), which Intel and AMD round differently. MKL_CBWR and
+ATEN_CPU_CAPABILITY do not change this. Therefore a few roots are off by one unit in the last place, and
+Intel and AMD differ in which ones. numpy's sqrt is correctly rounded, as IEEE 754 requires.
 
 Sources: IEEE 754-2019, section 5.4.1 (squareRoot is correctly rounded); ATen/cpu/vml.h of PyTorch;
 https://docs.pytorch.org/docs/stable/library.html
@@ -21,17 +21,14 @@ from torch.library import Library
 
 FUNCTIONS = {"sqrt": np.sqrt, "acos": np.arccos, "asin": np.arcsin, "atan": np.arctan}
 WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
-"""The types in which half-precision values are computed: numpy has no bfloat16, and torch also uses float32
-for both types."""
+"""The type in which values of a half-precision type are computed. numpy has no bfloat16, and torch itself
+computes both types in float32."""
 
 _libraries: list[Library] = []
 
 
 def use_exact_roots(exact: bool) -> None:
-    """Replace torch's functions in this process, or restore them.
-
-    x ** 0.5 is not replaced: use sqrt.
-    """
+    """Replace torch's functions in this process, or restore them. Use sqrt(x): x ** 0.5 is not replaced."""
     if exact and not _libraries:
         library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():  # torch warns that a kernel is replaced
@@ -46,7 +43,7 @@ def use_exact_roots(exact: bool) -> None:
 
 
 def _forms(name: str, function: np.ufunc) -> dict[str, Callable[..., Tensor]]:
-    """The three forms of a torch function: sqrt(x), sqrt_(x) in place, and sqrt(x, out=y)."""
+    """Return the three forms of a torch function: sqrt(x), sqrt_(x) in place, and sqrt(x, out=y)."""
 
     def compute(x: Tensor) -> Tensor:
         floating = x.is_floating_point() or x.is_complex()

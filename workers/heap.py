@@ -11,20 +11,20 @@ import os
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 MAPPED = 256 << 20
-"""Size in bytes from which a buffer has a mapping of its own, which is returned when it is freed."""
+"""The size in bytes from which a buffer is mapped separately and returned to the system when it is freed."""
 SAVE_MEMORY = "FEDSIM_SAVE_MEMORY"
-"""Environment variable: with 1, large models use MAPPED_SAVING, and workers get no task in advance."""
+"""Environment variable: 1 makes large models use MAPPED_SAVING, and gives workers no task in advance."""
 MAPPED_SAVING = 16 << 20
 INT_MAX = 2**31 - 1
 """The largest value that mallopt accepts."""
 LARGE = 1 << 20
-"""Number of parameters from which saving memory between tasks is worth the time to allocate it again."""
+"""The number of parameters from which a model is large, and memory is saved at the cost of time."""
 
 
 def set_malloc_thresholds() -> None:
-    """Return the memory that the set-up has freed; from then on keep freed memory for reuse, in one heap.
+    """Return memory that is free now to the system. Keep memory that is freed later for reuse, in one heap.
 
-    Every message and batch allocates and frees buffers. Mapping them anew each time costs a worker 5 % of
+    Every message and batch allocates and frees buffers. Mapping them again each time costs a worker 5 % of
     its time in page faults, and half of its time with vectors of 65 MB.
     """
     libc = ctypes.CDLL(None)
@@ -38,7 +38,7 @@ def set_malloc_thresholds() -> None:
 
 
 def give_back(params: int) -> None:
-    """Return the gaps of the heap to the system, if a model of `params` numbers is large.
+    """Return the gaps in the heap to the system if a model of `params` parameters is large.
 
     float32 and float64 vectors are allocated and freed in different orders. After a few tasks, half of the
     heap is gaps that are too small for the next vector. Calling this after every task would cost more time
@@ -50,11 +50,11 @@ def give_back(params: int) -> None:
 
 
 def keep_vectors_apart(params: int) -> None:
-    """Map each buffer larger than a float32 vector of `params` numbers separately, if the model is large.
+    """Map each buffer larger than a float32 vector of `params` numbers separately if the model is large.
 
-    The vectors in the heap then have one size, so that freed space fits the next vector, and the coordinator
+    All vectors in the heap then have the same size, and freed space fits the next vector. The coordinator
     need not return gaps after every round (docs/decisions/037-fresh-pages.md). Workers do not call this: they
-    have more float64 vectors than float32 ones, and keep them in the heap.
+    have more float64 vectors than float32 ones, and keep both in the heap.
     """
     libc = ctypes.CDLL(None)
     if params >= LARGE and hasattr(libc, "mallopt") and not saves_memory():
@@ -62,5 +62,5 @@ def keep_vectors_apart(params: int) -> None:
 
 
 def saves_memory(params: int = LARGE) -> bool:
-    """Return whether to save memory at the cost of time, with a model of `params` numbers."""
+    """Return whether to save memory at the cost of time with a model of `params` parameters."""
     return params >= LARGE and os.environ.get(SAVE_MEMORY) == "1"

@@ -1,9 +1,9 @@
-"""The numerics of a process, on which the bits of results depend, and the comparison of two processes.
+"""Describe the numerics of a process, on which the bits of its results depend, and compare two processes.
 
 Registration compares a worker with the coordinator; resume, verify and replay compare this process with
-the one that started the run. All use `differences`. Facts map names to texts: versions, torch's instruction
+the one that started the run. All use `differences`. Facts are texts by name: versions, torch's instruction
 set and settings, the GPU, and the probe digest (workers/probe.py), which detects differences that the other
-facts do not show. Facts that only one side knows are not compared: a coordinator without a GPU takes the
+facts do not show. A fact that only one side knows is not compared: a coordinator without a GPU takes the
 GPU's digest from the first worker.
 """
 
@@ -19,13 +19,13 @@ from typing import NamedTuple
 Facts = Mapping[str, str]
 
 COMPUTES = ("torch", "numpy")
-"""Libraries that compute; others only move numbers."""
+"""The libraries that compute results; other libraries only move numbers."""
 HERE = ("python", *COMPUTES, "machine", "processor")
 """Names of facts that are the same in every process of this program on this machine."""
 PROBE = "probe digest ({})"
-"""The name of the probe digest of a kind of device."""
+"""The name of the fact with the probe digest on a kind of device."""
 CUDA_GRAPHS = "FEDSIM_CUDA_GRAPHS"
-"""Environment variable: with 0 workers on GPUs do not record training steps."""
+"""Environment variable: if it is 0, workers on GPUs do not record training steps."""
 DRIFT = "this run's bits depend on who computed what"
 
 
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
 
 def facts_of_machine() -> dict[str, str]:
-    """Versions, the machine, and the instruction set that torch uses (ATEN_CPU_CAPABILITY may lower it)."""
+    """Return versions, the machine, and torch's instruction set, which ATEN_CPU_CAPABILITY may lower."""
     import torch
 
     return {
@@ -60,7 +60,7 @@ def records_steps() -> bool:
 def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
     """Return all facts of this process; call workers.assembly.fix_numerics first.
 
-    device: the kind of device that the process uses, cpu or cuda. probe: its probe digests by kind of device.
+    device: the kind of device that the process uses, cpu or cuda. probe: the probe digests by kind of device.
     """
     import torch
 

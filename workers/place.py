@@ -1,6 +1,6 @@
 """The place of a process: its machine, cores or GPU, and the engine that started it there.
 
-The place is written to processes.json and the report. It decides nothing: facts and probe digests tell
+The place is written to processes.json and the report, for information only. Facts and probe digests show
 whether two processes compute the same bits (workers/numerics.py).
 """
 
@@ -16,7 +16,7 @@ import msgspec
 Printable = Annotated[str, msgspec.Meta(max_length=500, pattern="^[ -~]*$")]
 """Text from a worker that is shown on the coordinator's terminal, without control characters."""
 ENGINE = "FEDSIM_ENGINE"
-"""Environment variable for engines that set no variable of their own in the processes they start."""
+"""Environment variable with the engine's name, for engines that set no variable in their processes."""
 KNOWN = (
     ("SLURM_JOB_ID", "slurm job {}"),
     ("KUBERNETES_SERVICE_HOST", "kubernetes"),
@@ -25,7 +25,7 @@ KNOWN = (
     ("PBS_JOBID", "pbs job {}"),
     ("LSB_JOBID", "lsf job {}"),
 )
-"""Variables that identify engines, and the text about each engine, with the variable's value."""
+"""Environment variables that identify engines, each with the engine's name; {} is the variable's value."""
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,10 +1,10 @@
 """Settings for numerics = portable: the same kernels, and so the same bits, on all x86-64 processors.
 
 By default ATen, MKL, oneDNN, numpy and OpenBLAS choose their kernels by the processor, so an Intel and an AMD
-machine with the same libraries give different bits. These variables, set before torch and numpy are imported,
-limit the choice to kernels for every x86-64 processor, at a cost in speed (docs/benchmarks.md). The C library
-still chooses by processor: its exp and log differ between processors with and without FMA. Other
-architectures (ARM) may still round differently; the probe digest shows this.
+machine with the same libraries give different bits. PORTABLE limits the choice to kernels for every x86-64
+processor, at a cost in speed (docs/benchmarks.md). The C library still chooses by processor: its exp and log
+differ between processors with and without FMA. Other architectures (ARM) may also round differently; the
+probe digest shows this.
 
 References:
     https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2024-2/specifying-code-branches.html

@@ -1,8 +1,8 @@
-"""The probe digest: two processes with the same digest compute the same bits.
+"""Compute the probe digest: two processes with the same digest compute the same bits.
 
-Versions and processor names are not enough. An Intel Xeon and an AMD EPYC with the same libraries and the
+Equal versions and processors are not enough. An Intel Xeon and an AMD EPYC with the same libraries and the
 same capability (AVX512) give different model digests, because MKL and oneDNN choose their kernels by vendor.
-So a probe computes one small federated round of the run's own model and algorithm and hashes its results.
+The probe computes one small federated round of the run's own model and algorithm and hashes its results.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from workers.task_execution import execute
 
 EXAMPLES = 32
 SHORT = {"epochs": 1, "steps": 1, "samples": 1, "server_steps": 3}
-"""The largest values of hyperparameters in a probe, by their last name, so that its round is short."""
+"""The largest values of hyperparameters in a probe, by the last part of their names, for a short round."""
 T = TypeVar("T")
 
 
 def probe(problem: Problem) -> dict[str, str]:
-    """Return the probe digest of this process by its kind of device (cpu, cuda): a run may be resumed on
-    another kind of device."""
+    """Return this process's probe digest with its kind of device (cpu, cuda) as key, because a run may be
+    resumed on another kind of device."""
     return {problem.net.device.type: probe_digest(problem)}
 
 
 def probe_digest(problem: Problem) -> str:
     """Return the hash of one small seeded computation, as 32 hexadecimal digits.
 
-    The computation is one epoch of training and an evaluation of the run's model and, if targets are classes,
-    the model's diagonal GGN. For an algorithm of the registry, one round with one client is added: set-up,
-    local training, dual step and fold. A user's algorithm is not called, because its code may keep state
-    between calls. Call workers.assembly.fix_numerics first.
+    The probe trains the run's model for one epoch and evaluates it. If targets are classes, it computes the
+    diagonal of the generalised Gauss-Newton matrix. For an algorithm of the registry, it adds one round with
+    one client: set-up, local training, dual step and fold. A user's algorithm is not called, because its code
+    may keep state between calls. Call workers.assembly.fix_numerics first.
     """
     hashed = sha256()
     small = _small(problem)
@@ -64,10 +64,10 @@ def probe_digest(problem: Problem) -> str:
 def check_repeatable(problem: Problem, data_dir: Path | None) -> None:
     """Check that a user's data set and model return the same numbers when they are called again.
 
-    A run is reproducible, and its processes agree, only if they do. Built-in ones are not checked.
+    Otherwise runs are not reproducible and processes disagree. Built-in data sets and models are skipped.
 
     Raises:
-        UsageError: if numbers differ; it names the file and the numbers.
+        UsageError: if numbers differ; the message says which numbers of which file.
     """
     e = problem.experiment
     dataset, model = plugins.is_spec(e.dataset), MODEL_MODIFIER.split(e.model)[0]
@@ -160,6 +160,6 @@ def _round(problem: Problem) -> Iterator[Any]:
 
 
 def _committed(problem: Problem, of: TaskId, client: Any, down: Any) -> tuple[Any, Any]:
-    """Compute a task; return its client's next state, and its upload as the server decodes it."""
+    """Compute a task; return the client's next state, and the upload as the server decodes it."""
     result = execute(problem, of, client, down, 0, 1)
     return result.committed, result.decoded

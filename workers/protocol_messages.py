@@ -1,13 +1,13 @@
-"""Messages between the coordinator and a registered worker, packed into envelopes and read from them.
+"""Pack and read the messages between the coordinator and a registered worker, each in an envelope.
 
     coordinator -> worker    welcome, state, last, task (or gone), evaluate, heartbeat, stop
     worker -> coordinator    ready, heartbeat, draft, upload (or absent), score, failed
 
-A worker answers a task with an upload; if the client drops out after the download (gone), it answers with
-absent. Remote workers do not share the run's folder: state carries a client's state to them before the task
-that starts from it, and draft carries the next state back before the upload. If a broadcast refers to the
-previous one, last carries the previous broadcast to a worker that lacks it. In a real federation a client
-keeps its own state and its last broadcast, so state, draft and last are simulation traffic.
+A worker answers `task` with `upload`, and `gone` (the client drops out after the download) with `absent`.
+Remote workers do not share the run's folder: `state` sends them a client's state before the task that starts
+from it, and `draft` returns the next state before the upload. If a broadcast refers to the previous one,
+`last` sends the previous broadcast to a worker that lacks it. In a real federation a client keeps its own
+state and its last broadcast, so `state`, `draft` and `last` are simulation traffic.
 
 The envelopes at the beginning of a connection are in workers.transport.handshake, those of edge servers in
 workers.edge_messages. A function that reads an envelope raises WireError if the envelope is malformed.
@@ -111,7 +111,7 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def sources_of(problem: Problem, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """Return digests of user files, of the numbers they compute, and of frozen parameters, by name.
 
-    names: the coordinator's paths of user files by the paths on this machine, if they differ.
+    names: a mapping from this machine's paths of user files to the coordinator's paths, if they differ.
     """
     e, model = problem.experiment, plugins.MODEL_MODIFIER.split(problem.experiment.model)[0]
     files = plugins.sources(plugins.computing_choices(e))
@@ -125,7 +125,7 @@ def sources_of(problem: Problem, names: Mapping[str, str] = MappingProxyType({})
         start = hashlib.sha256(raw_bytes(problem.start))
         start.update(raw_bytes(problem.statistics))
         result[f"{NUMBERS}{plugins.short(model)} at the start"] = start.hexdigest()
-    if problem.tree is not None:  # read from a file, perhaps
+    if problem.tree is not None:  # may come from a file
         text = msgspec.json.encode(problem.tree.names) + problem.tree.owners.tobytes()
         result["tree of edge servers"] = hashlib.sha256(text).hexdigest()
     return result
@@ -145,17 +145,17 @@ def read_welcome(envelope: Envelope) -> WorkerConfig:
 
 
 def ready(run: str, manifest: WorkerManifest) -> Envelope:
-    """Return the message of a worker that is set up."""
+    """Return the message of a worker that has finished its set-up."""
     return notice("ready", run, "ready", msgspec.json.encode(manifest))
 
 
 def stop(run: str, interrupted: bool = False) -> Envelope:
-    """Return the message that ends a worker; interrupted: the run has rounds left, and may be resumed."""
+    """Return the message that ends a worker. interrupted: True if the run ends early and can be resumed."""
     return notice("stop", run, "reason", INTERRUPTED) if interrupted else pack(Header(VERSION, "stop", run))
 
 
 def was_interrupted(envelope: Envelope) -> bool:
-    """Return whether a 'stop' ends a run that has rounds left."""
+    """Return whether a stop message ends a run that has rounds left."""
     return any(bytes(frame) == INTERRUPTED for frame in envelope.frames)
 
 
@@ -165,7 +165,7 @@ def was_interrupted(envelope: Envelope) -> bool:
 def task(
     run: str, epoch: int, of: TaskId, payload: Payload, dropout: bool = False, folds: int = 0, asked: int = 0
 ) -> Envelope:
-    """Return the message that gives the task `of`.
+    """Return the message that assigns the task `of`.
 
     epoch: the number of this start of the run. payload: the encoded broadcast. dropout: True if the client
     gets the broadcast but computes nothing. folds: the number of earlier rounds that folded an upload. asked:
@@ -178,29 +178,29 @@ def task(
 
 
 def task_of(envelope: Envelope) -> TaskId:
-    """Return the task that an envelope gives or answers."""
+    """Return the task that an envelope assigns or answers."""
     h = envelope.header
     return TaskId(h.round, h.exchange, h.client, h.base)
 
 
 def state(of: Header, data: bytes) -> Envelope:
-    """Return the message with the client state, encoded as in its file, from which the task `of` starts."""
+    """Return the message with the client state from which the task `of` starts, encoded as in its file."""
     return answer("state", of, *blob("state", data))
 
 
 def last_broadcast(of: Header, round: int, payload: Payload) -> Envelope:
-    """Return the message with an earlier round's broadcast, needed to decode that of the task `of`."""
+    """Return the message with an earlier round's broadcast, which the task's own broadcast refers to."""
     header = msgspec.structs.replace(of, kind="last", base=round, fields=payload.fields)
     return pack(header, payload.frames)
 
 
 def draft(of: Header, data: bytes) -> Envelope:
-    """Return the message with the client state, encoded as in its file, that the task `of` has computed."""
+    """Return the message with the client state that the task `of` has computed, encoded as in its file."""
     return answer("draft", of, *blob("state", data))
 
 
 def upload(of: Header, payload: Payload, micros: int) -> Envelope:
-    """Return the answer to the task `of`; micros: the microseconds that the worker has spent on it."""
+    """Return the answer to the task `of`. micros: the microseconds that the worker has spent on the task."""
     return answer("upload", of, payload.fields, payload.frames, micros)
 
 
@@ -210,7 +210,7 @@ def absent(of: Header) -> Envelope:
 
 
 def heartbeat(of: Header) -> Envelope:
-    """Return the message of a worker that is computing the task, or evaluating the chunk, `of`."""
+    """Return the message of a worker that is busy with `of`, which is a task or a chunk to evaluate."""
     return pack(Header(VERSION, "heartbeat", of.run, of.epoch, of.round, of.exchange, of.client, NONE))
 
 
@@ -220,7 +220,7 @@ def idle(run: str) -> Envelope:
 
 
 def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
-    """Return the message of a worker that failed in task `of`, or in its set-up (None)."""
+    """Return the message of a worker that failed in the task `of`, or in its set-up if `of` is None."""
     if isinstance(error, FedsimError):
         code, text = error.exit_code, str(error)
     else:
@@ -231,7 +231,7 @@ def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
 
 
 def read_failure(envelope: Envelope) -> tuple[int, str]:
-    """Return exit code and text of a failed message; code 1 if it cannot be read."""
+    """Return the exit code and text in a `failed` message; the code is 1 if the message cannot be read."""
     try:
         code, text = msgspec.json.decode(envelope.frames[0], type=tuple[int, str])
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
@@ -240,7 +240,7 @@ def read_failure(envelope: Envelope) -> tuple[int, str]:
 
 
 def answer(kind: str, of: Header, fields: Any = (), frames: Any = (), micros: int = 0) -> Envelope:
-    """Return an envelope of another kind about the same task."""
+    """Return an envelope of kind `kind` about the same task as `of`."""
     return pack(msgspec.structs.replace(of, kind=kind, micros=micros, fields=fields), frames)
 
 
@@ -256,7 +256,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """The model to evaluate, sent once per worker and evaluated round."""
+    """The model to evaluate, sent to each worker once per evaluated round."""
 
     mean: Mean
     spread: Spread | None = None
@@ -284,14 +284,14 @@ ToEvaluate = Evaluate | EvaluateFull | EvaluateSamples
 def evaluate(run: str, epoch: int, round: int, chunk: int, model: Payload = NO_PAYLOAD) -> Envelope:
     """Return the request to evaluate the model of a round on one chunk of the test set.
 
-    epoch: the number of this start of the run. chunk: the chunk's number, which the header carries as the
-    exchange. model: the encoded model if the worker does not have it yet.
+    epoch: the number of this start of the run. chunk: the chunk's number, which the header stores as
+    `exchange`. model: the encoded model if the worker does not have it yet.
     """
     return pack(Header(VERSION, "evaluate", run, epoch, round, chunk, fields=model.fields), model.frames)
 
 
 def to_evaluate(model: Model, samples: int) -> ToEvaluate:
-    """Return the message that carries a model. It contains more than the mean only if samples are drawn."""
+    """Return the message with a model. It contains more than the mean only if samples are drawn."""
     if isinstance(model, Normalised):
         message: ToEvaluate = extended(to_evaluate(model.model, samples), model.statistics)
         return message
@@ -321,7 +321,7 @@ def _weights_of(message: ToEvaluate) -> Plain:
 
 
 def read_model(envelope: Envelope, dims: Dims) -> Model:
-    """Return the model that an evaluate message carries."""
+    """Return the model in an evaluate message."""
     kinds: dict[str, type[ToEvaluate]] = {"triangle": EvaluateFull, "samples": EvaluateSamples}
     names = {f.name for f in envelope.header.fields}
     kind: Any = next((kinds[name] for name in kinds if name in names), Evaluate)
@@ -345,10 +345,10 @@ def unpack_score(envelope: Envelope, width: int, sampled: bool, clients: int = 0
     """Return the result in a score message.
 
     width: the length of a tally (Measure.width). sampled: True if there is a second tally, of the ensemble.
-    clients: the number of clients with test rows of their own, each of which has three numbers.
+    clients: the number of clients that have their own test rows; each has three numbers.
 
     Raises:
-        WireError: If the message has the wrong length.
+        WireError: if the message has the wrong length.
     """
     sizes = [memoryview(frame).nbytes for frame in envelope.frames]
     tallies = width * (2 if sampled else 1)

@@ -1,6 +1,6 @@
 """Temporary folders that are removed once their process has ended.
 
-A process that is killed -9 cannot remove its folder. So each process locks its folder, and the kernel
+A process that is killed by SIGKILL cannot remove its folder. So each process locks its folder, and the kernel
 releases the lock when the process ends. A process that makes a folder or starts a run removes the folders
 that are not locked. A folder gets its final name after it is locked, so a folder with a final name and no
 lock belongs to no process.
@@ -26,17 +26,17 @@ KINDS = tuple(
 SHORT = "/tmp"  # noqa: S108 - mkdtemp makes a new folder in it
 """The parent of a folder of sockets if the usual path is too long."""
 YOUNG_SECONDS = 60.0
-"""A younger folder without its final name is left alone: its process may not have locked it yet."""
+"""A younger folder without its final name is not removed: its process may not have locked it yet."""
 
 
 def parent_of_sockets() -> str:
-    """Return the parent of a folder of sockets: a socket's path has at most 107 bytes."""
+    """Return a short enough parent for a folder of sockets: a socket's path has at most 107 bytes."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) < 60 else SHORT
 
 
 class Scratch:
-    """A folder that only this user can enter; remove(), or the end of a with block, removes it."""
+    """A folder that only this user can enter. Call remove(), or use a with block, to remove it."""
 
     def __init__(self, kind: str, parent: str | None = None) -> None:
         """Make a folder whose name begins with `kind`.
@@ -72,7 +72,7 @@ class Scratch:
 def remove_left(kinds: Sequence[str] = KINDS, parents: Sequence[str] = ()) -> None:
     """Remove the folders that killed processes of this user have left.
 
-    kinds: prefixes of names. parents: where to search; by default, where this process would make folders.
+    kinds: prefixes of names. parents: the folders to search; by default those of this process's own folders.
     """
     now = time.time()
     for parent in parents or dict.fromkeys((tempfile.gettempdir(), SHORT)):
@@ -83,7 +83,7 @@ def remove_left(kinds: Sequence[str] = KINDS, parents: Sequence[str] = ()) -> No
 
 
 def _remove(path: Path, now: float) -> None:
-    with suppress(OSError):  # another user's, locked, or removed meanwhile
+    with suppress(OSError):  # the folder is another user's, locked, or already removed
         record = path.lstat()
         nameless = path.name.startswith(".")
         if record.st_uid != os.getuid() or (nameless and now - record.st_mtime < YOUNG_SECONDS):

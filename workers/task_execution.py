@@ -1,4 +1,4 @@
-"""Computation of one task: the client's update, the message as the server decodes it, and the next state."""
+"""Compute one task: the client's update, the upload as the server decodes it, and the next state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def execute(
         fresh: True if `down` is this round's broadcast, False if it is one that the client kept (+quiet).
 
     Returns:
-        The result. The commit uses the decoded message, because the server folds the same one.
+        The result. The client commits the decoded message, because the server folds this message, too.
     """
     algorithm, device = problem.algorithm, problem.net.device
     codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout
@@ -66,8 +66,8 @@ def execute(
         problem.shard(of.client),
         task,
     )
-    state = None  # free what the update no longer needs
-    if problem.net.layout.size >= LARGE:  # before the commit needs memory
+    state = None  # free memory that is no longer needed
+    if problem.net.layout.size >= LARGE:  # because the commit needs memory
         problem.net.release()
     draft, up = to_cpu((draft, up))
     stream = codec_stream(problem.experiment.seed, of.round, of.exchange, of.client)

@@ -14,7 +14,7 @@ from launch.commands.shared import FILE, PATH, data_dir_option, json_option, num
 from launch.configuration.completion import run_folders
 
 ROUNDS = 3
-"""Number of rounds of the run that is trained if none is named."""
+"""The number of rounds of the run that is trained if no run is given."""
 
 
 @click.command(cls=Command)
@@ -48,7 +48,7 @@ def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> No
 
 @contextmanager
 def _trained() -> Iterator[Path]:
-    """Yield the folder of a short run of the main job, and remove it after the block."""
+    """Run the default experiment for ROUNDS rounds; yield the run folder, and remove it after the block."""
     from fedsim.experiment import Experiment
     from launch.configuration.execution import Execution
     from launch.session.run import launch

@@ -1,15 +1,14 @@
-"""The bodies of fedsim devices, which write files of devices and of participation. The values are drawn at
-random or read from FedScale's traces.
+"""Writers of fedsim devices: files of devices and of participation, from random draws or FedScale's traces.
 
-FedScale keeps its traces as pickled dicts. This module does not read pickles, only a JSON export of the
-dicts. Their keys are clients, in the order of the file:
+FedScale keeps its traces as pickled dicts. This module reads a JSON export of the dicts, but no pickles. The
+keys of a dict are clients, in the order of the file. The values are:
 
     client_device_capacity   {"computation": milliseconds per inference, "communication": kbit per second}
     client_behave_trace      {"active": [s, ...], "inactive": [s, ...], "finish_time": s, "duration", "model"}
 
 Source: Lai et al. 2022, FedScale, https://arxiv.org/abs/2105.11367, and its documentation of both formats in
-https://github.com/SymbioticLab/FedScale. Differs: whether a client is available at a time does not depend
-on earlier queries.
+https://github.com/SymbioticLab/FedScale. Differs: the availability of a client at a time does not depend on
+earlier queries.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ from fedsim.user_files import read_text
 from launch.terminal import output_file
 
 UNITS = {"up": (1.0, "bit"), "down": (1.0, "bit")} | dict.fromkeys(("rtt", "jitter", "compute"), (1e3, "ms"))
-"""By column, the factor and the unit in which it is written; other columns have no unit."""
+"""By column, the factor and the unit with which values are written; other columns have no unit."""
 DIGITS = 4
-"""Significant digits: enough for a device, and few enough that many cells have the same text, which the
-reader parses only once."""
+"""Significant digits. With so few, many cells have the same text, which the reader parses only once."""
 
 
 def cell(column: str, value: float) -> str:
-    """A value in bits per second, seconds or joules, as fedsim.client_devices reads it."""
+    """Format a value in bits per second, seconds or joules as fedsim.client_devices reads it."""
     factor, unit = UNITS.get(column, (1.0, ""))
     number = np.format_float_positional(
         value * factor, precision=DIGITS, unique=False, fractional=False, trim="-"
@@ -98,7 +96,7 @@ def generate(
 
 
 def _cells(column: str, text: str, spread: float, clients: int, seed: int) -> Iterator[str]:
-    """The column's cells, one per client."""
+    """Return the column's cells, one per client."""
     where = f"--{column.replace('_', '-')}"
     median, comma, after = text.partition(",")
     sigma = number(after) if comma else spread
@@ -113,7 +111,7 @@ def _cells(column: str, text: str, spread: float, clients: int, seed: int) -> It
 
 
 def capacity(file: Path, out: Path, *, clients: int | None, passes: float) -> None:
-    """Write the file of devices; passes: how many inferences the training on one example takes."""
+    """Write the file of devices. passes: the cost of training on one example, in inferences."""
     entries = _entries(file)
     cells = [_device(file, name, entry, passes) for name, entry in entries.items()]
     many = len(cells) if clients is None else clients
@@ -132,9 +130,9 @@ def availability(
 ) -> None:
     """Write the trace of participation.
 
-    clients: their number; by default, as many as in the export. every: the time from round to round; round 1
-    is at time 0. per_round: the largest number of clients in a round, drawn from the available ones; by
-    default, all of these.
+    clients: the number of clients; by default, that of the export. every: the time from round to round;
+    round 1 is at time 0. per_round: the maximum number of clients in a round, drawn from the available ones;
+    by default, all available clients take part.
     """
     step = parse_time(every, "--every")
     entries = [_Presence(file, name, entry) for name, entry in _entries(file).items()]
@@ -155,8 +153,7 @@ def availability(
 
 
 class _Presence:
-    """The intervals in which a client is available, from active[i] to inactive[i], repeated after
-    finish_time."""
+    """The availability of a client: from active[i] to inactive[i], repeated after finish_time."""
 
     def __init__(self, file: Path, name: str, entry: Mapping[str, Any]) -> None:
         self._finish = _positive(file, name, entry, "finish_time")
@@ -174,7 +171,7 @@ class _Presence:
 
 
 def _entries(file: Path) -> dict[str, Mapping[str, Any]]:
-    """Read the export's entries by client; there is at least one."""
+    """Read the entries of the export by client; raise DataError if there are none."""
     try:
         with file.open("rb") as start:
             no_json = start.read(1) == b"\x80"  # the first byte of a pickle

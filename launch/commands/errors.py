@@ -1,6 +1,6 @@
-"""The end of a command: an error prints one line and sets an exit code; a closed output is no error.
+"""Error handling of commands: an error prints one line and sets an exit code; a closed output is no error.
 
-click's own errors are printed in the same form as all others and name the option as the user typed it.
+The errors of click have the same form as all others, and they name an option as the user typed it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_MEMORY = ("failed to map segment", "annot allocate memory")
 
 
 class Command(click.Command):
-    """A command that refuses numbers that are not finite and options that are repeated."""
+    """A command that refuses repeated options and numbers that are not finite."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; refuse a repeated option and a number that is not finite."""
@@ -53,7 +53,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands that take each option once; the error for an unknown command suggests the nearest name."""
+    """A group of Commands. The error for an unknown command suggests the nearest name."""
 
     command_class = Command
 
@@ -76,13 +76,13 @@ class LazyCommands(Mapping[str, click.Command]):
     """
 
     def __init__(self, modules: Mapping[str, str]) -> None:
-        """modules: the module of each command, in which the command has its name."""
+        """Set the module of each command, in which the function has the command's name."""
         self._modules = modules
 
     def __getitem__(self, name: str) -> click.Command:
         module = import_module(self._modules[name])
         command: click.Command = getattr(module, f"{name}_" if name == "list" else name)
-        # set for each command, too: a command keeps the help option of the first context that asks for it
+        # each command needs this, too: it caches the help option of the first context that asks for one
         command.context_settings.setdefault("help_option_names", ["-h", "--help"])
         return command
 
@@ -94,10 +94,10 @@ class LazyCommands(Mapping[str, click.Command]):
 
 
 class Commands(Group):
-    """Commands whose mistakes are one clear line and an exit code, never a traceback."""
+    """Commands whose errors are one line and an exit code instead of a traceback."""
 
     def __init__(self, commands: Mapping[str, str], short_helps: Mapping[str, str], **options: Any) -> None:
-        """commands: the module of each command. short_helps: a line for each: help imports nothing."""
+        """Set the module and the one-line help of each command, so that --help imports no command."""
         super().__init__(**options)
         self.commands = LazyCommands(commands)  # type: ignore[assignment]
         self._short_helps = short_helps
@@ -163,7 +163,7 @@ class Commands(Group):
 
 
 def _out_of_memory(e: ImportError | MemoryError) -> str:
-    """Return advice for a library or an array that does not fit into memory."""
+    """Return an error message with advice for a library or an array that does not fit into memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = f"this shell allows {soft / 1e9:.1f} GB of addresses (ulimit -v); torch needs 4 GB and more"
     what = " ".join(str(e).split()) or "an array was too large"
@@ -184,7 +184,7 @@ _TYPED = "fedsim.typed"
 
 
 def _worded(e: click.UsageError) -> str:
-    """Return the text of one of click's errors."""
+    """Return the error message for one of click's errors."""
     if isinstance(e, click.NoSuchOption):
         return _no_such_option(e)
     if isinstance(e, click.MissingParameter) and e.param is not None:
@@ -210,7 +210,7 @@ def _no_such_option(e: click.NoSuchOption) -> str:
 
 
 def _bad_value(e: click.BadParameter, parameter: click.Parameter) -> str:
-    """Return the text for a wrong value, such as --rounds 'x': must be a whole number."""
+    """Return the error message for a wrong value, such as --rounds 'x': must be a whole number."""
     name, kind = _typed(parameter, e.ctx), parameter.type
     value, known, _ = e.message.partition(" is not ")
     expected = _expected(kind)

@@ -1,4 +1,4 @@
-"""fedsim list: print launch.configuration.names. Importing the named objects would take seconds."""
+"""fedsim list: print launch.configuration.names, which is faster than importing the named objects."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def to_json(kind: str) -> list[dict[str, Any]]:
 
 
 def _show_presets() -> None:
-    """Print the presets, with the algorithms that each has hyperparameters for."""
+    """Print the presets and, for each, the algorithms for which it has hyperparameters."""
     table = Table(Column(style="bold", no_wrap=True), Column(), show_header=False)
     for name in presets.names():
         preset = presets.Preset.read(name)

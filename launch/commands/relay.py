@@ -1,4 +1,4 @@
-"""fedsim relay: count the bytes of any tool that uses TCP, in front of its server's port."""
+"""fedsim relay: count the bytes of any tool that uses TCP, with a relay in front of its server."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _url(address: str) -> str:
 def _pattern(
     marker: str | None, silence: float | None, smallest: int | None, command: tuple[str, ...]
 ) -> re.Pattern[str] | None:
-    """Return the pattern of --round, if there is one."""
+    """Return the compiled pattern of --round; None if the option is not given."""
     if marker is None:
         return None
     if silence is not None or smallest is not None:

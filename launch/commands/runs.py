@@ -60,8 +60,8 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
 @dataclass(frozen=True)
 class ListedRun:
     """One line of the list. state: RunFolder.status. rounds_done: the last committed round. rounds: the
-    number of rounds, at most if there is `until`. bytes_down, bytes_up: the algorithm's bytes in committed
-    rounds. started: the time in ISO 8601. error: the damage, or the reason for a failure."""
+    number of rounds, or its maximum if there is `until`. bytes_down, bytes_up: the algorithm's bytes in
+    committed rounds. started: the time in ISO 8601. error: the damage, or the reason for a failure."""
 
     run: Path
     state: str
@@ -79,7 +79,7 @@ class ListedRun:
 
 
 def listed(folders: Sequence[Path]) -> list[ListedRun]:
-    """Return the runs in these folders, which are run folders or contain some, ordered by start time."""
+    """Return the runs of run folders, and of folders that contain run folders, in order of start time."""
     runs: dict[Path, None] = {}
     for folder in folders:
         runs |= dict.fromkeys([folder] if (folder / MANIFEST).is_file() else run_folders(folder))
@@ -138,6 +138,6 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
 
 
 def _one_line(run: ListedRun) -> str:
-    """Return the error, after the folder's name if it does not contain it."""
+    """Return the first line of the error, after the folder's name if the line does not contain it."""
     text = (run.error or "").splitlines()[0] if run.error else ""
     return text if str(run.run) in text else f"{run.run}: {text}"

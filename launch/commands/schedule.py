@@ -1,4 +1,4 @@
-"""fedsim schedule: print a participation schedule as a grid of clients and rounds, before its use."""
+"""fedsim schedule: preview a participation schedule as a grid of clients and rounds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def to_json(created: Schedule, rounds: int) -> list[dict[str, Any]]:
 
 
 def lines(created: Schedule, clients: int, rounds: int, width: int) -> Iterator[str]:
-    """Yield the grid: a line per client, a column per round, cut to `width` rounds and MOST_LINES clients."""
+    """Yield the lines of the grid and a summary. The grid is cut to `width` rounds and MOST_LINES clients."""
     participations = [created(r) for r in range(1, rounds + 1)]
     columns, many = participations[:width], min(clients, MOST_LINES)
     label = len(str(max(clients - 1, 0))) + 8

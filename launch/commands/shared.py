@@ -17,7 +17,7 @@ run_argument = click.argument("run", type=PATH, shell_complete=run_folders)
 
 
 def prepare_torch(numerics: str = "native") -> None:
-    """Set the environment that torch reads when it is imported; numerics: --numerics of the run."""
+    """Set the environment that torch reads when it is imported. numerics: --numerics of the run."""
     from launch.processes.fork_server import ENVIRONMENT
     from workers.portable import environment_for
 
@@ -34,7 +34,7 @@ data_dir_option = click.option("--data-dir", **FOLDER, help="Folder of the data 
 
 
 def print_path(path: Path | None, quiet: bool) -> None:
-    """Print the path if --quiet is given: it is then the only line of output, for use in scripts."""
+    """Print the path if --quiet is given; it is then the only output, for use in scripts."""
     if quiet and path is not None:
         click.echo(path)
 

@@ -66,7 +66,7 @@ def write_trace(run: RunFolder, path: Path) -> Path:
 
 
 def _committed(journal: Path) -> Mapping[int, Committed]:
-    """Return the committed rounds of a journal. If a round was committed again, the last commit counts."""
+    """Return the committed rounds of a journal. If a round was committed twice, the last commit counts."""
     rounds: dict[int, Committed] = {}
     start = 0
     try:

@@ -26,7 +26,7 @@ from workers.storage.growing_file import METRICS
 EXIT = {"done": 0, "interrupted": Interrupted.exit_code, "killed": 137}
 """The exit code for a run's status; other statuses, such as failed, give 1."""
 GRACE = 5.0
-"""Seconds until a run without coordinator counts as killed, or a sweep without running runs as ended."""
+"""Seconds until a run without a coordinator counts as killed, and a sweep without a running run as ended."""
 
 SHOWN = {"seconds", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
 """The numbers of a round that are shown."""
@@ -55,9 +55,9 @@ def watch(run: Path, interval: float) -> None:
 class WatchedRun:
     """The part of a run that has been read.
 
-    shown: the last round that look() has yielded, -1 for none. spent: the algorithm's bytes of the rounds so
-    far; None after a round that was not evaluated, whose bytes are not in metrics.jsonl. seconds: the
-    duration of these rounds. status: RunFolder.status once the run has ended, '' before.
+    shown: the last round that look() has yielded, -1 for none. spent: the algorithm's bytes in the rounds so
+    far; None after a round that was not evaluated, because metrics.jsonl lacks its bytes. seconds: the
+    duration of the evaluated rounds. status: RunFolder.status once the run has ended, '' before.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class WatchedRun:
     def look(self, now: float) -> Iterator[dict[str, Any]]:
         """Yield new lines of rounds, with `spent` and `seconds` updated for each; then update the status.
         now: seconds of a monotonic clock."""
-        status = RunFolder(self.path).status  # read before the lines: an ended run has written all
+        status = RunFolder(self.path).status  # read first: a run that has ended has written all of its lines
         for line in self._new():
             if line["round"] > self.shown:
                 whole = self.spent is not None and line["round"] == self.shown + 1
@@ -100,7 +100,7 @@ class WatchedRun:
 
     @property
     def outcome(self) -> str:
-        """A sentence on the end of the run."""
+        """A text that describes how the run ended."""
         accuracy = self.last.get("test_accuracy")
         score = f", test accuracy {percentage(accuracy)}" if accuracy is not None else ""
         why = f": {self.error}" if self.error else ""
@@ -116,7 +116,7 @@ class WatchedRun:
             if not whole:
                 if self._lines.at == len(text) + 1:
                     raise DataError(f"{self._lines.path} is damaged: its first line is no line of a round")
-                self._lines.at = 0  # the file was cut and has grown; `shown` prevents repeats
+                self._lines.at = 0  # the file was truncated and has grown again; `shown` prevents repeats
                 return
             yield line
 

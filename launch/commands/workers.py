@@ -19,7 +19,7 @@ K = TypeVar("K")
 
 
 def joined(read: Callable[[Path], K], file: Path) -> K:
-    """Read the credentials of --join; errors name the option."""
+    """Read the credentials of --join; prefix errors with the name of the option."""
     try:
         return read(file)
     except (UsageError, DataError) as e:
@@ -30,9 +30,9 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _joining(file: str, *others: Decorator) -> Decorator:
-    """The options for joining a run from another machine.
+    """Return a decorator that adds the options for joining a run from another machine.
 
-    file: the help of --join. others: more options.
+    file: the help of --join. others: additional options.
     """
     options: tuple[Decorator, ...] = (
         click.option("--join", "file", **FILE, required=True, help=file),
@@ -68,7 +68,7 @@ def _joining(file: str, *others: Decorator) -> Decorator:
 
 
 def _seated(seat: str) -> Decorator:
-    """The options of workers; seat: the help of --seat."""
+    """Return a decorator that adds the options of workers. seat: the help of --seat."""
     return _joining(
         "The run's join.json.",
         click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),

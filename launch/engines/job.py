@@ -83,7 +83,7 @@ def asked(command: Sequence[str], text: str = "") -> str:
     """Run an engine's own command with `text` as its input and return its output.
 
     Raises:
-        TaskError: If the command fails or takes longer than SUBMIT_DEADLINE.
+        TaskError: if the command fails or takes longer than SUBMIT_DEADLINE.
     """
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SUBMIT_DEADLINE)
@@ -101,4 +101,4 @@ class Engine(Protocol):
         """Return the job as text that the engine's own command reads."""
 
     def submit(self, job: Job) -> str:
-        """Submit the job, or raise TaskError; return a line on the submitted job and how to follow it."""
+        """Submit the job, or raise TaskError; return a message about the job and how to follow it."""

@@ -1,7 +1,7 @@
 """`fedsim launch --on kubernetes`: manifests of a coordinator's Job and an Indexed Job of node agents.
 
-The keys are made here, before any pod runs. One Secret contains the coordinator's keys, another the join
-files; the container of a node agent sees only its own join file (subPathExpr). The Jobs restart pods that
+The keys are generated here, before any pod runs. One Secret contains the coordinator's keys, another the join
+files. The container of a node agent sees only its own join file (subPathExpr). The Jobs restart pods that
 end: a coordinator resumes its run from a PersistentVolumeClaim, and a node agent joins again, at most three
 times per index. podReplacementPolicy is Failed, because only one process at a time may use a key.
 
@@ -28,7 +28,7 @@ from workers.transport.run_keys import RunKeys
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """An Engine for Kubernetes; its options are the fields of Options. keys: function that makes run keys."""
+    """An Engine for Kubernetes; its options are the fields of Options. keys: makes a run's keys."""
 
     keys: Callable[[int, str], RunKeys] = RunKeys.new
 
@@ -39,7 +39,7 @@ class Kubernetes:
         except ImportError:
             raise UsageError("--on kubernetes needs the package PyYAML: pip install pyyaml") from None
 
-        dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # does not change the library's own Dumper
+        dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # a subclass to change
 
         def text(representer: Any, value: str) -> Any:
             style = "|" if "\n" in value else None
@@ -66,11 +66,11 @@ PORT = 7711
 RUNS, DATA, KEYS = "/runs", "/data", "/keys"
 """Folders in a container, for the run, the data set and the keys."""
 FINAL = (2, 3, 4, 5)
-"""Exit codes after which a restart would fail again."""
+"""Exit codes after which a restart would also fail."""
 USER = 1000
 """The user and group of the image (Dockerfile)."""
 LONGEST_NAME = 52
-"""A pod's name has at most 63 characters; Kubernetes appends an index and five characters to this name."""
+"""A pod's name has at most 63 characters. Kubernetes appends an index and five characters to this name."""
 JOB = "batch.kubernetes.io/job-name"
 """The label that a Job gives its pods."""
 Manifest = dict[str, Any]
@@ -165,7 +165,7 @@ def _nodes(job: Job, name: str, options: Options) -> Manifest:
 
 
 def _policy(container: str, final: str) -> Manifest:
-    """Return a failure policy: no restart after FINAL; interruptions and a pod's move are not failures."""
+    """Return a failure policy without restarts after FINAL. Interruptions and moved pods are no failures."""
 
     def codes(*values: int) -> Manifest:
         return {"containerName": container, "operator": "In", "values": [*values]}
@@ -189,7 +189,7 @@ def _pod(
     limits: Mapping[str, str],
     workers: int = 0,
 ) -> Manifest:
-    """Return a pod of one container, without API access or privileges. workers: number in a node agent."""
+    """Return a pod with one unprivileged container and no API access. workers: the number in a node agent."""
     data = {"data": {"persistentVolumeClaim": {"claimName": options.data, "readOnly": True}}}
     reads = {"data": {"mountPath": DATA, "readOnly": True}}
     volumes, mounts = ({**volumes, **data}, {**mounts, **reads}) if options.data else (volumes, mounts)

@@ -1,9 +1,9 @@
-"""`fedsim launch --on ray`: the coordinator on this machine, and a node agent in an actor on every machine.
+"""`fedsim launch --on ray`: a coordinator on this machine, and a node agent in an actor on every machine.
 
-Ray places the agents (a placement group) and assigns GPUs to them. It restarts nothing (max_restarts = 0) and
-transfers no tensors: an actor gets the keys of its machine's workers, starts `fedsim node` and returns its
-exit code. If the node of an actor is lost, a new actor is requested. Until Ray has a place for it, other
-workers compute its tasks.
+Ray places the agents in a placement group and assigns GPUs to them. It restarts nothing (max_restarts = 0)
+and transfers no tensors: an actor gets the keys of its machine's workers, starts `fedsim node` and returns
+its exit code. If the node of an actor is lost, a new actor is requested. Until Ray starts the new actor,
+other workers compute its tasks.
 
 Ray has no access control between the jobs of a cluster: anyone who can submit a job can read an actor's
 arguments, including the keys. A cluster is trusted as a whole (SECURITY.md).
@@ -42,7 +42,7 @@ ANSWER = 5.0
 
 
 class Ray:
-    """An Engine for Ray. Its option is address: auto (the cluster of this machine) or ray://HEAD."""
+    """An Engine for Ray. Its only option is `address`: auto (this machine's cluster) or ray://HEAD."""
 
     def plan(self, job: Job) -> str:
         """Return the bundles to request from Ray and the commands to run, as text."""
@@ -54,10 +54,10 @@ class Ray:
         )
 
     def submit(self, job: Job) -> str:
-        """Run to the end, or raise TaskError. The same command resumes an interrupted run."""
+        """Run the job to its end, or raise TaskError. The same command resumes an interrupted run."""
         ray = connected(job.options or {})
         job.write_config()
-        (job.run / JOIN).unlink(missing_ok=True)  # of an earlier start: its keys are no longer valid
+        (job.run / JOIN).unlink(missing_ok=True)  # the keys of an earlier start are no longer valid
         parent = os.getpid()
         coordinator = subprocess.Popen(
             self._coordinator(job), preexec_fn=lambda: die_with_parent(parent), start_new_session=True
@@ -131,11 +131,11 @@ END = 20.0
 
 
 class NodeActor:
-    """The actor of a bundle."""
+    """The actor that runs in a bundle of the placement group."""
 
     def serve(self, credentials: bytes, workers: int, threads: int) -> int:
-        """Run a node agent for the workers of these keys; return its exit code. The agent ends when this
-        process ends for any reason."""
+        """Run a node agent for the workers with these keys; return its exit code. The agent ends with this
+        process, however the process ends."""
         parent, keys = os.getpid(), msgspec.json.decode(credentials, type=JoinCredentials)
         with Scratch("fedsim-node-") as folder:
             path = folder / JOIN
@@ -149,10 +149,10 @@ class NodeActor:
 
 
 class RayAgents:
-    """The actors of a run. Ray restarts no actor; an actor whose node is lost is requested again here."""
+    """The actors of a run. Ray restarts no actor; this class requests a lost actor again."""
 
     def __init__(self, ray: Any, group: Any, job: Job) -> None:
-        """ray: the connected module. group: the placement group, with a bundle for each node of the job."""
+        """Start no actor yet. ray: the connected module. group: one bundle for each node of the job."""
         self._ray, self._group, self._job, self._per_node = ray, group, job, job.per_node
         self._futures: dict[Any, int] = {}
         self._actors: dict[int, Any] = {}

@@ -1,7 +1,7 @@
 """`fedsim launch --on slurm`: one batch job with the coordinator and the node agents.
 
-The batch step, on the first node of the allocation, is the coordinator: no process stays on a login node, and
-no connection is made from outside. Every node runs a step with its node agent; a killed step is restarted.
+The coordinator runs in the batch step, on the first node of the allocation: no process stays on a login node,
+and no connection comes from outside. Every node runs a step with a node agent; a killed step is restarted.
 Slurm sends SIGTERM before the time limit or when it pre-empts the job. The coordinator then commits and ends
 with exit code 130, and the job requeues itself. The restarted job resumes the run, as it does after kill -9.
 
@@ -71,7 +71,7 @@ exit "$code"
 
 
 class Slurm:
-    """An Engine for Slurm. Its options are the options of sbatch, such as partition=gpu and time=2:00:00."""
+    """An Engine for Slurm. Its options are those of sbatch, such as partition=gpu and time=2:00:00."""
 
     def plan(self, job: Job) -> str:
         cores = job.per_node * job.threads
@@ -92,7 +92,7 @@ class Slurm:
         )
 
     def _directives(self, job: Job, cores: int) -> Iterator[str]:
-        """Yield options of sbatch. The user's options are last, because sbatch uses the last value."""
+        """Yield options of sbatch. The user's options come last, because sbatch uses the last value."""
         yield f"job-name=fedsim-{job.run.name}"
         yield f"nodes={job.nodes}"
         yield "ntasks-per-node=1"
@@ -123,7 +123,7 @@ def one_line(option: str) -> str:
 
 
 def check_slurm() -> None:
-    """Raise UsageError if there is no sbatch; called before anything is written."""
+    """Raise UsageError if there is no sbatch. Call this before anything is written."""
     if shutil.which("sbatch") is None:
         raise UsageError("--on slurm: there is no sbatch on this machine; --dry-run prints the script")
 

@@ -1,7 +1,7 @@
 """`fedsim sweep --on ENGINE`: each run is an element of a job array (Slurm) or a task (Ray).
 
 Each run of a sweep is one process, so the engine only has to place it. All machines share the folder of runs.
-It has the same content as after a sweep on one machine, so either kind of sweep can continue the other.
+It is the same as after a sweep on one machine, so either kind of sweep can continue the other.
 
 References:
     https://slurm.schedmd.com/job_array.html
@@ -69,9 +69,9 @@ def run_on_ray(
 ) -> dict[str, str]:
     """Compute the runs as tasks; return errors by trial id.
 
-    engine: its option address names the cluster; gpus_per_worker is the number of GPUs of each run. jobs: the
-    maximum number of runs at a time; None for as many as fit on the cluster. watch: called with the progress.
-    Interrupted is raised after Ctrl-C; runs that have not ended count as not run.
+    engine: its option address names the cluster, and gpus_per_worker is the number of GPUs of each run. jobs:
+    the maximum number of runs at a time; None for as many as fit on the cluster. watch: called with the
+    progress. Ctrl-C raises Interrupted; runs that have not ended count as not run.
     """
     ray = connected(engine.options)
     count = len(tasks.tasks)
@@ -113,7 +113,7 @@ def _outcome(ray: Any, future: Any) -> str:
 
 
 def _threads(tasks: Tasks) -> int:
-    """Return the number of cores of every run: the largest number of threads of any run."""
+    """Return the number of cores for every run, which is the largest number of threads of any run."""
     if not tasks.tasks:
         raise UsageError("no runs are to be done")
     return max(int(task.experiment["threads"]) for task in tasks.tasks)

@@ -1,1 +1,1 @@
-"""Readable pages of runs: of one run (fedsim report) and of several runs side by side (fedsim compare)."""
+"""Results of runs as pages, tables and files, of one run or of several side by side, and their checks."""

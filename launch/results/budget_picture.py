@@ -18,8 +18,8 @@ from launch.results.tables import STOPPED, UNFINISHED, Grid, between, costs, meg
 
 
 def slots_of(groups: Sequence[Group]) -> list[int]:
-    """Return slots of figures.Line. If there are several algorithms with few groups each, an algorithm has
-    one colour, and its groups have different dashes; otherwise every group has its own slot."""
+    """Return the slot (figures.Line) of each group. If there are several algorithms with few groups each, an
+    algorithm has one colour, and its groups have different dashes. Otherwise slots are 0, 1, 2, ..."""
     names = [g.settings["algo"] for g in groups]
     algorithms = list(dict.fromkeys(names))
     places = [names[:n].count(name) for n, name in enumerate(names)]
@@ -31,7 +31,7 @@ def slots_of(groups: Sequence[Group]) -> list[int]:
 def against_bytes(
     groups: Sequence[Group], lines: Mapping[int, Group], levels: Sequence[float], key: str
 ) -> Iterator[str]:
-    """Yield a chart and tables of the bytes with which groups reach accuracies."""
+    """Yield a chart and tables of the bytes that groups need to reach accuracies."""
     budgets = {slot: b for slot, g in lines.items() if len((b := by_budget(g)).x)}
     if not budgets:
         return
@@ -77,7 +77,7 @@ def against_bytes(
 
 
 def _bottom(budgets: Sequence[Band], levels: Sequence[float]) -> float:
-    """Return the lower end of the y axis: a margin below the levels and the groups' last accuracies."""
+    """Return the lower end of the y axis, a margin below the levels and the groups' last accuracies."""
     lowest = min([*levels, *(b.mean[-1] for b in budgets)])
     highest = max([*levels, *(b.high[-1] for b in budgets)])
     return float(max(0.0, lowest - max(0.5 * (highest - lowest), 0.02)))
@@ -96,7 +96,7 @@ def _drawn(group: Group, slot: int, b: Band, bottom: float) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class _Scale:
-    """The position of bytes on an axis that the pictures of all accuracies share."""
+    """An axis of bytes that the pictures of all accuracies share."""
 
     low: float
     high: float
@@ -104,7 +104,7 @@ class _Scale:
 
     @staticmethod
     def of(counts: Sequence[float]) -> _Scale:
-        """Return the axis from 0 to the largest count; from the smallest count if counts span decades."""
+        """Return a linear axis from 0 or, if the counts span decades, a logarithmic one from the smallest."""
         if not counts:
             return _Scale(0.0, 1.0, False)
         logarithmic = wide([np.array(counts, dtype=np.float64)])

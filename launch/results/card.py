@@ -1,7 +1,7 @@
 """fedsim card: facts that a paper must state about a run's communication and how to repeat the run.
 
-Several runs that differ only in their seed make one card. The checklist lists the claims that the runs do not
-support, and what would support them. (Source: docs/card.md.)
+Several runs that differ only in their seed make one card. The checklist states which claims the runs support,
+and what is missing for the others. (Source: docs/card.md.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIDES = ("down", "up")
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the checklist. ok: the runs support a claim. text: the claim, or what is missing for it."""
+    """One line of the checklist. ok: the runs support the claim. text: the claim, or what is missing."""
 
     ok: bool
     text: str

@@ -24,20 +24,20 @@ SPENT = {
     "holds up, s": "client_holds",
     "J": "client_joules",
 }
-"""The lists of summary.json's `devices`, by column heading."""
+"""Keys of summary.json's `devices` whose lists become columns, by column heading."""
 SCORES = dict(zip(("accuracy", "NLL"), CLIENT_LISTS, strict=True))
-"""The lists of a line of metrics.jsonl, by column heading."""
+"""Keys of metrics.jsonl whose lists become columns, by column heading."""
 MOST_CLIENTS = 60
-"""The maximum number of clients in the table; of more, those with the most and the fewest bytes are shown."""
+"""The table's maximum number of rows; with more clients, it has those with the most and fewest bytes."""
 DIRECTIONS = ("down", "up")
 
 
 def clients(
     rows: pandas.DataFrame, experiment: Mapping[str, Any], summary: Mapping[str, Any], last: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield charts and a table of all clients: examples, number of rounds that a client took part in and with
-    a folded upload, bytes, scores, and costs on the virtual clock, if there is one. The rounds of an
-    unfinished run are counted in the ledger. last: the last line of metrics.jsonl."""
+    """Yield charts and a table with a row per client: examples, rounds with participation, rounds with a
+    folded upload, bytes, scores and, with a virtual clock, simulated costs. For an unfinished run, the rounds
+    with participation come from the ledger. last: the last line of metrics.jsonl."""
     count = len(experiment.get("client_sizes") or ()) or int(experiment["clients"])
     by = sides(rows[rows.client >= 0], ["client"]).reindex(range(count), fill_value=0)
     sent = rows[(rows["round"] > 0) & (rows.direction == "down") & (rows.client >= 0)]
@@ -120,7 +120,7 @@ def _by_client(what: str, bars: Sequence[Bars], share: bool = False) -> str:
 
 
 def _waits(devices: Mapping[str, Any]) -> str:
-    """Describe the seconds for which clients waited, and the client that others waited for the longest."""
+    """Describe how long clients waited, and for which client the others waited the longest."""
     holds = devices.get("client_holds") or []
     if not holds and devices.get("client_waits_total"):
         return f" Uploads lay in the buffer for {devices['client_waits_total']:,.4g} s in all."
@@ -152,8 +152,8 @@ EXPLAINED = (
 
 
 def client_scores(metrics: pandas.DataFrame, experiment: Mapping[str, Any]) -> Iterator[str]:
-    """Yield charts of mean and worst score over rounds, and of all clients' accuracies after the last round.
-    Yield nothing for a run of an earlier fedsim, or without classes."""
+    """Yield charts of the mean and the worst score over rounds, and of all accuracies after the last round.
+    Yield nothing if the data have no classes, or if an earlier version of fedsim wrote the run."""
     if not np.isfinite(numbers(metrics, "client_accuracy_mean")).any():
         return
     yield html.key(dict(enumerate(NAMES)))

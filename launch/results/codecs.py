@@ -1,12 +1,12 @@
 """fedsim codecs: size, error and speed of every codec on a run's next messages, as a table and as CSV.
 
-Floors, the sizes that bytes are compared with:
+The sizes are compared with these floors:
 
     indices    sum over layers of size H(kept / size) / 8, with H the binary entropy in bits: the minimum for
                independent positions (docs/references/bytes.md#bound-for-sparse-codecs)
     values     sum over byte planes of n H_0 / 8, with n the number of values and H_0 the entropy of order 0
-               of a plane's bytes in bits. Plane i has byte i of every value as sent (kept or half-precision
-               values, distances), as the byte shuffle orders them. A layer's mean or range counts in full.
+               of a plane's bytes in bits. Plane i of a byte shuffle has byte i of every value that is sent (a
+               kept value, a half-precision value or a distance). A layer's mean or range counts in full.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ WIDTH = 110
 STEPS = (0.005, 0.02, 0.25)
 """Steps of codecs that have a step."""
 MORE = {"sigma": ("5.0%+random", "10.0%"), "ratio": ("1.5+random",)}
-"""Further parameters of these codecs."""
+"""Additional parameters, by codec."""
 BITS = (2, 4, 8)
 """Numbers of bits of codecs that have such a parameter."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One codec on one field. Errors are None if the codec is exact. Rates are MB of the dense tensor per
-    second; None for dense, which copies nothing. Floors are bytes; None if the codec sends no such part."""
+    """One codec on one field. Errors are None for an exact codec. Rates are MB of the dense tensor per second
+    and None for dense, which copies nothing. Floors are bytes and None if the codec sends no such part."""
 
     direction: str
     exchange: int
@@ -115,7 +115,7 @@ def codecs(
 def to_json(
     run: RestoredRun, client: int, result: Sequence[Measured], limits: Sequence[tuple[int, float]]
 ) -> dict[str, Any]:
-    """Return the table for --json; `codecs` has the columns of --csv. limits: kl_bits with the exchange."""
+    """Return the table for --json; `codecs` has the columns of --csv. limits: (exchange, kl_bits) pairs."""
     e, p = run.problem.experiment, run.problem
     return {
         **{key: getattr(e, key) for key in ("algo", "dataset", "model")},
@@ -217,7 +217,7 @@ def errors(result: Tensor, x: Tensor) -> tuple[float, float]:
 
 
 def fastest(job: Callable[[], object], budget: float = 0.03, least: int = 3) -> float:
-    """Return the seconds of the fastest of at least `least` runs, which take at least `budget` seconds."""
+    """Run `job` at least `least` times and for at least `budget` s; return the seconds of the fastest run."""
     best, spent, runs = math.inf, 0.0, 0
     while runs < least or spent < budget:
         began = time.perf_counter()
@@ -241,7 +241,7 @@ def kl_bits(message: Message) -> float | None:
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Return the entropy of counts in bits per symbol."""
+    """Return the empirical entropy of counts in bits per symbol."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log2(p)).sum()) + 0.0
 

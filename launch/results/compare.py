@@ -37,9 +37,9 @@ from launch.results.tables import (
 from launch.terminal import print_json, print_table
 
 MOST_RANGES = 6
-"""The terminal shows the winners of at most this many ranges of budgets; the page shows all."""
+"""With more ranges of budgets than this, only the page shows the best group of each range."""
 WIDE = 110
-"""The terminal width from which the table has ECE, Brier score and worst client, as on the page."""
+"""The minimum terminal width for the columns of MORE."""
 COMPARED = {"test_accuracy@end": "test_accuracy", "test_nll@end": "test_nll", "test_ece@end": "test_ece"}
 """Columns whose differences are tested, and their metrics."""
 SHOWN = ("p (Holm)", "difference", "95 % interval", "verdict")
@@ -53,13 +53,13 @@ MORE_HEADS = {
 }
 MORE = {f"{metric}@end": metric for metric in MORE_HEADS}
 FOLDER = Path("comparisons")
-"""The folder of pages that are written without --out."""
+"""The folder of the page if --out is not given."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs side by side. maxima: the best accuracy so far of each group, over the group's bytes.
-    accuracies: the levels up to which bytes are counted. compared: the final scores, with differences."""
+    """Groups of runs side by side. maxima: frontier.running_maximum of each group. accuracies: the
+    levels for which the bytes to reach them are shown. compared: the final scores, with their differences."""
 
     groups: Sequence[Group]
     maxima: Sequence[Sequence[FrontierPoint]]
@@ -70,11 +70,11 @@ class Comparison:
     def of(
         paths: Sequence[Path], to: Sequence[str] = (), where: Sequence[str] = (), against: str | None = None
     ) -> Comparison:
-        """Read the runs of run folders, or of folders of them.
+        """Read run folders, and folders that contain run folders.
 
         to: accuracies such as 0.75 or 75%; by default the target accuracies of the runs, or levels that
-        distinguish the groups. where: KEY=VALUE of the experiment; a run must match all. against: the label
-        of the group that is subtracted in differences, or a part of that label; by default the best group.
+        distinguish the groups. where: KEY=VALUE conditions, all of which a run's experiment must meet.
+        against: the reference of the differences, by its label or a part of it; by default the best group.
         """
         asked = sorted({parsed(text, "--to") for text in to})
         groups = gather(paths, where)
@@ -84,7 +84,7 @@ class Comparison:
         return Comparison(groups, maxima, accuracies, _compared(groups, against))
 
     def write(self, page: Path | None, markdown: Path | None, csv: Path | None) -> list[tuple[str, Path]]:
-        """Write the files that are named; return the kind and the path of each."""
+        """Write each file whose path is given; return the kind and the path of each."""
         written = []
         if page is not None:
             html.save(page, render(self.groups, self.maxima, self.accuracies, self.compared))
@@ -119,7 +119,7 @@ class Comparison:
         }
 
     def print_tables(self, console: Console, shown_levels: int = 0) -> None:
-        """Print the table, and the groups that no other group dominates. shown_levels: the number of
+        """Print the results, the differences, and the best group by budget. shown_levels: the number of
         accuracies to show; 0 for as many as fit the width."""
         for note in (*warnings(self.groups), *remarks(self.groups)):
             console.print(f"note: {escape(note)}")
@@ -173,9 +173,10 @@ def _new_file() -> Path:
 
 
 def _compared(groups: Sequence[Group], against: str | None) -> list[Compared]:
-    """Return the final scores of finished groups; a group that ended at its target accuracy has none.
+    """Compare the final scores. Groups that are unfinished or ended at their target accuracy have none.
 
-    UsageError is raised if `against` names a group without scores.
+    Raises:
+        UsageError: If `against` names a group without scores.
     """
     reference = None if against is None else _place(groups, against)
     reasons = ["not finished" if not g.done else "ended at its target" if g.stopped else "" for g in groups]
@@ -235,7 +236,7 @@ def _megabytes(counts: Sequence[float]) -> str:
 
 
 def _print_differences(console: Console, compared: Sequence[Compared]) -> None:
-    """Print the first score's differences and how to read them; print nothing for single seeds."""
+    """Print the differences of the first score, with a note; print nothing if there are only single seeds."""
     for c in [c for c in compared[:1] if max(d.n for d in c.differences) > 1]:
         grid = c.grid()
         heads = SHOWN if console.width >= WIDE else SHOWN[1:]

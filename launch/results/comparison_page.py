@@ -109,7 +109,7 @@ def render(
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
-    """Return reasons why groups are not comparable, and the unfinished groups."""
+    """Return the reasons why groups are not comparable, and notes on unfinished runs."""
     result = [
         f"These runs {what} ({', '.join(_values(groups, key))}): accuracies mean nothing across them"
         for key, what in ROWS.items()
@@ -135,7 +135,7 @@ def warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:
-    """Return other remarks to read before the numbers."""
+    """Return other remarks to read before the results."""
     result = []
     if other := [f"{key} ({', '.join(v)})" for key in TASK if len(v := _values(groups, key)) > 1]:
         result.append(f"The runs also differ in {', '.join(other)}")
@@ -211,7 +211,7 @@ def _differences(compared: Sequence[Compared]) -> Iterator[str]:
 
 
 def unranked(groups: Sequence[Group]) -> str:
-    """Return the remark that a table's order is no ranking because there are too few seeds; otherwise ''."""
+    """Return a remark that the order is no ranking if there are too few seeds; otherwise ''."""
     few = [g for g in groups if len(g.seeds) < LEAST]
     if not few:
         return ""
@@ -265,7 +265,7 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
 
 
 def _calibration(groups: Mapping[int, Group], key: str) -> Iterator[str]:
-    """Yield reliability diagrams at the mean and averaged over posterior samples. groups: groups by slot."""
+    """Yield reliability diagrams at the posterior mean and averaged over its samples. groups: by slot."""
     created = []
     for table, what in TABLES.items():
         tables = {slot: pooled(g, table) for slot, g in groups.items()}
@@ -294,8 +294,7 @@ def pooled(group: Group, key: str) -> Values | None:
 
 
 def _ends(bands: Sequence[Band]) -> tuple[float, float]:
-    """Return the range of values with a margin, without the first rounds, in which models are no better
-    than chance."""
+    """Return the range of values with a margin, without the first rounds, whose models are near chance."""
     after = [
         np.concatenate([b.low[n:], b.high[n:]]) for b in bands for n in [math.ceil(BEGINNING * len(b.x))]
     ]
@@ -347,7 +346,7 @@ EXPLAINED = (
 
 
 def compared_clients(groups: Mapping[int, Group], key: str) -> Iterator[str]:
-    """Yield two charts, or none if runs have one client. groups: the groups by slot."""
+    """Yield charts of bytes and accuracies by client; none for runs with one client. groups: by slot."""
     spent = {slot: [m.client_bytes / 1e6 for m in g.members] for slot, g in groups.items()}
     scores = {slot: [m.client_accuracies for m in g.members] for slot, g in groups.items()}
     drawn = [

@@ -1,4 +1,4 @@
-"""fedsim describe: an algorithm or a model, read from the code, so that nothing is documented twice."""
+"""fedsim describe: facts about an algorithm or a model, read from its code."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def _words(hint: Any) -> str:
 
 
 def parameters_of(experiment: Experiment, data_dir: Path | None) -> dict[str, Any]:
-    """Return name, shape, count and `trained` of every parameter and frozen buffer, and data of the model."""
+    """Return facts about a model; `parameters` has a row per parameter and frozen buffer."""
     problem = Problem.outline(experiment, build_algorithm(find(experiment.algo), {}), data_dir)
     module = problem.net.module
     rows = [

@@ -30,8 +30,8 @@ class Compared:
     """One score of several configurations, each compared with the reference.
 
     column: an expression of launch.results.statistics. means: the mean over all seeds of each configuration.
-    selected: whether the reference is the best configuration, selected by the data. without: the reasons why
-    configurations have no scores, by index.
+    selected: whether the reference was selected by the data as the best configuration. without: by index, the
+    reason why a configuration has no scores.
     """
 
     column: str
@@ -174,7 +174,7 @@ def _draw(figure: Any, compared: Sequence[Compared], faint: str) -> None:
 
 
 def _draw_row(axes: Any, y: float, d: Difference, scale: float, colour: str, faint: str) -> None:
-    """Draw one difference. colour: used if it is distinguishable. faint: used if there is no ranking."""
+    """Draw one difference, in `colour` if it is distinguishable. faint: the colour if there is no ranking."""
     colour = colour if d.distinguishable else INK
     low, high, wide_low, wide_high = (scale * x for x in (d.low, d.high, d.wide_low, d.wide_high))
     seeds: Any = {"linestyle": "", "marker": "|", "markersize": 5, "color": colour, "alpha": 0.55}

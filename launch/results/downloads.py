@@ -14,7 +14,7 @@ from fedsim.printable import printable
 EMBEDDED = 400_000
 """The maximum size in bytes of a CSV file that a page embeds."""
 CHART = 100_000
-"""The maximum size in bytes of the CSV file of a picture; a page has many pictures."""
+"""The maximum size in bytes of a picture's CSV file; it is smaller because a page has many pictures."""
 
 
 def link(name: str, content: bytes, text: str = "") -> str:

@@ -9,11 +9,11 @@ FIELDS = (
     *("mean", "precision", "gradient", "curvature", "shift", "control", "momentum"),
     *("train_loss", "delta", "logits", "inputs", "weights", "owners", "info"),
 )
-"""The fields of the algorithms in this repository; a user's own fields follow them, sorted by name."""
+"""The fields of the built-in algorithms, in order; other fields follow, sorted by name."""
 LAST = {"header": "var(--soft)", "framing": "var(--ink)", "other": "var(--line)"}
-"""Parts that are not fields; they are last, in greys."""
+"""Parts that are not fields, and their grey colours; they come last."""
 HUES = 7
-"""The number of colours of report.css for fields; further fields have the same colours, but paler."""
+"""The number of field colours in report.css; further fields reuse these colours in paler shades."""
 
 
 def ordered(names: Iterable[str]) -> list[str]:
@@ -29,7 +29,7 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def stack(title: str, parts: Mapping[str, int]) -> str:
-    """Draw one bar of parts, with a key."""
+    """Draw one bar of parts, with a legend."""
     total = sum(parts.values())
     if not total:
         return ""
@@ -39,7 +39,7 @@ def stack(title: str, parts: Mapping[str, int]) -> str:
 
 
 def bars(rows: Mapping[str, Mapping[str, float]], totals: Mapping[str, str]) -> str:
-    """Draw a bar per row, all on one scale, with one key. totals: the text after each row's name."""
+    """Draw a bar per row, all on one scale, with one legend. totals: the text after each row's name."""
     most = max((sum(parts.values()) for parts in rows.values()), default=0)
     if not most:
         return ""

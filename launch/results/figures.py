@@ -19,7 +19,7 @@ from launch.results.readings import Read, number, readings
 from launch.results.statistics import Band, Values
 from launch.terminal import percentage
 
-# Okabe and Ito's palette, distinguishable with any colour vision, with black last
+# Okabe and Ito's palette for any colour vision, with #882255 in place of yellow, and black last
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#000000")
 DASHES = ("-", "--", ":", "-.")
 
@@ -31,16 +31,16 @@ _numbers = count()
 WHOLE = ("round", "client, sorted")
 """Axes whose values are whole numbers."""
 DECADES = 30
-"""The ratio of largest to smallest positive value from which an axis is logarithmic, if a chart allows it."""
+"""The ratio of the largest to the smallest positive value from which values are `wide`."""
 
 
 @dataclass(frozen=True)
 class Line:
     """A curve with a name and, over seeds, a band from low to high.
 
-    slot: the index of colour and dashes (default: the line's position; -1: colour of text). kind: a curve;
-    steps, each of which keeps its value up to the next point, with a range that is shown as text only; or
-    points without a line. mark: matplotlib's marker of points.
+    slot: the index of colour and dashes; by default the line's position, and -1 for the colour of text. kind:
+    "steps" keeps each value up to the next point and shows the range as text only; "points" draws no line.
+    mark: matplotlib's marker of points.
     """
 
     name: str
@@ -61,7 +61,7 @@ def style(slot: int) -> tuple[str, str]:
 
 
 def wide(values: Sequence[Values]) -> bool:
-    """Return whether the positive values span at least the ratio DECADES."""
+    """Return whether the positive values span a ratio of at least DECADES, which needs a logarithmic axis."""
     result = np.concatenate([*values, np.zeros(0)])
     result = result[np.isfinite(result) & (result > 0)]
     return bool(len(result)) and bool(result.max() >= DECADES * result.min())
@@ -82,8 +82,8 @@ def chart(
 ) -> str:
     """Draw an <svg> element that shows the values under the pointer, and a link to a CSV file; '' if no line
     has a point. Each line is a group of class l<slot> with its name as tooltip. size: inches, with 9-point
-    text. limits: ends of the y axis. levels: values of y with a line across. share: whether y is a share,
-    which is shown in %. Axes of rounds and of clients have whole numbers only."""
+    text. limits: ends of the y axis. levels: values of y at which to draw a horizontal line. share: show y in
+    %. An x axis of WHOLE has whole numbers only."""
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
         return ""
@@ -111,7 +111,7 @@ def chart(
         bottom, top = limits
         for level in levels:
             if (bottom is not None and level < bottom) or (top is not None and level > top):
-                continue  # its text would make the axes smaller
+                continue  # its label would shrink the axes
             axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
             across: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
             axes.text(1.01, level, percent(level) if share else f"{level:g}", **across)
@@ -144,7 +144,7 @@ def _read(line: Line, slot: int, alone: bool, form: Callable[[float], str]) -> R
 
 def _table(title: str, lines: Sequence[Line], x: str, y: str) -> str:
     """Return a caption with the points of all lines as CSV, with the range of y if there is one. Lines of
-    kind `points`, which mark numbers of tables, are left out if there are other lines."""
+    kind "points" are left out if there are other lines."""
     drawn = [line for line in lines if line.kind in ("curve", "steps")] or lines
     ranged = any(line.low is not None for line in drawn)
     heads = ["line", x, y, *(["lowest", "highest"] if ranged else [])]
@@ -161,7 +161,7 @@ def _table(title: str, lines: Sequence[Line], x: str, y: str) -> str:
 
 
 def plain(axes: Any) -> None:
-    """Draw a faint grid, and no frame above and to the right."""
+    """Draw a faint grid, and remove the frame above and to the right."""
     axes.grid(linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -178,8 +178,8 @@ def drawing(
     """Return a drawing of matplotlib as an <svg> element.
 
     names: slot and name of each part. Part n is drawn with the gid line-<n> and becomes a group of class
-    l<slot> with the name as tooltip. draw: function that draws into a figure with the colours of `style`, INK
-    and FAINT. over: function of the figure that returns SVG to add on top. size: inches, with 9-point text.
+    l<slot> with the name as tooltip. draw: draws into the figure, with the colours of `style`, INK and FAINT
+    only. over: returns SVG to add on top of the figure. size: inches, with 9-point text.
     """
     pyplot = pyplot_without_display()
     text: Any = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK}
@@ -220,7 +220,7 @@ def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
     axes.plot(
         line.x, line.y, marker=mark, markersize=4, drawstyle="steps-post" if steps else "default", **drawn
     )
-    if ranged and not steps:  # bands of steps are rectangles that hide each other
+    if ranged and not steps:  # bands of steps would hide each other
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0, gid=gid)
 
 
@@ -255,8 +255,8 @@ def picture(
     logx: bool = False,
     limits: tuple[float | None, float | None] = (None, None),
 ) -> Path:
-    """Write a picture of lines, by name, with bands and a legend, in the format of the path's suffix; return
-    the path. scale: the factor of all values. marks: mark every point. limits: the ends of the y axis."""
+    """Write a picture of lines with bands and a legend, in the format of the path's suffix; return the path.
+    bands: by the line's name. scale: the factor of y. marks: mark every point. limits: ends of the y axis."""
     from matplotlib.ticker import MaxNLocator
 
     pyplot = pyplot_without_display()

@@ -12,11 +12,11 @@ from launch.results.groups import Group, PairKey
 from launch.results.statistics import Band, reached
 
 STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
-"""Steps between candidate levels: levels are multiples of the first step that gives enough of them."""
+"""Step sizes, tried in order; `levels` uses the first one that gives enough different levels."""
 FINE = 0.01
-"""At this step and finer ones, two levels are enough."""
+"""With this step or a finer one, two levels are enough."""
 ROUNDING = 1e-12
-"""Rounding error of a mean over seeds: a smaller difference does not make a group better."""
+"""Tolerance for the rounding error of a mean over seeds; a smaller difference counts as equality."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class WinningRange:
-    """A range of budgets in which one group has the best accuracy, from `first.MB` to `until` (inf: no
-    end)."""
+    """A range of budgets with one best group, from `first.MB` to `until` (inf if it has no end)."""
 
     first: FrontierPoint
     last: FrontierPoint
@@ -46,7 +45,7 @@ class WinningRange:
 def by_budget(runs: Group) -> Band:
     """Return the best accuracy so far (y) for a budget in megabytes, both directions (x).
 
-    The x are the budgets at which a seed was evaluated. A seed that has ended keeps its best accuracy, so the
+    x has the budgets at which a seed was evaluated. A seed that has ended keeps its best accuracy, so the
     band always covers all seeds. The band begins where all seeds have an accuracy. It ends at the end of the
     last seed or, if some seeds are unfinished, at the end of the first unfinished seed. It is empty if there
     are no accuracies.
@@ -77,7 +76,7 @@ def running_maximum(group: int, runs: Group) -> list[FrontierPoint]:
 
 
 def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Return the points that are more accurate than every point with no more bytes, sorted by bytes."""
+    """Return the Pareto front: points more accurate than all with as many or fewer bytes, sorted by bytes."""
     result: list[FrontierPoint] = []
     for point in sorted(points, key=lambda p: (p.MB, -p.accuracy)):
         if point.accuracy > (result[-1].accuracy + ROUNDING if result else -math.inf):
@@ -98,8 +97,8 @@ def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[WinningRange]:
 
 
 def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[float]:
-    """Return two or three accuracies above `start`, rounded: one that three quarters of the groups reach, one
-    that half of them reach, and one that the best group reaches."""
+    """Return up to three accuracies above `start`, rounded down. Three quarters of the groups reach the first
+    one, half of them reach the second one, and the best group reaches the third one."""
     best = sorted(points[-1].low for points in maxima if points and points[-1].low > start)
     if not best:
         return []
@@ -114,8 +113,8 @@ def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[floa
 
 
 def reaching(runs: Group, accuracy: float) -> list[tuple[int, int] | None]:
-    """Return, per member, the first round with at least this accuracy and the bytes up to it, both
-    directions; None for a member that does not reach it."""
+    """Return, for each of `runs.curves`, the first round with at least this accuracy and the bytes of both
+    directions up to this round; None for a curve that does not reach it."""
     result: list[tuple[int, int] | None] = []
     for curve in runs.curves:
         at = reached(curve, accuracy) if curve.has("test_accuracy") else None
@@ -132,7 +131,7 @@ class Cost:
     seeds: the number of seeds. rounds: the first evaluated round with the accuracy, for each seed that
     reaches it. spent: the bytes up to that round, both directions, for the same seeds. ended: all bytes of
     each seed that does not reach it. best: the best accuracy, as the mean over the seeds; NaN without
-    accuracies. by_seed: the bytes by ComparedRun.key; NaN for a seed that does not reach it.
+    accuracies. by_seed: `spent` by ComparedRun.key; NaN for a seed that does not reach the accuracy.
     """
 
     group: int
@@ -149,10 +148,10 @@ class Cost:
 
     @property
     def median(self) -> float:
-        """The median over the seeds of the bytes to the accuracy, by Kaplan and Meier; inf if not known.
+        """The Kaplan-Meier estimate of the median bytes to the accuracy; inf if too few seeds reach it.
 
-        A seed that ends without the accuracy counts as a seed that needs more than all of its bytes. If
-        exactly half of the seeds are left between two that reach it, the median is midway between these two.
+        A seed that ends without the accuracy is censored: it needs more than all of its bytes. If the
+        estimated share of seeds that need more is one half between two values, the median is their midpoint.
         """
         share, left, half = 1.0, len(self.spent) + len(self.ended), math.inf
         for spent, ends in sorted([*((n, 0) for n in self.spent), *((n, 1) for n in self.ended)]):
@@ -183,8 +182,8 @@ def cost(group: int, runs: Group, accuracy: float) -> Cost:
 def ranking(groups: Sequence[Group], accuracy: float) -> list[Cost]:
     """Return the costs at which the groups reach an accuracy, the best group first.
 
-    Groups with a median come first, smallest median first; then groups with some seeds that reach the
-    accuracy; then groups without such seeds. The last two kinds are sorted by their best accuracy.
+    Groups with a finite median come first, in ascending order. Groups of which some seeds reach the accuracy
+    follow, then groups of which no seed does. Both are sorted by their best accuracy.
     """
     costs = [cost(n, group, accuracy) for n, group in enumerate(groups)]
 

@@ -41,7 +41,7 @@ class ComparedRun:
 
     @property
     def key(self) -> PairKey:
-        """The key that two runs of a pair share: seed, data set, rows of evaluation, and split.
+        """The key by which runs are paired: seed, data set, evaluated rows, and split.
 
         The split is identified by the digest of the data or, in runs without a digest, by its settings.
         """
@@ -70,7 +70,7 @@ class ComparedRun:
 
     @cached_property
     def traffic(self) -> Mapping[str, Mapping[str, int]]:
-        """Bytes of the algorithm by direction, then by field, indices of a field, header and framing."""
+        """Bytes of the algorithm by direction and part (a field, indices of a field, header, framing)."""
         result: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
         if self.done:
             for side, named in self.run.summary.get("bytes", {}).get("algorithm", {}).items():
@@ -105,14 +105,14 @@ class ComparedRun:
         return sum(sum(named.values()) for named in self.traffic.values())
 
     def units(self, side: str, once: bool = False) -> float:
-        """Bytes in units of P (4 P bytes) per client and round, or once per client; 0 if nothing was sent."""
+        """Return the bytes per client and round, or once per client, in units of P (4 P bytes); 0 if none."""
         return self._units[f"units_of_p_{'once_' if once else ''}{side}"]
 
     @cached_property
     def _units(self) -> Mapping[str, float]:
-        """Return the units in summary.json, or compute them from the ledger if the summary has none.
+        """The units in summary.json or, if it has none, computed from the ledger.
 
-        A summary has none if the run has not ended, or if the summary has units per exchange.
+        A summary has none if the run has not ended, or if its units are per exchange.
         """
         summary = self.run.summary
         if "units_of_p_once_down" in summary:
@@ -166,7 +166,7 @@ class Group:
 
     @property
     def params(self) -> int:
-        """P."""
+        """The number of parameters, P."""
         return self.members[0].run.params
 
     def has(self, metric: str) -> bool:
@@ -280,6 +280,6 @@ def _last(key: str) -> str:
 
 
 def _sent_once(run: RunFolder) -> frozenset[Sent]:
-    """Return one-time messages of the run's algorithm; none for a user's file, which is not executed here."""
+    """Return the fields that the algorithm sends once; none for a user's file, which is not executed here."""
     known = names.names("algorithms").get(str(run.experiment["algo"]))
     return frozenset(known.once) if known else frozenset()

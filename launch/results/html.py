@@ -1,4 +1,4 @@
-"""The page around the pictures: one HTML file that loads nothing, light or dark like the reader's system."""
+"""The layout of a page: one HTML file that loads nothing, in the light or dark scheme of the reader."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def soft(text: str) -> str:
 
 
 def folded(title: str, body: str, opened: bool) -> str:
-    """Return a part that a click on its title shows or hides."""
+    """Return a body that a click on its title shows or hides."""
     return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
 
 
@@ -107,6 +107,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int
 
 
 def save(path: Path, text: str) -> None:
-    """Write a text file; escape control characters, which names may contain."""
+    """Write a text file, with control characters escaped."""
     with disk_errors(f"cannot write {path}"):
         path.write_text(printable(text), encoding="utf-8")

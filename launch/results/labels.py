@@ -23,11 +23,11 @@ LONGEST = 60
 
 
 def labels(groups: Sequence[Settings]) -> list[str]:
-    """Return a label per group: the algorithm, the settings of the task that not all groups share, and the
-    fewest settings that distinguish groups of one algorithm. If a label would be longer than LONGEST, all
-    labels leave out settings of the task that are not needed for this; `unnamed` returns these settings.
+    """Return a label per group: the algorithm, the settings of the task that not all groups share, and few
+    settings that distinguish groups of one algorithm. If a label would be longer than LONGEST, all labels
+    leave out the settings of the task that are not needed for this; `unnamed` returns them.
 
-    Settings are dotted (codecs.mean, hyperparameters.local.lr); no two groups are equal.
+    groups: settings with dotted names (codecs.mean, hyperparameters.local.lr). All groups must differ.
     """
     whole = _labels(groups, _of_task(groups))
     return whole if max(map(len, whole), default=0) <= LONGEST else _labels(groups, [])
@@ -57,7 +57,7 @@ def _labels(groups: Sequence[Settings], always: Sequence[str]) -> list[str]:
 
 
 def _of_task(groups: Sequence[Settings]) -> list[str]:
-    """Return keys of the task with different values in the groups, without hyperparameters."""
+    """Return the settings of the task, except hyperparameters, that not all groups share."""
     tables = ("hyperparameters", "sources")
     differing = [key for key in _differing(groups) if key.partition(".")[0] not in tables]
     return [key for key in differing if key not in NO_TASK]
@@ -69,7 +69,7 @@ def _order(groups: Sequence[Settings]) -> Callable[[str], tuple[int, int]]:
 
 
 def natural(label: str) -> list[tuple[float, str]]:
-    """Return a sort key that orders labels by their numbers, dense first."""
+    """Return a sort key that orders labels by the numbers in them, dense first."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label.replace("(dense", "("))
     return [(float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts)]
 
@@ -85,7 +85,7 @@ class Differences:
 
 
 def differences(groups: Sequence[Settings]) -> Differences:
-    """Return the differences; a hyperparameter of only some groups is one if it differs between these."""
+    """Return the differences. A hyperparameter with one value, which other groups lack, is in `own`."""
     keys: list[str] = []
     own: list[str] = []
     for key in _differing(groups):
@@ -132,14 +132,14 @@ def _value(key: str, group: Settings) -> str:
 
 
 def _differing(groups: Sequence[Settings]) -> list[str]:
-    """Return the keys without a common value in all groups, in the order of TELLING."""
+    """Return the keys that are missing or different in some groups, in the order of TELLING."""
     keys = dict.fromkeys(key for g in groups for key in g)
     result = [key for key in keys if len({repr(g.get(key, ABSENT)) for g in groups}) > 1]
     return sorted(result, key=_rank)
 
 
 def _telling(groups: Sequence[Settings]) -> list[str]:
-    """Choose few keys that distinguish all groups, greedily: the most distinguishing key first."""
+    """Choose few keys that distinguish all groups, greedily, beginning with the most distinguishing one."""
     differing = _differing(groups)
     choices: dict[str, list[str]] = {}
     for key in differing:
@@ -156,7 +156,7 @@ def _telling(groups: Sequence[Settings]) -> list[str]:
 
 
 def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) -> list[str]:
-    """Drop choices, last first, if the others still distinguish the group from all other groups."""
+    """Drop each choice, from the last, if the others still distinguish the group from all other groups."""
     keys = list(message)
     for choice in dict.fromkeys(_choice(key) for key in reversed(message)):
         fewer = [key for key in keys if _choice(key) != choice]
@@ -176,7 +176,7 @@ def _parts(keys: Sequence[str], group: Settings) -> list[str]:
 
 
 def _choice(key: str) -> str:
-    """Return the choice of a key; all codecs are one choice, so that different codecs are named together."""
+    """Return the choice of a key. All codecs are one choice, so they are named together."""
     return CODECS if key.startswith(f"{CODECS}.") else key
 
 
@@ -208,7 +208,7 @@ def _name(key: str) -> str:
 
 
 def _short(key: str, beside: Sequence[str]) -> str:
-    """Return lr for hyperparameters.local.lr, if no other key ends with lr."""
+    """Return lr for hyperparameters.local.lr if no other key ends with lr; otherwise local.lr."""
     last = key.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == last for other in beside) == 1
     return last if key.startswith("hyperparameters.") and alone else _name(key)

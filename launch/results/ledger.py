@@ -36,7 +36,7 @@ def print_ledger(
     parquet: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print the tables; with `export` or `parquet` only the files, unless `by` names a table."""
+    """Print the tables. With `export` or `parquet`, write files, and print only the table that `by` names."""
     run = RunFolder.open(folder)
     console = terminal.console()
     if parquet:
@@ -88,8 +88,8 @@ TABLES: Mapping[str, tuple[str, list[str]]] = {
 def _tables(
     rows: pandas.DataFrame, own: pandas.DataFrame, by: str, everything: bool, cumulative: bool
 ) -> Iterator[tuple[str, pandas.DataFrame]]:
-    """Yield the table that --by names, or all tables of the run. The table by hop has the bytes between each
-    edge server and the root: broadcasts and sums or, with `everything`, all bytes by kind."""
+    """Yield the table that --by names, or all tables of the run. The table by hop counts broadcasts and sums
+    between each edge server and the root or, with `everything`, all bytes between them by kind."""
     has_hops = "hop" in rows.columns
     if by == "hop" and not has_hops:
         raise UsageError("--by hop: this run has no edge servers (launch --tree)")
@@ -109,7 +109,7 @@ def _tables(
 def to_json(
     run: RunFolder, *, by: str = "", everything: bool = False, cumulative: bool = False
 ) -> dict[str, object]:
-    """Return the tables for --json: a list per table, of objects with the keys and the bytes down and up."""
+    """Return the tables for --json. Each is a list of objects with the keys and the bytes down and up."""
     rows = run.ledger
     own = rows if everything else rows[rows.kind == "algorithm"]
     tables = {
@@ -135,7 +135,7 @@ def to_json(
 
 
 def limits(run: RunFolder) -> dict[str, Any]:
-    """Return fedsim.wire.limits of the last round that has them; {} if there are none."""
+    """Return the last measured limits (fedsim.wire.limits), with their round; {} if there are none."""
     for line in reversed(run.lines):
         if line.get("limits"):
             return {"round": line["round"], **line["limits"]}
@@ -162,15 +162,15 @@ def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
 
 
 def once(rows: pandas.DataFrame) -> int:
-    """Return the bytes down if each exchange sent one broadcast, the largest one, to all its recipients."""
+    """Return the bytes down if each exchange sent its largest broadcast once, to all recipients together."""
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
     envelopes = down.groupby(["round", "exchange", "client"])["bytes"].sum()
     return int(envelopes.groupby(["round", "exchange"]).max().sum())
 
 
 def exported(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the columns round, sender, receiver and bytes. The server is -1, clients count from 0, and for
-    traffic without a client, workers 0, 1, ... are -2, -3, ..."""
+    """Return the columns round, sender, receiver and bytes. The server is -1, and clients count from 0. In
+    traffic without a client, the other end is a worker: workers 0, 1, ... are -2, -3, ..."""
     other = rows.client.where(rows.client >= 0, -2 - rows.worker)
     down = rows.direction == "down"
     frame = pandas.DataFrame(
@@ -240,15 +240,15 @@ def _print(
 
 NAME = "ledger.parquet"
 TEXTS = ("kind", "direction", "message", "field", "layer", "codec", "hop")
-"""Columns of few different texts, stored as a dictionary and indices."""
+"""Text columns with few different values, which are dictionary-encoded."""
 LARGE = ("dense_bytes", "bytes")
 """Columns of 64 bits; other numbers have 32 bits."""
 BATCH = 1 << 16
-"""The number of rows in memory at once, and in a row group."""
+"""The number of rows of a row group; only one row group is in memory at a time."""
 
 
 def write_parquet(run: RunFolder) -> Path:
-    """Write RUN/ledger.parquet, a batch of rows at a time; return its path. The run may be running."""
+    """Write RUN/ledger.parquet, a batch of rows at a time; return its path. The run may still be running."""
     arrow, parquet = (needed(name, "--parquet", "parquet") for name in ("pyarrow", "pyarrow.parquet"))
     run.check_files(LEDGER)
     names = COLUMNS if run.experiment.get("tree", "") == "" else TREE_COLUMNS

@@ -39,9 +39,9 @@ PLANNED = ("algo", "model", "dataset", "clients", "rounds", "participation", "se
 
 @dataclass
 class Plan:
-    """The bytes of the algorithm: in all by (direction, field, layer), and by round. exact: no size depends
-    on values. costs: one client's share of the bytes; a message's optional group counts once. took_part:
-    rounds in which each client gets a broadcast. devices: simulated seconds and energy, with a clock."""
+    """The planned bytes of the algorithm, by (direction, field, layer) and by round. exact: whether no size
+    depends on values. costs: the bytes per client and round and once per client. took_part: by client, the
+    number of rounds with a broadcast. devices: simulated seconds and energy; None without a clock."""
 
     params: int
     exact: bool = True
@@ -55,8 +55,7 @@ class Plan:
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     devices: dict[str, Any] | None = None
     least: dict[str, int] = field(default_factory=dict)
-    """With +event or +quiet, the least bytes by direction: if nothing changes after a client's first
-    message."""
+    """With +event or +quiet, the minimum by direction: nothing changes after each client's first message."""
 
     def add(self, round: int, exchange: int, direction: str, size: EnvelopeSize, envelopes: int) -> None:
         """Add a number of envelopes of one size."""
@@ -98,10 +97,10 @@ def plan(
 ) -> Plan:
     """Return the algorithm's traffic of all rounds, and the devices' seconds and energy.
 
-    problem: may be an outline. run: the run's name, whose length counts in every header. examples: N_k of all
-    clients, if an outline does not know them. steps: the steps of an asynchronous experiment.
+    problem: may be a Problem.outline. run: the run's name, which is in every header. examples: N_k of all
+    clients; needed if an outline does not know them. steps: the schedule of an asynchronous experiment.
     """
-    federated = not problem.algorithm.centralised  # otherwise no bytes are the algorithm's
+    federated = not problem.algorithm.centralised  # the algorithm of centralised training sends nothing
     everyone, costs = len(problem.clients), ClientCosts(sent_once(problem.algorithm))
     nobody = np.zeros(everyone, dtype=np.int64)
     created = Plan(problem.net.layout.size, costs=costs, took_part=nobody, answered=nobody.copy())
@@ -127,7 +126,7 @@ def plan(
     ids = np.zeros(0, dtype=np.int64)
     for r in range(1, problem.experiment.rounds + 1):
         participation = participations(r)
-        if participation.participants is not last:  # a full client population is the same tuple every round
+        if participation.participants is not last:  # with all clients, each round has the same tuple object
             last, ids = participation.participants, np.array(participation.participants, dtype=np.int64)
         created.took_part[ids] += 1
         created.answered[_without(ids, participation.dropouts)] += 1
@@ -250,7 +249,7 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
 
 
 def to_json(problem: Problem, created: Plan) -> dict[str, Any]:
-    """Return the plan for --json: `bytes` is nested as in summary.json; the rest are the tables' numbers."""
+    """Return the plan for --json: `bytes` is nested as in summary.json; the rest are the printed numbers."""
     e, times = problem.experiment, created.took_part
     per_round = [sides["down"] + sides["up"] for r, sides in created.rounds.items() if r]
     return {
@@ -318,14 +317,14 @@ def _range(numbers: list[int]) -> str:
 
 
 DRAWN = 300_000
-"""Noise and jitter are drawn for at least this many tasks; the durations of later rounds are estimated."""
+"""After so many tasks, noise and jitter are not drawn; the durations of later rounds are estimated."""
 
 
 class DevicePlan:
-    """Counts of participation, and the sum of the durations of rounds.
+    """The simulated seconds and energy of a plan, added up round by round.
 
-    estimated: whether the durations of some rounds are the mean of earlier rounds; if so, the seconds in
-    which clients are busy are expectations, too.
+    estimated: whether some rounds have the mean duration of earlier rounds. If so, the seconds in which
+    clients are busy are expectations, too.
     """
 
     def __init__(
@@ -335,16 +334,16 @@ class DevicePlan:
         exchanges: Mapping[int, tuple[int, int]],
         hops: Callable[[int, int, Ints, Ints], Hops] | None = None,
     ) -> None:
-        """sizes: N_k of all clients. exchanges: stream bytes of a broadcast and an upload, by exchange. hops:
-        with a tree, function that returns the bytes of edge servers. Its arguments are round, exchange,
-        clients that get the broadcast, and clients whose uploads are folded."""
+        """Start without rounds. sizes: N_k of all clients. exchanges: by exchange, the stream bytes of a
+        broadcast and of an upload. hops: with a tree, a function of round, exchange, clients with a broadcast
+        and clients with a folded upload; it returns the bytes of the edge servers."""
         self._clock, self._sizes, self._exchanges = clock, indices(sizes), exchanges
         self._hops = hops
         everyone = np.arange(len(sizes))
         self._draws = clock.has_draws(everyone)
         self._gone, self._took_part = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
         self._drawn = np.zeros(len(sizes), np.int64)
-        """By client, the number of rounds that the client answered and whose seconds were drawn."""
+        """By client, the number of answered rounds whose seconds were drawn."""
         self._seconds, self._joules = np.zeros(len(sizes)), np.zeros(len(sizes))
         self._durations: list[float] = []
         self._last: tuple[Ints, float] = (indices(()), 0.0)
@@ -369,9 +368,9 @@ class DevicePlan:
     ) -> None:
         """Add a round.
 
-        clients: the clients that get the broadcast; the same array object as in the previous round, if they
-        are the same. dropouts: the clients that send nothing. step: the round's duration and each client's
-        seconds, if an asynchronous schedule has decided them. lost: clients whose uploads do not arrive.
+        clients: the clients that get the broadcast. If they are those of the previous round, passing the same
+        object saves time. dropouts: the clients that send nothing. step: the round's duration and each
+        client's seconds, from an asynchronous schedule. lost: the clients whose uploads do not arrive.
         """
         self._took_part[clients] += 1
         gone = indices(sorted(dropouts))

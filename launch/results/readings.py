@@ -1,4 +1,4 @@
-"""Tooltips of a chart: a rule, dots, and the values of all lines at the pointer. CSS shows it.
+"""Tooltips of a chart, which CSS shows: a rule, dots, and the values of all lines at the pointer.
 
 The chart is divided into strips along its x axis. Each strip shows the points of the lines in that strip.
 """
@@ -33,8 +33,8 @@ def number(value: float) -> str:
 class Read:
     """A line whose values are shown: its name, its CSS colour, its points, and the ranges of y, if any.
 
-    holds: each value is constant up to the next point, as in a step line. said: values to show instead of y,
-    such as the heights of stacked bars. form: function that formats a value.
+    holds: whether each value holds up to the next point, as in a step line. said: values to show instead of
+    y, such as the heights of stacked bars. form: function that formats a value.
     """
 
     name: str

@@ -23,7 +23,7 @@ DOCUMENT, PAGE = "relay.json", "report.html"
 SHOWN = 20
 """The maximum number of rows of a table on the terminal; the files have all rows."""
 WIDTH = 4
-"""Bytes of a parameter (float32) in units of P."""
+"""Bytes per parameter (float32); a unit of P is WIDTH * P bytes."""
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
@@ -41,7 +41,7 @@ class RelayReport:
         rounds: The rounds, in ascending order.
         connections: The connections, in the order of acceptance.
         entries: The rows of ledger.csv.
-        refused: The number of connections that were reset because the target did not accept; refusal: why.
+        refused, refusal: How many connections were reset because the target did not accept, and its reason.
     """
 
     listen: str
@@ -89,7 +89,7 @@ class RelayReport:
         return sum(entry.bytes for entry in self.entries if entry.direction == direction)
 
     def residual(self, direction: str) -> int:
-        """Return kernel minus relay, in bytes, of the connection where the absolute difference is largest."""
+        """Return the kernel's bytes minus the relay's, for the connection with the largest difference."""
         return max((connection.residual[direction] for connection in self.connections), key=abs, default=0)
 
     def error(self, interrupted: bool) -> FedsimError | None:
@@ -135,7 +135,7 @@ class RelayReport:
         }
 
     def show(self, folder: Path | None, as_json: bool) -> None:
-        """Write the files if there is a folder; always print the tables or the document.
+        """Print the tables or the document; first write the files if there is a folder.
 
         Raises:
             FedsimError: If a file cannot be written.

@@ -23,7 +23,7 @@ TABLES = {"reliability": "at the mean", "ensemble_reliability": "averaged over p
 """Keys of metrics.jsonl, and the titles of their diagrams."""
 
 LEAST, LARGEST = 5.0, 45.0
-"""Areas in square points: of the point of an almost empty bin, and the surplus for the fullest bin."""
+"""Areas of markers in square points: the minimum, and the addition for the fullest bin."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Reliability:
 
 
 def last_table(lines: Sequence[Mapping[str, Any]], key: str) -> Values | None:
-    """Return the table of the last line; None without one (earlier fedsim, or a model that diverged)."""
+    """Return the last line's table; None if it has none (earlier version of fedsim, or a diverged model)."""
     table = lines[-1].get(key) if lines else None
     return np.array(table, dtype=np.float64) if isinstance(table, list) else None
 
@@ -48,7 +48,7 @@ def diagram(
     counts: bool = True,
     size: tuple[float, float] = (4.2, 3.8),
 ) -> str:
-    """Draw an <svg> element; '' without a line. counts: whether bars below show the predictions per bin."""
+    """Draw an <svg> element; '' without a line. counts: add bars of the predictions per bin."""
     if not drawn:
         return ""
 

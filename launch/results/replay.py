@@ -41,7 +41,7 @@ def replay(folder: Path, data_dir: Path | None) -> None:
 
 
 def _compared(run: RestoredRun, created: Checkpoint[Any]) -> tuple[str, str]:
-    """Compare with the round's checkpoint; return a text to print, and an error or ''."""
+    """Compare a replayed round with its checkpoint; return a text to print and an error message or ''."""
     try:
         what = run.unlike(created)
     except DataError as e:

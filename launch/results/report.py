@@ -105,19 +105,19 @@ STATES = {
 
 
 def _rounds(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> int:
-    """Return the number of rounds that have ended, as far as is known."""
+    """Return the number of completed rounds that the files show."""
     evaluated = int(metrics["round"].max()) if len(metrics) else 0
     return max(int(summary.get("rounds") or 0), evaluated)
 
 
 def _state(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
-    """Return the status, and a conspicuous warning if the run's bits may differ."""
+    """Return the status, with a highlighted warning if the run's workers had different environments."""
     drift = f'<p class="bad">{escape(DRIFT)}: {escape("; ".join(run.drift))}.</p>' if run.drift else ""
     return _ended(run, summary, metrics) + drift.replace("this run", "This run", 1)
 
 
 def _ended(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
-    """Return the status; the status of an unfinished run is conspicuous."""
+    """Return the status, highlighted if the run is unfinished."""
     rounds, asked = _rounds(summary, metrics), int(run.experiment["rounds"])
     after = f"{rounds} of {asked} rounds"
     if run.status == "done":
@@ -260,7 +260,7 @@ def bytes_by_field(rows: pandas.DataFrame) -> Iterator[str]:
 
 
 def bill(rows: pandas.DataFrame) -> Iterator[str]:
-    """Yield a table with one line per field, layer and codec, and the size of values without a codec."""
+    """Yield a table of bytes by field, layer and codec, with the size of the values without a codec."""
     keys = ["field", "layer", "codec"]
     by = sides(rows, keys)
     by["dense"] = rows.groupby(keys)["dense_bytes"].sum()
@@ -302,7 +302,7 @@ def _part(field: str, layer: str) -> str:
 
 
 def units(run: RunFolder) -> str:
-    """Return the bytes per client and round, and once per client, in units of P."""
+    """Return a text with the cost per client and round and the one-time cost per client, in units of P."""
     own = ComparedRun(run)
 
     def both(once: bool) -> str:
@@ -368,13 +368,13 @@ def processes(run: RunFolder) -> Iterator[str]:
 # ---- the grid of clients and rounds
 
 ACROSS, DOWN = 200, 60
-"""Maximum numbers of cells of the grid; the larger of clients and rounds is the horizontal axis."""
+"""Maximum numbers of columns and rows. The larger of clients and rounds is the horizontal axis."""
 CELL, WIDEST, HIGHEST = 14.0, 1000.0, 420.0
 """Maximum pixels of a cell, and of the picture's width and height."""
 
 
 def participation_grid(run: RunFolder, rounds: int) -> str:
-    """Draw participation from the run's schedule, and note what is shown. rounds: number of ended rounds."""
+    """Draw the run's schedule, and note which part is shown. rounds: the number of completed rounds."""
     experiment = run.experiment
     clients = run.clients
     try:
@@ -414,7 +414,7 @@ def participation_grid(run: RunFolder, rounds: int) -> str:
 
 
 def _by_the_clock(run: RunFolder) -> Callable[[int], tuple[int, ...]]:
-    """Return an asynchronous run's participants from the ledger: clients that got a round's broadcast."""
+    """Return a function from a round to the clients that, according to the ledger, got its broadcast."""
     rows = run.ledger
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
     by_round = {int(r): tuple(sorted({int(k) for k in ks})) for r, ks in down.groupby("round").client}
@@ -422,7 +422,7 @@ def _by_the_clock(run: RunFolder) -> Callable[[int], tuple[int, ...]]:
 
 
 def _silent(run: RunFolder) -> frozenset[tuple[int, int]]:
-    """Return the rounds and clients whose upload has no fields, from the ledger."""
+    """Return the (round, client) pairs whose upload, according to the ledger, has no fields."""
     if event_rules.split(str(run.experiment["participation"]))[1] is None:
         return frozenset()
     rows = run.ledger
@@ -439,7 +439,7 @@ def _range(first: int, last: int, of: int) -> str:
 
 
 def _mark(participation: Participation, client: int, silent: bool) -> str:
-    """Return the class of report.css for a client in a round."""
+    """Return the CSS class (report.css) of a client's cell in a round."""
     if client not in participation.participants:
         return "away"
     if client in participation.lost_uploads | participation.dropouts:

@@ -37,8 +37,8 @@ def numbers(frame: pandas.DataFrame, name: str) -> Values:
 
 
 def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
-    """Draw accuracy over every axis, NLL over rounds and megabytes, and the train loss over rounds. level:
-    the target accuracy of the run; 0 for none."""
+    """Draw accuracy over rounds, megabytes and, if known, seconds; NLL over rounds and megabytes; and the
+    train loss over rounds. level: the target accuracy of the run; 0 for none."""
     axes = {"round": numbers(metrics, "round"), "megabytes, both directions": numbers(metrics, "MB")}
     timed = dict(axes)
     if every_round(metrics["round"].tolist()):  # otherwise the seconds of some rounds are missing
@@ -66,7 +66,7 @@ def _key(metrics: pandas.DataFrame) -> str:
 
 def calibration(metrics: pandas.DataFrame) -> Iterator[str]:
     """Yield ECE and Brier score over rounds, and the reliability diagram of the last evaluated round. Yield
-    nothing for a run of an earlier fedsim, or without classes."""
+    nothing if the data have no classes, or if an earlier version of fedsim wrote the run."""
     x, last = numbers(metrics, "round"), [dict(metrics.iloc[-1])]
     tables = [
         Reliability(text, slot, table)
@@ -94,7 +94,7 @@ def _lines(metrics: pandas.DataFrame, x: Values, names: Mapping[str, str]) -> li
 
 
 def diagnostics(metrics: pandas.DataFrame) -> Iterator[str]:
-    """Yield charts of all other numbers of metrics.jsonl that vary, and a text with the constant ones."""
+    """Yield charts of the other numbers of metrics.jsonl that vary, and a text with the constant ones."""
     x, drawn, constant = numbers(metrics, "round"), [], []
     for name in _others(metrics):
         y = numbers(metrics, name)

@@ -1,7 +1,8 @@
 """Differences between configurations, paired by seed: interval, test, and a verdict in words.
 
-Two runs of one seed have the same split and, with the same model, the same start, so their difference has
-less variance than the difference of means. For n differences d_i with mean D and sample deviation s:
+Two runs with one seed have the same split and, with the same model, the same initial parameters. Their
+difference has less variance than a difference of unpaired runs. For n differences d_i with mean D and sample
+standard deviation s:
 
     interval      D ± t(n - 1, 0.975) s / sqrt(n)                Student's t, 95 %, of this row alone
     p             two-sided paired t-test, as in scipy.stats.ttest_rel
@@ -12,7 +13,7 @@ less variance than the difference of means. For n differences d_i with mean D an
 
 The family is all pairs of configurations if the reference is the best one, because the data select it. If the
 user names the reference, the family is one pair per row. Pairs without a test do not count. With fewer than
-LEAST seeds there is no test, and the range of the differences is given instead. (Source: docs/statistics.md.)
+LEAST seeds there is no test, and the interval is the range of the differences. (Source: docs/statistics.md.)
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from typing import TypeVar
 import numpy as np
 
 LEAST = 5
-"""The fewest seeds with which configurations are ranked."""
+"""The minimum number of seeds for a ranking of configurations."""
 LEAST_FLIPS = 6
-"""The fewest seeds with which a permutation test can reach p < 0.05: 2 / 2^n."""
+"""The minimum number n of seeds with which a permutation test can reach p < 0.05; its least p is 2 / 2^n."""
 MOST_FLIPS = 12
 """With more seeds, the permutation test draws 2^12 flips instead of all."""
 ALPHA = 0.05
@@ -42,8 +43,8 @@ SAME = "not distinguishable"
 class Difference:
     """The differences of one configuration from the reference, one value per common seed.
 
-    low, high: the ends of the 95 % interval of the mean; the range of the values, if these are fewer than
-    LEAST. wide_low, wide_high: the ends of the interval for all comparisons of the family together. p,
+    low, high: the ends of the 95 % interval of the mean or, with fewer than LEAST values, of their range.
+    wide_low, wide_high: the ends of the interval for all comparisons of the family together. p,
     permuted, holm: NaN if there is no test. family: the number of comparisons for which p is corrected.
     """
 
@@ -91,7 +92,7 @@ class Difference:
 def differences(
     scores: Sequence[Mapping[Key, float]], reference: int, *, all_pairs: bool
 ) -> list[Difference]:
-    """Compare every configuration with the reference, the reference itself too.
+    """Compare every configuration, including the reference itself, with the reference.
 
     scores: the scores of each configuration, by seed or another key of pairs. reference: the index of the
     reference. all_pairs: whether the family is all pairs, because the data selected the reference.
@@ -128,7 +129,7 @@ def leaders(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> fr
     """Return the indices of the best configuration and of all that are not distinguishable from it.
 
     scores, least: as in `best`. Configurations that cannot be tested against the best are not leaders. The
-    result is empty if none can be tested, or if none is distinguishable.
+    result is empty if no configuration is distinguishable from the best.
     """
     reference = best(scores, least=least)
     if reference is None:
@@ -183,7 +184,7 @@ def half_width(values: Sequence[float], family: int = 1) -> float:
 def _paired(
     scores: Sequence[Mapping[Key, float]], reference: int, all_pairs: bool
 ) -> list[tuple[float, ...]]:
-    """Return the differences of all others from the reference, in order; with all_pairs, then other pairs."""
+    """Return the differences of the others from the reference; with all_pairs, all other pairs follow."""
     others = [n for n in range(len(scores)) if n != reference]
     pairs = [(n, reference) for n in others] + (list(combinations(others, 2)) if all_pairs else [])
     return [tuple(scores[a][k] - scores[b][k] for k in scores[a] if k in scores[b]) for a, b in pairs]
@@ -202,7 +203,7 @@ def _compared(values: tuple[float, ...], family: int, p: float, corrected: float
 
 
 def _permuted(values: Sequence[float]) -> float:
-    """Return the p-value of the permutation test: the share of sign flips with a mean at least as large."""
+    """Return the p-value of the permutation test: the share of sign flips with a mean at least as extreme."""
     if len(values) < LEAST_FLIPS:
         return math.nan
     from scipy import stats

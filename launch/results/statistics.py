@@ -10,23 +10,23 @@ A column is an expression of a run's metrics.jsonl:
     simulated@ROUND         seconds of the virtual clock up to ROUND
     J@ROUND                 joules of all clients up to ROUND
     rounds to VALUE         the first evaluated round with a test_accuracy of at least VALUE
-    rounds to METRIC VALUE  like this for another metric; at most VALUE if lower is better
-    rounds to mean METRIC VALUE     like this for the running mean of the last `window` evaluated rounds
+    rounds to METRIC VALUE  the same for another metric; at most VALUE if lower is better
+    rounds to mean METRIC VALUE     the same for the running mean of the last `window` evaluated rounds
     MB to ...               megabytes up to that round
     simulated to ...        seconds of the virtual clock up to that round
     J to ...                joules of all clients up to that round
 
 METRIC is a key of metrics.jsonl.
 
-The x axis of a curve can also be the megabytes that a run's messages could have cost so far, at the limits
-that were measured in its rounds (Source: docs/compression.md#the-limit-as-a-column):
+The x axis of a curve can also be the megabytes that all rounds so far would have cost at a theoretical limit
+(Source: docs/compression.md#the-limit-as-a-column):
 
     MB entropy   both directions at the zeroth-order entropy of their integers
     MB KL        uploads at KL(q_k || q_g), the cost of a sample of the client's posterior
 
-A round measures one upload and its broadcast (fedsim.wire.limits). All bytes of that direction are scaled by
-the measured ratio, including headers and fields without a codec. A direction without coded fields, such as a
-first broadcast may be, counts in full.
+A round measures one upload and its broadcast (fedsim.wire.limits). All bytes of a direction are scaled by the
+measured ratio, including headers and fields without a codec. A direction without coded fields, for example a
+first broadcast, counts in full.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _TO = re.compile(r"(rounds|MB|simulated|J) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*
 
 @dataclass(frozen=True)
 class Column:
-    """A parsed column: a reduction ("", max, best, rounds, MB, ...), a metric and a round. None is the last
-    round or, with a level, the first round whose value or (of_mean) running mean reaches the level."""
+    """A parsed column. how: the reduction ("", max, best, rounds, MB, ...). round: None for the last round
+    or, with a level, for the first round that reaches it. of_mean: the running mean must reach the level."""
 
     how: str
     metric: str
@@ -106,7 +106,7 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
 
 def reached(curve: Curve, level: float, metric: str = "test_accuracy", window: int = 1) -> int | None:
     """Return the index of the first evaluated round after round 0 that is at least as good as `level`. The
-    value of a round is the mean of the `window` evaluated rounds up to it; there must be that many."""
+    value of a round is the mean over the last `window` evaluated rounds; earlier rounds have no value."""
     values, rounds = curve.metric(metric), curve.rounds()
     trained = [at for at in range(len(values)) if rounds[at] > 0]
     for last in range(window, len(trained) + 1):
@@ -168,7 +168,7 @@ def scale_of(expression: str) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class Band:
-    """The lowest, mean and highest y of the seeds at each x, where x is a mean over the seeds, too."""
+    """The lowest, mean and highest y over the seeds at each x. If the seeds differ in x, x is their mean."""
 
     x: Values
     low: Values
@@ -177,7 +177,7 @@ class Band:
 
     @staticmethod
     def of(x: Values, ys: Values) -> Band:
-        """Return the band of ys, which has one row per seed, each as long as x."""
+        """Return the band of ys. ys: one row per seed, as long as x."""
         return Band(x, ys.min(0), ys.mean(0), ys.max(0))
 
 
@@ -197,7 +197,7 @@ def _values(curve: Curve, name: str) -> Sequence[float]:
 
 
 def band(curves: Sequence[Curve], x: str, y: str, window: int = 1) -> Band:
-    """Return y over x (round, MB, simulated, J, one of LIMITS). window: average y over so many rounds."""
+    """Return y over x (round, MB, simulated, J, or one of LIMITS). window: average y over so many rounds."""
     xs, ys = stacked(curves, x).mean(0) if curves else np.zeros(0), stacked(curves, y)
     if not curves:
         return Band(xs, xs, xs, xs)
@@ -220,7 +220,7 @@ def messages(rows: pandas.DataFrame, direction: str) -> int:
 
 
 def _entropy(line: Mapping[str, Any]) -> float:
-    """Return a round's bytes of both directions at the entropy of the fields."""
+    """Return the bytes, both directions, that a round would cost at the entropy of its fields."""
     total = 0.0
     for side in ("down", "up"):
         fields = line.get("limits", {}).get(side, {}).values()
@@ -230,8 +230,8 @@ def _entropy(line: Mapping[str, Any]) -> float:
 
 
 def _divergence(line: Mapping[str, Any]) -> float:
-    """Return the bytes of a round's uploads at the KL divergence of one upload. A parameter has one value in
-    every field, so the sum of the fields' bits per value is the number of bits per parameter."""
+    """Return the bytes that a round's uploads would cost at the KL divergence of the measured upload. Every
+    field has one value per parameter, so the sum of their bits per value is in bits per parameter."""
     limits = line.get("limits", {})
     sent = sum(field["bits"] for field in limits.get("up", {}).values())
     return float(limits["kl"] / sent * line["bytes_up"]) if sent and "kl" in limits else math.nan
@@ -242,7 +242,7 @@ LIMITS = {"MB entropy": _entropy, "MB KL": _divergence}
 
 
 def at_limit(curve: Curve, name: str) -> list[float]:
-    """Return megabytes per evaluated round, summed over the rounds so far; NaN from the first round without a
-    KL. Every round of the run must have been evaluated. name: one of LIMITS."""
+    """Return the cumulative megabytes at every evaluated round; NaN from the first round without a KL.
+    Every round of the run must have been evaluated. name: one of LIMITS."""
     rounds = (LIMITS[name](line) if line["round"] else 0.0 for line in curve.lines)
     return [1e-6 * so_far for so_far in accumulate(rounds)]

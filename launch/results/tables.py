@@ -47,14 +47,14 @@ STOPPED = "†"
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as text: a header and lines of equal length, the first cell naming the row."""
+    """A table of text: a header and lines of equal length. The first cell of a line names the row."""
 
     title: str
     header: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """Return a Markdown table. A bar in a cell, as in rho = 1/|S|, is escaped, because it ends a cell."""
+        """Return a Markdown table. A bar in a cell, as in rho = 1/|S|, is escaped; it would end the cell."""
         rows = [self.header, ("---",) * len(self.header), *self.lines]
         escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in rows)
         body = "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
@@ -78,9 +78,9 @@ def seeds(numbers: Sequence[int]) -> str:
 
 
 def results(groups: Sequence[Group], marked: bool = True) -> Grid:
-    """Return the final results of every group. marked: print the best value of a column in bold, and all
-    values that are not distinguishable from it. This needs enough seeds (launch.results.significance), and no
-    run that ended at its target accuracy, because the last round of such a run differs."""
+    """Return the final results of every group. marked: whether the best value of a column, and all values
+    that are not distinguishable from it, are bold. Nothing is bold if there are too few seeds
+    (launch.results.significance) or if a run ended early, at its target accuracy."""
     columns, texts = _measured(groups, MEASURES, marked)
     heads = _heads(columns)
     once = any(m.units(side, once=True) for g in groups for m in g.members for side in ("down", "up"))
@@ -98,8 +98,8 @@ def results(groups: Sequence[Group], marked: bool = True) -> Grid:
 
 
 def calibration(groups: Sequence[Group], marked: bool = True) -> Grid:
-    """Return the final ECE, Brier score and worst client of every group, and the scores of predictions that
-    are averaged over posterior samples; no lines if no group has any. marked: as in `results`."""
+    """Return the final calibration, client and posterior-sample scores (MORE_MEASURES) of every group. The
+    table has no lines if no group has any of these. marked: as in `results`."""
     columns, texts = _measured(groups, MORE_MEASURES, marked)
     lines = [(name(g), *row) for g, row in zip(groups, texts, strict=True)] if columns else []
     return Grid("Calibration and clients", ("", *_heads(columns)), tuple(lines))
@@ -130,7 +130,7 @@ def _heads(columns: Sequence[str]) -> list[str]:
 
 
 def costs(groups: Sequence[Group], levels: Sequence[float]) -> list[Grid]:
-    """Return a table per accuracy: megabytes and rounds up to the accuracy, the smallest median first."""
+    """Return a table per accuracy: the megabytes and rounds to reach it, in ascending order of the median."""
     return [
         Grid(
             f"Bytes to an accuracy of {target_text(level)}",
@@ -155,11 +155,11 @@ def _costs(groups: Sequence[Group], ranked: Sequence[Cost]) -> Iterator[tuple[st
 
 
 def _against_the_least(ranked: Sequence[Cost]) -> list[tuple[str, str]]:
-    """Return, by group, the ratio of bytes to the first of `ranked`, with its interval, and the verdict.
+    """Return, for each of `ranked`, the ratio of its bytes to those of the first one, and the verdict.
 
-    Differences of logarithms are paired and tested (launch.results.significance); their mean is the geometric
-    mean of the ratios. A group with a seed that does not reach the accuracy gets the ratio of medians, if
-    there is one, and no test.
+    Differences of logarithms are paired and tested (launch.results.significance), so the ratio is a geometric
+    mean and has an interval. A group with a seed that does not reach the accuracy is not tested; its ratio is
+    that of the medians, if both are known.
     """
     whole = [c for c in ranked if c.whole and min(c.spent) > 0]  # pooled training sends nothing
     least = ranked[0].median if ranked else math.inf
@@ -218,7 +218,7 @@ def fields(groups: Sequence[Group]) -> Grid:
 
 
 def parts(groups: Sequence[Group]) -> list[dict[str, float]]:
-    """Return the bytes by field of every group; fields with shares below SMALL in all groups are `other`."""
+    """Return each group's bytes by field. Fields with a share below SMALL in all groups are `other`."""
     rows = [g.bytes_by_field() for g in groups]
     shares = [{n: x / sum(row.values()) for n, x in row.items()} for row in rows]
     small = {n for row in rows for n in row if all(share.get(n, 0) < SMALL for share in shares)}
@@ -231,7 +231,7 @@ def parts(groups: Sequence[Group]) -> list[dict[str, float]]:
 
 
 def write_csv(path: Path, groups: Sequence[Group], levels: Sequence[float]) -> None:
-    """Write one line per group, with the mean, lowest and highest value of every measure over the members."""
+    """Write one line per group, with the mean, minimum and maximum of every measure over the members."""
     with disk_errors(f"cannot write {path}"), path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         rows = records(groups, levels)

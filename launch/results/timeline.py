@@ -15,14 +15,13 @@ from fedsim.errors import DataError
 
 COLUMNS = ("round", "exchange", "client", "worker", "what", "given", "arrived", "computing")
 ALL = 8
-"""The largest number of rounds in one picture; a longer run has a picture of its FIRST rounds and one of its
-LAST rounds."""
+"""The maximum number of rounds in one picture. A longer run has pictures of its FIRST and LAST rounds."""
 FIRST = LAST = 3
 MOST_WORKERS, MOST_BARS = 32, 2000
 LEFT, RIGHT, LANE, BAR = 86.0, 914.0, 24.0, 16.0
-"""Sizes in a picture 1000 units wide: the start and end of the time axis, the heights of a lane and a bar."""
+"""Sizes in a picture 1000 units wide: start and length of the time axis, heights of a lane and a bar."""
 THIN = 4.5
-"""The amount by which a bar is thinner, above and below, while its worker is not known to compute."""
+"""The height cut off a bar, above and below, while its worker is not known to compute."""
 TICKS = 8
 
 
@@ -85,7 +84,7 @@ def _read(path: Path) -> pandas.DataFrame:
 
 
 def _fitting(rows: pandas.DataFrame, numbers: Sequence[int], from_end: bool) -> list[int]:
-    """Return as many of these rounds as together have at most MOST_BARS tasks, but at least one round."""
+    """Drop rounds at one end until MOST_BARS tasks or one round are left; return the remaining rounds."""
     kept = [int(n) for n in numbers]
     while len(kept) > 1 and rows["round"].isin(kept).sum() > MOST_BARS:
         kept = kept[1:] if from_end else kept[:-1]
@@ -133,7 +132,7 @@ def _title(numbers: Sequence[int], shown: pandas.DataFrame, workers: int, begin:
 
 
 def _working(rows: pandas.DataFrame, lanes: dict[int, int]) -> Iterator[Bar]:
-    """Yield two bars for every task: the time that a worker had it and, on top, the time of computing."""
+    """Yield two bars for every task: from sending to answer and, drawn over it, the computation."""
     held, computed = [], []
     for row in rows.itertuples(index=False):
         lane, whole = lanes[int(row.worker)], float(row.arrived - row.given)

@@ -1,7 +1,8 @@
 """A run's timeline in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
 
 The trace has two processes: the coordinator with one lane for broadcasts and one for folding, and the workers
-with one lane each. Times are microseconds. A flow of three events is one task: broadcast, computation, fold.
+with one lane each. Times are microseconds. A flow connects the broadcast, the computation and the fold of a
+task.
 
 Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -19,9 +20,9 @@ from workers.coordinator.task_timeline import Span
 
 Event = dict[str, Any]
 COORDINATOR, WORKERS = 1, 2
-"""Process ids in the trace; 0 is the idle process for Perfetto."""
+"""Process ids in the trace; Perfetto reserves 0 for the idle process."""
 BROADCASTS, FOLDS = 1, 2
-"""Threads of the coordinator. Worker w is thread w + 1 of WORKERS."""
+"""Thread ids of the coordinator's lanes. Worker w is thread w + 1 of WORKERS."""
 KINDS = ("algorithm", "control", "retry", "simulation")
 DOWN = ("task", "gone", "evaluate")
 UP = ("upload", "score")
@@ -30,8 +31,8 @@ _LAST = float("inf")
 
 @dataclass(frozen=True)
 class Committed:
-    """A committed round. start: the number of the start of the run that committed it, from 1. dropped: the
-    clients whose uploads were not folded."""
+    """A committed round. start: 1 if the launch committed it, 2 if the first resume did, and so on. dropped:
+    the clients whose uploads were not folded."""
 
     start: int
     dropped: frozenset[int]
@@ -50,7 +51,7 @@ class TracedRun:
 
 
 class _Batch(NamedTuple):
-    """The spans that were written with one round. resumed: True for the first batch after a resume."""
+    """The spans that were written with one round. resumed: whether this is the first batch after a resume."""
 
     round: float
     resumed: bool
@@ -92,8 +93,8 @@ def events(run: TracedRun, spans: Iterable[Span], entries: Iterable[Entry]) -> I
 
 
 def _batches(spans: Iterable[Span], rounds: Mapping[int, Committed]) -> Iterator[_Batch]:
-    """Group spans by round. The seconds of spans begin at 0 in every start of the run. Seconds that decrease,
-    or the journal, show that a new start begins."""
+    """Group spans by round. A resumed run counts seconds from 0 again. A resume is detected by seconds that
+    decrease, or by the start that committed the round."""
     held: list[Span] = []
     round, start, before, resumed = -1, 1, 0.0, False
     for span in spans:
@@ -110,14 +111,14 @@ def _batches(spans: Iterable[Span], rounds: Mapping[int, Committed]) -> Iterator
 
 
 class _Traffic:
-    """The ledger's rows summed by envelope; rows are read only as far as needed."""
+    """A reader of the ledger that sums rows by envelope and reads only as far as needed."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._rows = iter(entries)
         self._next: Entry | None = None
 
     def until(self, round: float) -> Counter[_Envelopes]:
-        """Remove and return the bytes of each envelope that was written with the rounds up to this one."""
+        """Read the next rows, up to the end of this round; return the bytes of each envelope in them."""
         taken: Counter[_Envelopes] = Counter()
         while (row := self._next or next(self._rows, None)) is not None:
             self._next = None
@@ -130,16 +131,16 @@ class _Traffic:
 
 
 class _Trace:
-    """The state of a trace while it turns batches into events, one after the other."""
+    """A converter of spans into events, one batch after the other."""
 
     def __init__(self, run: TracedRun, traffic: _Traffic) -> None:
         self.run, self.traffic = run, traffic
         self._offset = 0
-        """The time in the trace, in microseconds, at which this start of the run began."""
+        """The time in the trace, in microseconds, at which the current start of the run began."""
         self._end = 0
         """The latest instant so far."""
         self._free: dict[int, int] = {}
-        """The instant from which a worker's lane is free."""
+        """By worker, the instant from which its lane is free."""
         self._folding = self._broadcasting = 0
         """The instants from which the lanes of the coordinator are free."""
         self._folded: tuple[int, int] | None = None
@@ -183,7 +184,7 @@ class _Trace:
         yield from self._counters(tasks, envelopes)
 
     def _broadcasts(self, spans: Iterable[Span]) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
-        """Yield the slice of each exchange's broadcast, from the first task to the last one."""
+        """Yield round, exchange and interval of each broadcast, from its first task to its last one."""
         own = sorted(span for span in spans if span.what != "evaluate")
         for key, group in groupby(own, key=lambda span: span[:2]):
             given = [self._at(span.given) for span in group]
@@ -240,7 +241,7 @@ class _Trace:
         first = max(self._folding, min((t.arrived for t in answered), default=0))
         committed = number in self.run.rounds
         if answered and committed:
-            # a slice that was moved after another one may begin after its answer arrived; it folds then
+            # _placed may move a slice to after the arrival of its answer; the fold then waits for the slice
             self._folding = max(first, *(max(t.arrived, t.begin) for t in answered)) + 1
             self._folded = number, exchange
             self._end = max(self._end, self._folding)
@@ -264,7 +265,7 @@ class _Trace:
             yield _event("f", COORDINATOR, FOLDS, at, "task", **flow, bp="e")
 
     def _between(self, end: int, after: int) -> Event:
-        """Return the coordinator's own work, from the end of an exchange's fold to the next broadcast."""
+        """Return a slice for the coordinator's work between the end of a fold and the next broadcast."""
         assert self._folded is not None
         before, exchange = self._folded
         name = f"between rounds {before} and {after}"
@@ -273,8 +274,8 @@ class _Trace:
         return _slice(FOLDS, self._folding, end, name, "between", {"round": before, "exchange": exchange})
 
     def _counters(self, tasks: Sequence[_Task], envelopes: Mapping[_Envelopes, int]) -> Iterator[Event]:
-        """Count bytes down when a task is sent, up when its answer arrives, and others when the round
-        ends."""
+        """Yield counter events. Bytes down count when a task is sent, bytes up when its answer arrives, and
+        all other bytes when the round ends."""
         when: dict[tuple[tuple[int, int, int, int], str], int] = {}
         for task in tasks:
             when[_key(task.span), "down"], when[_key(task.span), "up"] = task.given, task.arrived

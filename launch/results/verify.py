@@ -1,7 +1,7 @@
 """fedsim verify: compute tasks of a run again, and compare their digests with those of the run.
 
-Each round starts from the checkpoint of the previous round, so that a difference stays in its round. The run
-keeps checkpoints of the last rounds; the first round needs none.
+Each round starts from the checkpoint of the previous round, so a difference does not affect later rounds. The
+run has checkpoints of its last rounds only, which limits the rounds to verify. The first round needs none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one round. faults: other differences from the run. server: its state is identical."""
+    """The result of one round. faults: all other errors. server: the server's state was found identical."""
 
     round: int
     compared: int
@@ -54,8 +54,8 @@ def verify(
     data_dir: Path | None,
     as_json: bool = False,
 ) -> None:
-    """Print the comparison; raise FedsimError with the first difference and its meaning. rounds: the number
-    of last rounds to compare. clients: ids, separated by commas."""
+    """Print the comparison; raise FedsimError with the first difference and its likely cause. rounds: the
+    number of last rounds to compare, None for all. clients: ids, separated by commas."""
     run = RestoredRun.open(folder, data_dir)
     only = _ids(clients, len(run.problem.clients))
     console = terminal.console(markup=False, quiet=as_json)
@@ -103,7 +103,7 @@ def to_json(
 
 
 def computable(run: RestoredRun) -> list[int]:
-    """Return the committed rounds whose starting checkpoints exist."""
+    """Return the committed rounds that can be computed again: the first, and those with their checkpoints."""
 
     def there(round: int) -> bool:
         needed = (round - 1, *_origins(run, round))
@@ -114,12 +114,12 @@ def computable(run: RestoredRun) -> list[int]:
 
 
 def _origins(run: RestoredRun, round: int) -> list[int]:
-    """Return the rounds, besides the previous one, whose server states a round needs."""
+    """Return the rounds whose server states an asynchronous round needs, besides the newest state."""
     return [r for r in run.problem.asynchrony.origins(round) if r >= run.first_round] if round else []
 
 
 def meaning(run: RestoredRun, repeatable: bool) -> str:
-    """Explain a task whose result differs from the recorded one. repeatable: results here are equal."""
+    """Explain why a result may differ from the recorded one. repeatable: two results here are equal."""
     algo = plugins.short(run.problem.experiment.algo)
     if not repeatable:
         return (
@@ -156,7 +156,7 @@ def _verified(
 
 
 def _with_server(run: RestoredRun, verdict: Verdict, after: Checkpoint[Any]) -> Verdict:
-    """Compare the server's state, which must be equal because the uploads are."""
+    """Compare the server's state, which must be identical because all uploads are."""
     try:
         what = run.unlike(after)
     except DataError as e:
@@ -171,7 +171,7 @@ def _with_server(run: RestoredRun, verdict: Verdict, after: Checkpoint[Any]) -> 
 
 
 def _files(run: RestoredRun) -> Iterator[tuple[str, str]]:
-    """Compare model and client states with the summary; yield texts to print, each with an error or ''."""
+    """Compare model and client states with summary.json; yield a text and an error message or '' for each."""
     summary, layout = run.run.summary, run.problem.net.layout
     if not summary.get("model_sha256"):
         status = summary.get("status", "was killed")
@@ -204,7 +204,7 @@ def _files(run: RestoredRun) -> Iterator[tuple[str, str]]:
 
 
 def _growing_files(run: RestoredRun) -> Iterator[tuple[str, str]]:
-    """Compare ledger, metrics, timeline and journal with their digests; yield the same pairs as _files."""
+    """Compare ledger, metrics, timeline and journal with their digests; yield pairs as `_files` does."""
     try:
         stored = RunFolder.open(run.folder)
         known = stored.known
@@ -220,7 +220,7 @@ def _growing_files(run: RestoredRun) -> Iterator[tuple[str, str]]:
     for name in known.files or (LEDGER,):
         try:
             stored.checked_bytes(name)
-            sums = name == LEDGER and len(stored.ledger)  # reading compares sums with the summary
+            sums = name == LEDGER and len(stored.ledger)  # this compares sums with the summary
         except (DataError, UsageError) as e:
             yield f"{name}: differs", str(e)
             continue

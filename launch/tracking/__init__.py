@@ -1,9 +1,9 @@
-"""--track: a run's numbers in TensorBoard, MLflow, Weights & Biases or Trackio, while it runs.
+"""Write a run's numbers to TensorBoard, MLflow, Weights & Biases or Trackio while it runs (--track).
 
-Each tracker has its own process, which reads the files of the run's recorder: metrics.jsonl, ledger.csv and
-the manifest. So the coordinator writes nothing twice, imports no tracker, and waits for trackers only after
-the run. A tracker that raises an error, hangs or ends its process does not affect the run. A resumed run
-continues from the last round that its tracker has. This module imports nothing heavy.
+Each tracker has its own process, which reads the files that the run's recorder writes: metrics.jsonl,
+ledger.csv and the manifest. The coordinator imports no tracker, and waits for trackers only after the run. A
+tracker that raises an error, hangs or ends its process does not affect the run. A resumed run continues from
+the last round that its tracker has. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fedsim.errors import unknown
 from fedsim.extras import not_installed
 
 FOLDER = "tracking"
-"""Folder in a run folder for the state of all trackers and the data of trackers that store it locally."""
+"""The folder in a run folder for the state of all trackers, and for the data of local trackers."""
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A tracker. name: its package and extra. title: text for completion. adapter: module and class."""
+    """A tracker. name: its package and extra. title: shown in completions. adapter: its module and class."""
 
     name: str
     title: str
@@ -52,7 +52,7 @@ def selected(text: str) -> tuple[Choice, ...]:
 
 
 def check_installed(choices: tuple[Choice, ...]) -> None:
-    """Refuse trackers whose package is not installed, before a run begins; import no package."""
+    """Refuse trackers whose package is not installed, before a run begins. Import no package."""
     for choice in choices:
         spec = find_spec(choice.name)
         if spec is None or spec.origin is None:  # a plain folder of this name, such as wandb creates
@@ -77,7 +77,7 @@ class TrackedRun:
     """A run as a tracker sees it.
 
     folder: the tracker's own folder in the run folder. config: the run's parameters by dotted name
-    (run_rows.config). id: the tracker's own name of the run, if an earlier start has begun it; otherwise "".
+    (run_rows.config). id: the tracker's own name of the run, "" unless an earlier start has begun it.
     last: the last round that the tracker has logged; -1 for none.
     """
 
@@ -91,8 +91,8 @@ class TrackedRun:
 @dataclass(frozen=True)
 class Ending:
     """The end of a run, or of one start of a run. status: done, failed, interrupted or killed. last: the last
-    evaluated round. numbers: the numbers of summary.json. files: files that the tracker keeps: the report, if
-    there is one, the summary and the manifest."""
+    evaluated round. numbers: the numbers of summary.json. files: the files that the tracker keeps, which are
+    the report (if there is one), the summary and the manifest."""
 
     status: str
     last: int
@@ -113,7 +113,7 @@ class Tracker(Protocol):
 
     def log(self, rows: Sequence[Row]) -> None:
         """Write rounds so that they remain if this process is killed afterwards. Rounds are written together,
-        because many trackers need as long for one row as for a whole transaction."""
+        because many trackers need as long for one row as for many."""
 
     def finish(self, ending: Ending) -> None:
         """Write the end, keep the files, and close."""

@@ -1,8 +1,8 @@
-"""The process of one tracker: python -m launch.tracking.follow RUN TRACKER. Imports no torch.
+"""The process of one tracker: python -m launch.tracking.follow RUN TRACKER. It does not import torch.
 
-The process reads the run's files and writes new rounds to the tracker, while the coordinator keeps its
-standard input open. At end of file, the run has ended or the coordinator was killed: the process writes the
-last rounds and ends. Standard output has messages for the user, one per line; the tracker's output is logged.
+The process reads the run's files and writes new rounds to the tracker. When its standard input ends, the run
+has ended or the coordinator was killed; the process then writes the last rounds and ends. It prints messages
+for the user to standard output, one per line. The tracker's output is logged.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from workers.storage.atomic_files import RunLock, write_atomically
 
 REPORT = "report.html"
 INTERVAL = 1.0
-"""Minimum seconds between two reads of the run's files."""
+"""The minimum number of seconds between two reads of the run's files."""
 SHARE = 0.01
-"""Share of a core: during the run, this process waits t / SHARE seconds after t seconds of computing."""
+"""This process's share of a core during a run: it waits t / SHARE seconds after t seconds of computing."""
 PATIENCE = 60.0
-"""Seconds to wait for the process of an earlier start, which may still be writing."""
+"""The seconds to wait for the process of an earlier start, which may still be writing."""
 NICENESS = 10
 """The niceness of this process: workers have priority."""
 COST = "fedsim: {begun:.3f} s of CPU to begin, {computed:.3f} s during the run"
@@ -43,7 +43,7 @@ COST = "fedsim: {begun:.3f} s of CPU to begin, {computed:.3f} s during the run"
 
 @dataclass
 class Followed:
-    """A run folder, and the tracker that its rounds are written to. run: the run as the tracker knows it."""
+    """A run folder, and the tracker to which its rounds are written. run: the run as the tracker knows it."""
 
     folder: Path
     name: str
@@ -106,8 +106,8 @@ def tracker_of(name: str) -> Tracker:
 def follow(followed: Followed, ended: Callable[[float], bool], interval: float = INTERVAL) -> float:
     """Write a run's rounds until it has ended; return the CPU seconds that this took during the run.
 
-    ended: function that waits for a number of seconds, or until the run has ended; returns whether it has.
-    interval: minimum seconds between two reads of the run's files.
+    ended: a function that waits for a number of seconds, or until the run has ended, and returns whether the
+    run has ended. interval: the minimum number of seconds between two reads of the run's files.
     """
     rows, pause, computed = RunRows(followed.folder), 0.0, 0.0
     while not ended(pause):
@@ -144,7 +144,7 @@ def reason(error: BaseException) -> str:
 
 
 def main(folder: Path, name: str, tell: Callable[[str], Any]) -> int:
-    """Follow a run; return the exit code. tell: function that shows a line to the user."""
+    """Follow a run; return the exit code. tell: a function that shows a line to the user."""
     try:
         lock = locked(folder / FOLDER / name)
         followed = Followed.begin(folder, name, tracker_of(name))

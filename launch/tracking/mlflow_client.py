@@ -70,5 +70,5 @@ class MlflowTracker:
 
 
 def _safe(name: str) -> str:
-    """Replace characters that MLflow does not accept in a name."""
+    """Replace the characters that MLflow does not accept in a name."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)

@@ -1,4 +1,4 @@
-"""The coordinator's side of --track: start a process for each tracker, and report failures."""
+"""Start a process for each tracker and report failures, on the coordinator's side of --track."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO
 from launch.tracking import Choice
 
 END = 120.0
-"""Seconds that the trackers may take to write the remaining rounds after the run; then they are killed."""
+"""The seconds after the run in which trackers may write the remaining rounds before they are killed."""
 LINGER = 1.0
 """Seconds that a process may take to end after it has closed its output."""
 
@@ -34,7 +34,7 @@ class TrackerProcess:
 
     @staticmethod
     def start(folder: Path, name: str) -> TrackerProcess:
-        """Start the process, or raise OSError. It ends when this process closes its input, or ends."""
+        """Start the process, or raise OSError. It ends when its input is closed or when this process ends."""
         log = folder / "logs" / f"track-{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -55,7 +55,7 @@ class TrackerProcess:
         return self.process.stdout
 
     def notes(self) -> Iterator[str]:
-        """Yield an error message if the process has failed; do not wait for the process."""
+        """Yield an error message if the process has failed. Do not wait for the process."""
         if self.ended:
             return
         with suppress(BlockingIOError):
@@ -67,7 +67,7 @@ class TrackerProcess:
                 yield f"--track {self.name} is off, and the run continues: {why} ({self.log})"
 
     def _reaped(self) -> int:
-        """Return the exit code of a process that has closed its output; kill it if it runs after LINGER."""
+        """Return the exit code of a process that has closed its output; kill it if it outlives LINGER."""
         with suppress(subprocess.TimeoutExpired):
             self.ended = True
             return self.process.wait(LINGER)
@@ -133,7 +133,7 @@ class Tracking:
 
 
 def _report(folder: Path) -> Iterator[str]:
-    """Write the run's page in a process of its own, which imports pandas; yield a note if this fails."""
+    """Write the run's report in a separate process, which imports pandas; yield a note if this fails."""
     command = [sys.executable, "-m", "launch", "report", str(folder.resolve())]
     try:
         done = subprocess.run(

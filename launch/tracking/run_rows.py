@@ -16,7 +16,7 @@ from launch.tracking import Row, Value
 from workers.storage.growing_file import LEDGER, METRICS
 
 LONGEST = 500
-"""Maximum number of characters of a configuration value; older versions of MLflow accept no longer values."""
+"""The maximum length of a configuration value. Older versions of MLflow do not accept longer values."""
 PARTICIPANTS = ("participants", "folded", "late", "refused")
 """Lists of clients in metrics.jsonl; trackers get the number of clients in each."""
 
@@ -78,9 +78,9 @@ class RunRows:
 
 
 def participation(line: Mapping[str, Any], gone: int) -> dict[str, float]:
-    """Return the number of clients that a round asked, by outcome. line: the round's line of metrics.jsonl.
-    gone: the number of clients that dropped out after the download. asked = folded + dropouts + late +
-    refused + lost, where `lost` counts clients whose uploads were lost on the way."""
+    """Return a round's numbers of clients, by outcome. asked = folded + dropouts + late + refused + lost;
+    `lost` counts clients whose uploads were lost on the way. line: the round's line of
+    metrics.jsonl. gone: the number of clients that dropped out after the download."""
     counts = {name: len(line.get(name, ())) for name in PARTICIPANTS}
     asked = counts.pop("participants")
     counts["folded"] = counts["folded"] if "folded" in line else asked

@@ -11,7 +11,7 @@ from launch.tracking import Ending, Row, TrackedRun, Value
 
 
 class TensorboardTracker:
-    """A tracker that uses TensorBoard's own writer; torch's would import torch. Scalars are float32."""
+    """A tracker that uses TensorBoard's own writer, because torch's imports torch. Scalars are float32."""
 
     def __init__(self) -> None:
         def imported(module: str) -> Any:
@@ -25,7 +25,7 @@ class TensorboardTracker:
         self._writers = imported("summary.writer.event_file_writer")
 
     def start(self, run: TrackedRun) -> str:
-        """Open a file; TensorBoard no longer shows events that an earlier start wrote after run.last."""
+        """Open a file. TensorBoard then hides events that an earlier start wrote after round run.last."""
         self._writer = self._writers.EventFileWriter(str(run.folder))
         if run.id:
             again = self._event.SessionLog(status=self._event.SessionLog.START)
@@ -42,7 +42,7 @@ class TensorboardTracker:
         self._writer.flush()
 
     def finish(self, ending: Ending) -> None:
-        """Write the final numbers and the paths of the files; an event file cannot contain files."""
+        """Write the final numbers and the paths of the files, because an event file cannot contain files."""
         self._scalars(ending.final)
         files = {path.name: str(path) for path in ending.files}
         self._text("end", _table({"status": ending.status, **files}), ending.final.round)

@@ -9,11 +9,11 @@ from fedsim.extras import needed
 from launch.tracking import PROJECT, Ending, Row, TrackedRun
 
 ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
-"""Environment variables with which a user names a server."""
+"""The environment variables with which a user names a server."""
 
 
 class TrackioTracker:
-    """A tracker that writes with Trackio's own thread (half a second), without statistics of the machine."""
+    """A tracker that uses Trackio's thread, which writes every half second. Machine statistics are off."""
 
     def start(self, run: TrackedRun) -> str:
         """Begin a run, or resume the run named run.id."""
@@ -32,7 +32,7 @@ class TrackioTracker:
         return str(self._run.name)
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Pass rounds to Trackio's thread, with the round as step."""
+        """Pass rounds to Trackio's thread, with the round's number as step."""
         for row in rows:
             self._run.log(dict(row.numbers), step=row.round)
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: an offline run in RUN/tracking/wandb, for `wandb sync`; WANDB_MODE changes the mode."""
+"""Weights & Biases: an offline run in RUN/tracking/wandb, for `wandb sync`. WANDB_MODE changes the mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch.tracking import PROJECT, Ending, Row, TrackedRun
 
 
 class WandbTracker:
-    """A tracker that writes with wandb's own process, without machine statistics, source code and output."""
+    """A tracker that uses wandb's own process, and records no machine statistics, source code or output."""
 
     def __init__(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -37,14 +37,14 @@ class WandbTracker:
         return name
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Write rounds, with the round as step."""
+        """Write rounds, with the round's number as step."""
         for row in rows:
             self._run.log(dict(row.numbers), step=row.round)
 
     def finish(self, ending: Ending) -> None:
         """Write the final numbers to the run's summary, keep the files, and close."""
         self._run.summary.update(dict(ending.final.numbers))
-        for path in ending.files:  # copied, because save only links files outside the run's folder
+        for path in ending.files:  # copied, because save() only links files from outside the run's folder
             kept = shutil.copy(path, self._run.dir)
             self._run.save(str(kept), base_path=self._run.dir, policy="now")
         self._run.finish(exit_code=0 if ending.status == "done" else 1)

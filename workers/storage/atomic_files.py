@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the lock that gives a run folder one coordinator."""
+"""Atomic writes of files, and the lock that allows only one coordinator in a run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsim.errors import DiskError, UsageError
 
 T = TypeVar("T")
 Buffer = bytes | memoryview
-"""The same type as fedsim.wire.envelope.Buffer, whose module imports torch. `fedsim revoke` must not."""
+"""A copy of fedsim.wire.envelope.Buffer, because that module imports torch and `fedsim revoke` must not."""
 
 SPARE = "spare"
 """The name of a folder's spare file: a file that is no longer needed and may be overwritten."""
@@ -36,7 +36,7 @@ def disk_errors(what: str | Path) -> Iterator[None]:
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """Return the result of `call`; repeat the call while this process has no file descriptor left.
+    """Return the result of `call`. Repeat the call while this process has no file descriptor left.
 
     Idle connections of other processes may take all descriptors for a moment, until
     workers.transport.ingress_limiter closes them.
@@ -90,7 +90,7 @@ def write_atomically(
 def remove_or_spare(path: Path) -> None:
     """Remove a file; a large file without a second hard link becomes the spare file of its folder.
 
-    After a power cut, the file that overwrites the spare file may have its new name and the old bytes.
+    After a power cut, a file that overwrites the spare file may have the new name but the old bytes.
     Readers must be able to detect this.
 
     Raises:
@@ -180,7 +180,7 @@ def at_rest(folder: Path) -> Iterator[None]:
     A folder that cannot be written needs no lock.
 
     Raises:
-        UsageError: If another process is running it.
+        UsageError: if another process is running the run.
     """
     lock = None
     if (folder / "lock").exists():

@@ -1,7 +1,7 @@
 """Checkpoints: the files from which a run resumes.
 
 A round's checkpoint names the version of every client's state and is the single commit point. It records
-digests of the run's growing files and of the experiment, so that a change of any of them is noticed. It is
+digests of the run's growing files and of the experiment, so that a change in any of them is detected. It is
 written under a temporary name and renamed, which survives kill -9. A background thread makes the checkpoint
 durable (workers.storage.durability), so that no round waits.
 """
@@ -66,11 +66,11 @@ class Checkpoint(Generic[Server]):
 
     @property
     def vouches(self) -> bool:
-        """True if the checkpoint has digests of the run's files; those of early versions have none."""
+        """True if the checkpoint has digests of the run's files; checkpoints of early versions have none."""
         return bool(self.files) and all(file.sha256 for file in self.files)
 
     def load_state(self, states: ClientStates, client: int) -> Any:
-        """Return the state of a client in the version that the checkpoint names, which must not be 0."""
+        """Return a client's state in the version that the checkpoint names, which must not be 0."""
         expected = None if self.states is None else int(self.states[client]) % 2**64
         return states.load(client, int(self.versions[client]), expected)
 
@@ -108,11 +108,11 @@ def read_checkpoint(
 
 
 class Checkpoints:
-    """The coordinator's checkpoints: writes them, and removes the files that are no longer needed.
+    """A writer of the coordinator's checkpoints, which also removes files that are no longer needed.
 
     One thread writes and renames checkpoints in order; another thread makes them durable. commit() returns at
     once unless the previous checkpoint is still being written. A kill -9 costs at most the last committed
-    round and the current one, and no round waits for fsync.
+    round and the current one. No round waits for fsync.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Checkpoints:
         """Start the threads. beside: other files to sync before a checkpoint; they may not exist yet."""
         self.folder, self.states, self._keep = folder, states, KEEP[durability]
         self._spares = durability != "power"
-        """True if clients' state files are overwritten even if not all clients take part."""
+        """True if old state files may be overwritten even if some clients do not take part."""
         self._kept: deque[Written] = deque()
         self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)
@@ -153,8 +153,8 @@ class Checkpoints:
     ) -> None:
         """Write the checkpoint of a round, and remove files that are no longer needed.
 
-        Kept are the last KEEP checkpoints, those from round `needed` on (whose models are still to be
-        evaluated), the newest durable one with those that it needs, and the states that any of these names.
+        This keeps the last KEEP checkpoints, those from round `needed` on (whose models may not be evaluated
+        yet), the newest durable one with those that it needs, and all states that these checkpoints name.
         folded: the clients whose versions changed. needed: never less than at an earlier commit. folds,
         files, experiment, broadcast (with its round): the attributes of Checkpoint.
 
@@ -192,7 +192,7 @@ class Checkpoints:
             r, versions = checkpoint.round, tuple(checkpoint.versions.tolist())
             paths = ((k, self.states.path(k, version)) for k, version in enumerate(versions) if version)
             files = {k: path for k, path in paths if path.exists()}  # an older version's file may be removed
-            first = self._kept[0].round if self._kept else r  # missing lines are not known here
+            first = self._kept[0].round if self._kept else r  # lines missing in metrics.jsonl are not known
             adopted = Written(self.path(r), r, versions, files, first)
             self._kept.append(adopted)
             self._syncer.adopt(adopted)
@@ -224,7 +224,7 @@ class Checkpoints:
         self._syncer.close()
 
     def _checksums_of(self, written: Written) -> Tensor:
-        """Return the checksums of a checkpoint's states; only those of written.states have to be read."""
+        """Return the checksums of a checkpoint's states; only the files in written.states have to be read."""
         if self._checksums is None:
             self._checksums = torch.zeros(len(written.versions), dtype=torch.int64)
         for k in written.states:
@@ -233,9 +233,9 @@ class Checkpoints:
         return self._checksums
 
     def _drop(self) -> None:
-        """Delete the files that neither the last KEEP checkpoints nor the newest durable one need.
+        """Delete the files that neither the last KEEP checkpoints nor the newest durable checkpoint needs.
 
-        A power cut may leave no checkpoint newer than the durable one. Before one is durable, all are kept.
+        A power cut may leave no newer checkpoint than the durable one. All are kept until one is durable.
         """
         durable = self._syncer.durable
         dropped: list[Written] = []

@@ -5,14 +5,14 @@ version that counts (workers.storage.checkpoints). A large state overwrites an o
 needed, because new pages of the page cache cost ten times as much as writing to existing ones.
 
 The checksum of a state proves that its bytes are complete, but not their client or version. A backup may swap
-files, and a power cut may leave an overwritten file with its new name and old bytes. So a mark at the end of
-the file names the run, the client and the version, and repeats the checksum. The mark of a small state has
-version 0, because versions with the same bytes share one file; checkpoints record the checksums of states.
+files, and a power cut may leave an overwritten file with the new name and the old bytes. So a mark at the end
+of the file names the run, the client and the version, and repeats the checksum. The mark of a small state has
+version 0, because versions with the same bytes share one file. Checkpoints record the checksums of states.
 
 file = encoded state (fedsim.wire.state_file) | b"FEDOWNER" | xxh3_64 of the run's name (u64) | client (u64) |
 version (u64) | the state's checksum (u64)
 
-Earlier versions wrote b"FEDVERSN" | version (u64) | checksum after large states, nothing after small ones.
+An earlier fedsim wrote b"FEDVERSN" | version (u64) | checksum after large states, nothing after small ones.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from fedsim.wire.state_file import decode_state, encode_state, state_chunks
 from workers.storage.atomic_files import SPARE, disk_errors, patiently, remove_or_spare, write_atomically
 
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
-"""The largest total encoded size of the states that a process keeps decoded; it depends on the machine's
+"""The largest total encoded size of the states that a process keeps decoded, which depends on the machine's
 memory. Other states are read from the page cache."""
 LARGEST_CACHED = 32 << 20
 """Larger states are not cached but read again from the page cache, which takes little time compared with a
 task on a model of that size."""
 SMALL_BYTES = 4096
-"""State files up to this size are compared with their predecessor and linked to it if they are equal. They
-are not overwritten, and their mark names no version."""
+"""A state file up to this size is a hard link to its predecessor if both are equal. It is not overwritten,
+and its mark names no version."""
 
 MAGIC, EARLIER = b"FEDOWNER", b"FEDVERSN"
 _MARK = struct.Struct(">8sQQQQ")
@@ -143,15 +143,15 @@ class ClientStates:
         return mark(self.run, client, version if size > SMALL_BYTES else ANY, start)
 
     def _linked(self, client: int, version: int, data: bytes) -> bool:
-        """Make this version a hard link to the last one if the bytes are equal. The file of a stateless
-        client is then written only once."""
+        """Make this version a hard link to the last one if the bytes are equal; return whether it is one. The
+        file of a stateless client is thus written only once."""
         before, same = self._small.get(client, (version, b""))
         self._small[client] = (version, data)
         if before == version or same != data:
             return False
         try:
             os.link(self.path(client, before), self.path(client, version))
-        except OSError:  # removed, there already, or a file system without links
+        except OSError:  # a file is removed or exists already, or the file system has no links
             return False
         return True
 
@@ -198,7 +198,7 @@ def unmarked(data: memoryview, run: str, client: int, version: int, owner: str) 
     run, client, version: the expected values; '' accepts any run. owner: the state and its file, for errors.
 
     Raises:
-        WireError: If the mark is of another state, or the state is incomplete; it begins with `owner`.
+        WireError: if the mark is of another state, or the state is incomplete. Messages begin with `owner`.
     """
     if data.nbytes >= _MARK.size and data[-_MARK.size :][:8] == MAGIC:
         _, tag, owned_by, which, written = _MARK.unpack(data[-_MARK.size :])
@@ -236,10 +236,10 @@ def model_digest(mean: Tensor, precision: Tensor | None, statistics: Tensor | No
 
 
 def clients_digest(problem: Problem, states: ClientStates, versions: tuple[int, ...]) -> str:
-    """Return the sha256 over the digests of all clients' encoded states, in ascending id.
+    """Return the sha256 over the digests of all clients' encoded states, in ascending order of the clients.
 
     Clients that were never sampled still have their initial state, which most algorithms make equal for all
-    clients. An initial state that equals the previous one is not hashed again.
+    clients. If it equals the previous client's initial state, it is not hashed again.
     """
     ctx = problem.context(0, 0)
     hashed, last, digest = sha256(), b"", sha256(b"").digest()

@@ -27,7 +27,7 @@ def read_committed_files(path: Path) -> CommittedFiles:
     """Read the digests of the run's other files from a checkpoint of any algorithm.
 
     Raises:
-        WireError: if the file is damaged, or written by an earlier fedsim, which recorded no digests.
+        WireError: if the file is damaged, or if an earlier fedsim wrote it without digests.
         DiskError: if the file cannot be read.
     """
     owner = f"checkpoint {path}"

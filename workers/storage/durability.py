@@ -1,9 +1,9 @@
-"""Durability: calls of fsync, so that a power cut costs at most the rounds that are not yet synced.
+"""Calls of fsync, which limit the loss in a power cut to the rounds that are not yet synced.
 
-A renamed file survives kill -9. After a power cut, a file has the content, and a folder the entries, of its
-last fsync; any part of later changes may be there, too. So a checkpoint is durable once it, the states that
-it names and the other files that recovery reads have been fsynced, each with its folder, and none of them has
-been removed.
+A renamed file survives kill -9. A power cut preserves the content of files and the entries of folders only up
+to the last fsync; later changes may survive in part. A checkpoint is therefore durable if it, the states that
+it names and the other files that recovery reads have been synced, each with its folder, and if none of them
+has been removed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Durability = Literal["process", "power", "none"]
 """The events that a committed round survives. process: the end of any process. power: also a power cut. none:
 only the end of workers (workers.storage.memory_folder)."""
 LARGE_PARAMETERS = 4_000_000
-"""The number of parameters from which the default is process: a client's state then has 64 MB and more, and
+"""The number of parameters from which the default is process: a client's state then has at least 64 MB, and
 syncing it takes longer than the round (docs/decisions/026-large-models.md)."""
 SYNC_SECONDS = 1.0
-"""The shortest time between syncs, in seconds; a power cut costs the rounds that are not yet synced."""
+"""The shortest time between two syncs, in seconds."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A checkpoint that has been renamed.
+    """A checkpoint and the files that it needs.
 
     versions: the versions of all clients' states. states: the files of states that no earlier checkpoint
-    names, by client. needed: the first round whose checkpoint recovery may read, because metrics.jsonl may
-    lack the line of that round.
+    names, by client. needed: the first round whose checkpoint recovery may read, because the line of that
+    round may be missing in metrics.jsonl.
     """
 
     path: Path
@@ -63,7 +63,7 @@ def by_size(parameters: int) -> Durability:
 
 
 class NoSyncer:
-    """Syncing for durability = process: only the results at the end of a run are synced.
+    """The syncer for durability = process and none, which syncs only the results at the end of a run.
 
     A checkpoint counts as soon as it is renamed; the kernel writes it to the disk later. folder: the folder
     of checkpoints. beside: the run's other files, which may not exist yet. durable: the newest checkpoint.
@@ -83,7 +83,7 @@ class NoSyncer:
         self.durable = written
 
     def close(self) -> None:
-        """Sync the other files, without which a summary with status done is not accepted."""
+        """Sync the run's other files, because a summary with status done is not accepted without them."""
         try:
             _sync_files(self.beside, self.folder.parent)
         except OSError as e:
@@ -91,7 +91,7 @@ class NoSyncer:
 
 
 class Syncer(NoSyncer):
-    """Syncing of checkpoints in a separate thread, so that no round waits.
+    """The syncer for durability = power, which has its own thread, so that no round waits.
 
     durable is the newest durable checkpoint. Code that removes files must keep it, the checkpoints from round
     durable.needed on, the states that they name, and everything newer.
@@ -106,8 +106,8 @@ class Syncer(NoSyncer):
         self.threads[0].start()
 
     def adopt(self, written: Written) -> None:
-        """Add a checkpoint of an earlier start of the run, synced or not; it is synced with the next one.
-        Call this first."""
+        """Add a checkpoint of an earlier start of the run, which is synced with the next one, perhaps again.
+        Call this before add()."""
         self._unsynced.append(written)
 
     def add(self, written: Written) -> None:
@@ -130,7 +130,7 @@ class Syncer(NoSyncer):
             self.error = _not_durable(e, self.folder)
 
     def _gather(self) -> bool:
-        """Wait for a checkpoint, and until the next sync is due; return False once closed."""
+        """Wait for a checkpoint, then until the next sync is due. Return False after close()."""
         written = self._written.get()
         due = self._last + SYNC_SECONDS
         while written is not None:
@@ -143,8 +143,8 @@ class Syncer(NoSyncer):
         return False
 
     def _sync(self) -> None:
-        """Sync the newest checkpoint and those that it needs, each after the files that it names: recovery
-        may read any of these after a power cut in between. Other checkpoints may already be removed."""
+        """Sync the newest checkpoint and those that it needs. Each is synced after the files that it names,
+        because a power cut may come in between. Other checkpoints may already be removed."""
         newest = self._unsynced[-1]
         states: dict[int, Path] = {}
         files: dict[Path, None] = {}

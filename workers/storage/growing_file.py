@@ -1,8 +1,7 @@
 """Files that only grow, with the digest of their content.
 
-A run's ledger, metrics, journal and timeline are such files. Each append updates the digest, so no round
-reads a file again. Checkpoints record the digest (workers.storage.checkpoints), and so does summary.json at
-the end of a run.
+These are a run's ledger, metrics, journal and timeline. Each append updates the digest, so no round reads a
+file again. Checkpoints record the digest (workers.storage.checkpoints), and so does summary.json at the end.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class GrowingFile:
     """A file to which rows are appended. Nothing is written before begin() or cut() opens it."""
 
     def __init__(self, path: Path, header: bytes = b"") -> None:
-        """header: the file's first line, which is not a row."""
+        """Prepare a file. header: the first line, which is not counted as a row."""
         self.path, self.header, self._handle = path, header, -1
         self._forget()
 
@@ -84,7 +83,7 @@ class GrowingFile:
         """Append whole rows.
 
         Raises:
-            DiskError: if they cannot be written; the file is then cut to its old length, if possible.
+            DiskError: if the rows cannot be written; the file is then cut to its old length, if possible.
         """
         left = memoryview(data)
         try:

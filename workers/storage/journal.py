@@ -1,6 +1,6 @@
-"""The journal: the coordinator's decisions and accepted uploads, in order, for resume and inspection.
+"""The journal of the coordinator's decisions and accepted uploads, in order, for resume and inspection.
 
-One record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Each record is appended
+A record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Each record is appended
 with one write, so it survives kill -9. It survives a power cut once a later checkpoint is durable, because
 the journal is synced first (workers.storage.durability). Opening the journal cuts off an incomplete end;
 reading it skips damaged records without losing others.
@@ -50,7 +50,7 @@ def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
 def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield all whole records, oldest first.
 
-    size: the number of bytes to read from the start; None: all.
+    size: the number of bytes to read from the start; None for all.
     """
     with disk_errors(f"journal {path}"):
         data = path.read_bytes()
@@ -59,7 +59,7 @@ def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, A
 
 
 def read_journal(path: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """Return the records of journal_records as a list."""
+    """Return the records that journal_records yields, as a list."""
     return list(journal_records(path, size))
 
 

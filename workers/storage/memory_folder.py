@@ -1,4 +1,4 @@
-"""Folders for durability = none: a run's states and checkpoints are in memory, not on a disk.
+"""Folders in memory, not on a disk, for the states and checkpoints of a run with durability = none.
 
 During the run, `state` and `checkpoints` in the run folder are links to a folder in the memory file system
 (/dev/shm). All processes of the run can read it, so a worker that dies is replaced. If the coordinator dies,
@@ -25,8 +25,8 @@ def put_in_memory(run: Path, memory: Path = MEMORY) -> Path:
     Return the folder in memory, for `remove`.
 
     Raises:
-        UsageError: If this machine has no memory file system, or the folders are not empty.
-        DiskError: If the folders cannot be made.
+        UsageError: if this machine has no memory file system, or the folders are not empty.
+        DiskError: if the folders cannot be made.
     """
     if not os.access(memory, os.W_OK | os.X_OK):
         raise UsageError(f"--durability none keeps states in {memory}, which is not there; use process")
@@ -46,7 +46,7 @@ def put_in_memory(run: Path, memory: Path = MEMORY) -> Path:
 
 
 def remove(run: Path, folder: Path) -> None:
-    """Free the memory; the run folder then has no states and checkpoints."""
+    """Free the memory; the run folder then has empty FOLDERS."""
     for name in FOLDERS:
         with suppress(OSError):
             if (run / name).is_symlink():

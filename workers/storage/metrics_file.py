@@ -1,4 +1,4 @@
-"""The file metrics.jsonl, one line per evaluated round. `fedsim resume` needs this module without torch."""
+"""The file metrics.jsonl, with one line per evaluated round. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedsim.learning.score_names import CALIBRATION, CLIENT_LISTS, CLIENT_NUMBER
 
 _RELIABILITY = ("reliability", "ensemble_reliability")
 LISTS = (*_RELIABILITY, "client_accuracy_histogram", *CLIENT_LISTS, "staleness", "limits")
-"""Names in metrics.jsonl of values other than numbers: reliability tables, scores by client and a histogram
-of them, the staleness of each participant, and fedsim.wire.limits."""
+"""The names in metrics.jsonl whose values are not numbers: reliability tables, clients' scores and their
+histogram, the staleness of each participant, and the limits (fedsim.wire.limits)."""
 
 _ENSEMBLE = ("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier")
 OPTIONAL_SCORES = (*_ENSEMBLE, *CALIBRATION, *CLIENT_NUMBERS, *EXTRA)

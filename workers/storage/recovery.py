@@ -1,8 +1,8 @@
 """Find the round after which a run continues.
 
 A commit writes the round's ledger rows, then the journal's record, then the checkpoint, which has digests of
-the files at that time. A run continues after the newest round whose checkpoint can be read and whose files
-still match. Everything later is cut off and computed again, with the same bits, because tasks are pure.
+the files at that moment. A run continues after the newest round whose checkpoint can be read and whose files
+still match. Everything later is cut off and computed again, with the same bits: tasks are pure functions.
 Damaged lines of metrics.jsonl are computed again if the models still exist.
 """
 
@@ -30,14 +30,14 @@ NOTHING = -1
 
 @dataclass(frozen=True)
 class Recovery:
-    """The start of a resumed run.
+    """The point from which a run resumes.
 
     Attributes:
         epoch: The number of starts of the run, including this one.
-        checkpoint: The checkpoint of the last commit, None if there is none.
+        checkpoint: The checkpoint of the last commit; None if there is none.
         commits: The journal's records of commits up to the checkpoint, by round.
         unscored: The rounds up to the checkpoint without a valid line in metrics.jsonl, with their models.
-        kept: The readable checkpoints up to that one.
+        kept: The readable checkpoints up to `checkpoint`.
         ends: The lengths to which growing files are cut, by name; other files are kept whole.
         notes: Messages for the user: why newer checkpoints are not used, and which files have no digest.
         target_reached: True if a round up to the checkpoint has reached the target accuracy.
@@ -54,14 +54,14 @@ class Recovery:
 
     @property
     def round(self) -> int:
-        """The last committed round; 0: the set-up; NOTHING: none."""
+        """The last committed round: 0 for the set-up, NOTHING if there is none."""
         return self.checkpoint.round if self.checkpoint else NOTHING
 
 
 def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "") -> Recovery:
     """Find the newest round after which a run can continue.
 
-    experiment: the digest of the manifest's experiment. run: the run's name. '' is not compared.
+    experiment: the digest of the manifest's experiment. run: the run's name. An empty text is not compared.
 
     Raises:
         MismatchError: if a checkpoint is of another experiment, or all checkpoints are of another run.
@@ -111,9 +111,9 @@ def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "")
 
 
 def _from_the_start(folder: Path, problem: Problem) -> bool:
-    """Return whether a run may start anew: it has no checkpoint, or none was ever removed.
+    """Return whether a run may start again: it has no checkpoint, or none was ever removed.
 
-    Checkpoints are removed only after a later one is durable, so no more is lost than in a power cut.
+    A checkpoint is removed only after a later one is durable, so no more is lost than in a power cut.
     """
     first = 0 if problem.algorithm.setup else 1
     rounds = [int(path.stem) for path in _checkpoints(folder)]
@@ -125,14 +125,14 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]], list[str]]:
-    """Return the readable checkpoints by round, and the errors of the others, the newest first."""
+    """Return the readable checkpoints by round, and the errors of the others, newest first."""
     kept: dict[int, Checkpoint[Any]] = {}
     skipped = []
     for path in _checkpoints(folder):
         try:
             kind: type[Any] = problem.algorithm.server_type
             read = read_checkpoint(path, kind, problem.broadcast_type)
-            if read.round != int(path.stem):  # after a power cut: the file was overwritten
+            if read.round != int(path.stem):  # a power cut may leave old bytes in an overwritten file
                 raise WireError(f"checkpoint {path} holds round {read.round}")
             kept[read.round] = read
         except (WireError, DiskError) as e:
@@ -198,7 +198,7 @@ def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Map
 
 
 def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
-    """Yield a sentence for each part of a resumed run's files that no digest covers."""
+    """Yield a message for each part of the run's files that no digest covers."""
     if not checkpoint.vouches:
         yield (
             f"the checkpoint of round {checkpoint.round} is of an earlier fedsim, which recorded no digests: "
@@ -209,7 +209,7 @@ def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
 
 
 def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
-    """Check the states that a checkpoint names: after a power cut, a checkpoint may exist without them."""
+    """Check the states that a checkpoint names, because they may be missing after a power cut."""
     for k, version in enumerate(checkpoint.versions.tolist()):
         if version:
             checkpoint.load_state(states, k)
@@ -231,7 +231,7 @@ def _sound(path: Path) -> int:
 def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, tuple[int, float | None]]:
     """Return the end and the test accuracy of each sound line of metrics.jsonl, by round.
 
-    Lines are sound as far as a checkpoint's digest matches; without any digests, as far as they are readable.
+    Lines are sound if a matching digest covers them; if no checkpoint has digests, all readable lines are.
     """
     path = folder / METRICS
     checkpoints = list(kept)

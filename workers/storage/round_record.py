@@ -1,4 +1,4 @@
-"""The records of one round: its line in metrics.jsonl, and its entry in the journal."""
+"""The record of one round, for its line in metrics.jsonl and its entry in the journal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RoundRecord:
     folded: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
     unchanged: tuple[int, ...] = ()
-    """The clients that have computed but sent no fields, because their event rule has not fired (+event)."""
+    """The clients that have computed but sent no fields, because their event rule did not fire (+event)."""
     refused: tuple[int, ...] = ()
     """The clients whose uploads must not be folded (bad_uploads = skip)."""
     simulated: float | None = None
@@ -40,7 +40,7 @@ class RoundRecord:
     joules: float | None = None
     """The energy of all clients in the round, if their devices state an energy."""
     staleness: tuple[int, ...] = ()
-    """In an asynchronous run, the server steps since the broadcast that each participant answers."""
+    """For each participant of an asynchronous run, the server steps since the broadcast that it answers."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """The cost of the last exchange's messages and their limits (fedsim.wire.limits)."""
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class RoundRecord:
         """Add numbers that the algorithm reports.
 
         Raises:
-            UsageError: If a line of metrics.jsonl already has a value of that name.
+            UsageError: if a line of metrics.jsonl already has a value of that name.
         """
         for name in numbers:
             if name in RESERVED or name.startswith("seconds"):
@@ -92,7 +92,7 @@ class RoundRecord:
     ) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl; sums are combined in chunk order.
 
-        scoring: the rule for clients' scores; None: there are no scores per client.
+        scoring: the rule for clients' scores; None for no scores per client.
         """
         tally = self._tally(chunks)
         numbers = measure.numbers(tally)

@@ -1,10 +1,9 @@
-"""One copy of a model's frozen part, and of the start of training, for all processes of a machine.
+"""Share one copy of a model's frozen tensors and initial weights among all processes of a machine.
 
-The coordinator writes the tensors that are not trained into one file of the run folder, and the initial
-weights into another, and every process maps these files in place of its own copies. All processes share the
-mapped pages, so they need memory only once. No process has to trust the files: when a worker registers, it
-reports the digest of the frozen part that it has mapped, and it uses the initial weights from the file only
-if they equal its own.
+The coordinator writes the frozen tensors, which are not trained, to one file of the run folder, and the
+initial weights to another. Every process maps these files in place of its own copies. The mapped pages are
+shared, so they need memory only once. No process has to trust the files: a worker reports the digest of the
+mapped frozen tensors when it registers, and uses the mapped initial weights only if they equal its own.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def write_frozen(module: nn.Module, folder: Path) -> Path | None:
 
 
 def map_frozen(module: nn.Module, folder: Path) -> bool:
-    """Replace the module's frozen tensors by those of the file, and free their memory.
+    """Replace the module's frozen tensors by those of the file, and free their memory; return True.
 
     Return False and change nothing if there is no file or its size is wrong.
     """

@@ -1,7 +1,7 @@
-"""An unnamed file for data that does not fit into memory; freed space is reused.
+"""An unnamed file for data that does not fit into memory.
 
-New pages of the page cache can cost ten times as much as writing (docs/decisions/037-fresh-pages.md). The
-file disappears with its process, however the process ends.
+Freed space is reused, because new pages of the page cache can cost ten times as much as writing
+(docs/decisions/037-fresh-pages.md). The file disappears with its process, however the process ends.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Region:
 
 
 class SpillFile:
-    """Regions of one file. Only one thread at a time may call reserve or free; any may write and read."""
+    """Regions of one file. Only one thread at a time may call reserve or free; all may write and read."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the file in a folder, which is made if it does not exist."""
+        """Create the file in a folder; create the folder if it does not exist."""
         self._label = f"spooled uploads in {folder}"
         with disk_errors(self._label):
             folder.mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ class SpillFile:
                     data, at = data[done:], at + done
 
     def read(self, region: Region) -> memoryview:
-        """Return the bytes of a region in new memory, so that fields may be views of it."""
+        """Return a region's bytes in new memory, so that decoded fields may be views of them."""
         data, at = torch.empty(region.size, dtype=torch.uint8).numpy().data, 0
         with disk_errors(self._label):
             while at < region.size:

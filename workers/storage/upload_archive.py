@@ -1,8 +1,8 @@
-"""The message trace: every upload as it arrived, in its own file, so that it can be folded again.
+"""The message trace: each upload as it arrived, in its own file, so that it can be folded again.
 
 RUN/uploads/<round>/<exchange>-<client>.envelope = number of frames (u32) | bytes of each (u64) | the frames,
 the header's first. The envelope's own checksums cover the frames. The upload of a repeated task is written
-again: its fields have the same bytes, and its header has the new start of the run and computing time.
+again: its fields have the same bytes, but its header has another epoch and another computing time.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def keep_upload(folder: Path, envelope: Envelope) -> None:
 
 
 def read_upload(path: Path, owner: str) -> Envelope:
-    """Read an upload's file; errors begin with `owner`.
+    """Read an upload's file. Error messages begin with `owner` and name the file.
 
     Raises:
         DataError: if the file cannot be read.
-        WireError: if the file is damaged. Both errors name the file.
+        WireError: if the file is damaged.
     """
     record = f"{owner}, {path}"
     try:

@@ -15,7 +15,7 @@ MEMORY_BYTES = 64 * 2**20
 
 
 class Spool:
-    """Waiting envelopes by client; only frames are written to disk, headers stay in memory.
+    """The waiting envelopes by client. Only frames are written to disk; headers stay in memory.
 
     keep: the folder of the message trace, if any.
     """
@@ -27,7 +27,7 @@ class Spool:
                 path.unlink()
         self.folder, self.room, self.keep = folder, memory_bytes, keep
         self._lock = threading.Lock()
-        """A lock, because put runs in the main thread and take in the fold thread."""
+        """A lock, because put() runs in the main thread and take() in the fold thread."""
         self._envelopes: dict[int, tuple[Envelope, int]] = {}
         self._spilled: dict[int, Region] = {}
         self._file: SpillFile | None = None
@@ -45,7 +45,7 @@ class Spool:
             if self._file is None:
                 self._file = SpillFile(self.folder)
             file, region = self._file, self._file.reserve(size - len(envelope.head))
-        file.write(region, envelope.frames)  # without the lock, because the fold runs at the same time
+        file.write(region, envelope.frames)  # without the lock, so that take() need not wait
         with self._lock:
             self._spilled[client] = region
             self._envelopes[client] = Envelope(envelope.header, envelope.head, ()), worker
@@ -66,7 +66,7 @@ class Spool:
         return unpack([envelope.head, *frames], f"spooled upload of client {client}, {self.folder}"), worker
 
     def discard(self, client: int) -> None:
-        """Forget an upload, if any; dropouts have none."""
+        """Forget a client's upload, if there is one; dropouts have none."""
         with self._lock:
             envelope, _ = self._envelopes.pop(client, (None, NONE))
             region = self._spilled.pop(client, None)

@@ -17,9 +17,9 @@ from workers.transport.join_credentials import KeyPair
 from workers.transport.tcp_address import TcpAddress
 
 SEND_QUEUE, TO_WORKER = 8, 160
-"""Envelopes that may be queued for one peer. A worker may be sent two tasks for each of 16 lanes, a state
-before each task, and a few small envelopes. Twice as many are allowed, because libzmq may still count
-envelopes that it has delivered."""
+"""The numbers of envelopes that may be queued for a peer and for a worker. A worker may be sent two tasks for
+each of 16 lanes, a state before each task, and a few small envelopes. Twice as many are allowed, because
+libzmq may still count envelopes that it has delivered."""
 HELLO_DEADLINE = 30.0
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -30,11 +30,11 @@ _EVENTS = (
     | zmq.EVENT_CLOSED
 )
 _ENDED = (zmq.EVENT_CLOSED, zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-"""The events of an attempt to connect that was refused, or that ended before the end of the handshake."""
+"""The events of an attempt to connect that was refused or that ended during the handshake."""
 TURNED_DOWN = 5.0
-"""A coordinator that answered before is considered gone after refusing attempts for this many seconds."""
+"""The seconds of refused attempts after which a coordinator that answered before is considered gone."""
 ATTEMPTS = 5
-"""The minimum number of refused attempts: an attempt takes long if the network drops packets."""
+"""The minimum number of refused attempts in this time. If packets are lost, a single attempt takes long."""
 
 
 class KeyRefused(AccessError):
@@ -73,17 +73,17 @@ class Connection:
 
         max_frame: the largest accepted frame, in bytes. curve_keys: None for a worker on the coordinator's
         machine. patience: seconds to wait for an answer. again: True if this worker was connected before;
-        if its attempts are then refused for TURNED_DOWN seconds, the coordinator has ended.
+        refused attempts for TURNED_DOWN seconds then mean that the coordinator has ended.
 
         Raises:
-            TaskError: If no coordinator answers within `patience` seconds.
-            KeyRefused: If the coordinator does not accept the key.
-            WireError: If the hello cannot be sent.
+            TaskError: if no coordinator answers within `patience` seconds.
+            KeyRefused: if the coordinator does not accept the key.
+            WireError: if the hello cannot be sent.
         """
         self.address = address
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
-        """For pollers that wait for several sockets."""
+        """The DEALER socket, which a poller may wait for together with other sockets."""
         bound(self.socket, max_frame)
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self._monitor: zmq.Socket[bytes] | None = None
@@ -150,7 +150,7 @@ class Connection:
         until = time.monotonic() + deadline
         while (left := until - time.monotonic()) > 0:
             ready = dict(poller.poll(int(left * 1000)))
-            if self._monitor in ready:  # the connection has ended, and there may be no other one
+            if self._monitor in ready:  # the connection has ended, and there may be no new one
                 raise self._lost()
             with suppress(zmq.Again):
                 self.socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
@@ -158,7 +158,7 @@ class Connection:
         raise WireError(f"the coordinator took no envelope for {deadline:g} s")
 
     def check(self) -> None:
-        """Raise ConnectionLost if the connection has ended. Those without CURVE keys are not checked."""
+        """Raise ConnectionLost if the connection has ended. Without CURVE keys, do nothing."""
         if self._monitor is not None and self._monitor.poll(0):
             raise self._lost()
 
@@ -166,7 +166,7 @@ class Connection:
         return ConnectionLost(f"the connection to {self.address} was lost")
 
     def offer(self, envelope: Envelope) -> None:
-        """Send an envelope if that is possible at once, else drop it."""
+        """Send an envelope if the socket takes it at once; otherwise drop it."""
         with suppress(zmq.Again):
             self.socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK)
 
@@ -197,7 +197,7 @@ class Connection:
 
 
 def bound(socket: zmq.Socket[bytes], max_frame: int, to_send: int = SEND_QUEUE) -> None:
-    """Set the options of both ends: no lingering, short queues, no frame above `max_frame` bytes."""
+    """Set the options that both ends need: no lingering, short queues, no frame above `max_frame` bytes."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, to_send)
     socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
@@ -205,8 +205,8 @@ def bound(socket: zmq.Socket[bytes], max_frame: int, to_send: int = SEND_QUEUE) 
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let the kernel detect within half a minute that the other machine is gone. MAXRT does so if data is in
-    flight. Unlike ZMTP's heartbeats, these options add no bytes to the stream."""
+    """Let the kernel detect within half a minute that the other machine is gone. TCP_MAXRT covers the time in
+    which sent data is unconfirmed. Unlike ZMTP's heartbeats, these options add no bytes to the stream."""
     for option, value in (
         (zmq.TCP_KEEPALIVE, 1),
         (zmq.TCP_KEEPALIVE_IDLE, 10),

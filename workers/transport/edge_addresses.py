@@ -1,6 +1,6 @@
 """The addresses of edge servers, and the workers behind each of them.
 
-Each edge server writes its address to a file in the run folder, because a port is known only once it is open.
+Each edge server writes its address to a file in the run folder, because its port is unknown until it is open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def edge_of_worker(worker: int, workers: int, edges: int) -> int:
 
 
 def workers_behind(edge: int, workers: int, edges: int) -> range:
-    """Return the workers behind an edge server."""
+    """Return the numbers of the workers behind an edge server."""
     return range(-(-edge * workers // edges), -(-(edge + 1) * workers // edges))
 
 

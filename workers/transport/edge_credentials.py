@@ -1,8 +1,9 @@
 """The join file of an edge server on another machine, RUN/edges/join-000.json.
 
-The file has the edge server's own keys, the keys of its workers, for whom it opens connections to the root,
-and the keys of its port for these workers. The file is secret, like join.json, and its mode is 0600. Once the
-edge server knows its address, it writes the join file of its workers.
+The file contains the edge server's own keys, the keys of its workers, and the keys of the port to which these
+workers connect. The edge server opens connections to the root on behalf of its workers, with their keys. The
+file is secret, like join.json, and its mode is 0600. Once the edge server knows its address, it writes the
+join file of its workers.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class EdgeCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def read(path: Path) -> EdgeCredentials:
-        """Read the file; errors are those of read_keys."""
+        """Read the file; raise the errors of read_keys."""
         return read_keys(path, EdgeCredentials, EDGE_FORMAT, "an edge server's join file")
 
 

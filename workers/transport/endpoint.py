@@ -1,4 +1,4 @@
-"""The coordinator's connection to its workers, and the loopback inside its process.
+"""The coordinator's connection to its workers, and a loopback to a worker in the same process.
 
 Only endpoints book envelopes in the ledger, when they send or receive them.
 """
@@ -40,17 +40,14 @@ class Endpoint(ABC):
 
     @abstractmethod
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """Send an envelope. retry: another worker had it before, so it is booked as a retry."""
+        """Send an envelope. retry: True if another worker got it before; it is then booked as a retry."""
 
     @abstractmethod
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         """Return envelopes that have arrived and readable descriptors; both are empty after `timeout`."""
 
     def residual(self) -> dict[str, int] | None:
-        """Return the kernel's count of the streams minus the ledger's, by direction.
-
-        None if the kernel has no count (ipc, in process).
-        """
+        """Return the kernel's count of bytes minus the ledger's, by direction; None without a count (ipc)."""
         return None
 
     def dismiss(self, worker: int) -> None:
@@ -61,13 +58,13 @@ class Endpoint(ABC):
         return ""
 
     def stop_accepting(self) -> None:
-        """Stop listening: all workers have joined."""
+        """Stop listening, because all workers have joined."""
 
     def drain(self, farewell: Envelope, seconds: float) -> None:
         """Wait until stopped workers have closed their connections, at most `seconds`.
 
-        A hello in this time is answered with `farewell`. Does nothing if the end of a worker is not known
-        from its connection.
+        A hello in this time is answered with `farewell`. Do nothing if a connection does not show the end of
+        its worker.
         """
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The envelopes that begin a connection, or ask a worker to begin again: hello, refused, rejoin.
+"""The envelopes that begin a connection (hello, refused) or ask a worker to begin a new one (rejoin).
 
-Endpoints exchange these before a run's messages (workers.protocol_messages) can follow.
+A run's messages (workers.protocol_messages) can follow once a hello is accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_json(envelope: Envelope, kind: type[T], what: str) -> T:
     """Return the JSON in an envelope's first frame.
 
     Raises:
-        WireError: If the JSON cannot be read; the error names it as `what`.
+        WireError: if the JSON cannot be read; the message calls it `what`.
     """
     try:
         return msgspec.json.decode(envelope.frames[0], type=kind)

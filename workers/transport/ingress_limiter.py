@@ -1,15 +1,15 @@
-"""Close connections that send too much, connections of revoked workers, and surplus idle ones.
+"""Close connections that send too much, connections of revoked workers, and idle ones if there are too many.
 
-libzmq cannot do this. It limits frames and the number of whole messages, but keeps every part of a message
-that never ends. A revoked key is refused at its next handshake, but its open connection stays. So a small
+libzmq cannot do this. It limits frames and the number of whole messages, but stores all parts of a message
+that never ends. It refuses a revoked key at the next handshake, but keeps the open connection. Therefore a
 thread reads the kernel's counts of this process's connections, and shuts down those over their limit. libzmq
-treats this as the end of the other side and drops the parts that it has.
+then acts as if the other side had ended, and drops the parts that it has stored.
 
-libzmq does not limit the number of connections either. Each takes a descriptor of this process, which needs
+libzmq does not limit the number of connections either. Each uses a descriptor of this process, which needs
 some for its files. When few are left, connections without a hello are closed, those that sent least first.
 
-Before its hello is accepted, a connection may send only a hello; afterwards, the answers that its worker can
-owe. It can exceed this limit by the bytes that arrive between two checks.
+Before its hello is accepted, a connection may send only a hello. Afterwards it may send the answers that its
+worker can owe. The bytes that arrive between two checks can exceed this limit.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from dataclasses import dataclass
 from workers.transport import tcp_counters
 
 SECONDS = 0.05
-"""Seconds between two checks. A check takes 0.3 ms with ten workers, and at most a tenth of the time."""
+"""Seconds between two checks. A check takes 0.3 ms with ten workers; slow checks are made less often."""
 RESERVE = 48
-"""Descriptors that connections without a hello must leave free, if the limit allows."""
+"""The number of descriptors that connections without a hello must leave free, if the limit allows it."""
 PLENTY = 4096
-"""The limit of descriptors for a process with a port, if the system allows. A peer cannot take all of them
+"""The limit of descriptors for a process with a port, if the system allows it. A peer cannot use up so many
 between two checks."""
 NOTES = 1 << 20
-"""Bytes of small envelopes that may queue up while the coordinator is busy: one heartbeat a second."""
+"""Bytes for small envelopes, such as one heartbeat a second, that queue up while the coordinator is busy."""
 
 
 @dataclass
 class _Account:
-    """The account of a worker's connection. may_send: the largest number of bytes since its start."""
+    """The account of a worker's connection. may_send: the bytes that it may have sent since its start."""
 
     worker: int
     may_send: int
 
 
 class IngressLimiter:
-    """The limits of one port.
+    """A thread that enforces the limits of one port.
 
     greeting: bytes that a connection may send before its hello is accepted. ahead: unread bytes that a worker
     may have sent after that. revoked: returns the workers that must not be connected at the moment.
@@ -57,7 +57,7 @@ class IngressLimiter:
         self._current: dict[int, _Account] = {}
         """The accounts of the latest connections, by worker."""
         self._since: dict[int, int] = {}
-        """Connections without a hello, by inode: the number of the check that first saw them."""
+        """The number of the check that first saw a connection without a hello, by inode."""
         self._looks = 0
         tcp_counters.allow_descriptors(PLENTY)
         self._over = threading.Event()
@@ -65,14 +65,14 @@ class IngressLimiter:
         self._thread.start()
 
     def register(self, descriptor: int, worker: int) -> None:
-        """Note the worker of a connection; this holds until the connection ends, even after a dismissal."""
+        """Record the worker of a connection, until the connection ends, even if the worker is dismissed."""
         account = _Account(worker, self._greeting + self._ahead)
-        with suppress(OSError):  # it has ended already
+        with suppress(OSError):  # the connection has already ended
             self._accounts[os.fstat(descriptor).st_ino] = account
         self._current[worker] = account
 
     def took(self, worker: int, nbytes: int) -> None:
-        """Note that an envelope of a worker was read from libzmq. nbytes: its bytes on the stream."""
+        """Raise a worker's limit by the stream bytes `nbytes` of an envelope that was read from libzmq."""
         self._current[worker].may_send += nbytes
 
     def _watch(self) -> None:
@@ -107,7 +107,7 @@ class IngressLimiter:
         reserve = min(RESERVE, limit // 4)
         if free >= reserve:
             return False
-        # twice as many as needed, so that new connections have to fill them first
+        # until twice the reserve is free, so that new connections do not make descriptors scarce at once
         for stream in sorted(unknown, key=lambda s: (s.up, self._since[s.inode]))[: 2 * reserve - free]:
             tcp_counters.end(stream)
         return True

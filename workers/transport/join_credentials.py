@@ -1,7 +1,7 @@
-"""The keys of remote workers, RUN/join.json, and the revoked workers, RUN/revoked.json.
+"""The keys of remote workers (RUN/join.json) and the list of revoked workers (RUN/revoked.json).
 
 Keys are CURVE keys in ZeroMQ's Z85 text, 40 characters. join.json contains secrets, so its mode is 0600: a
-process that can read the file can take part in the run. Keys are never in argv and never in a log. `fedsim
+process that can read the file can take part in the run. Neither argv nor a log ever contains keys. `fedsim
 revoke` writes revoked.json during a run. The coordinator reads revoked.json at every handshake and, for open
 connections, a few times a second.
 """
@@ -64,7 +64,7 @@ K = TypeVar("K", bound=KeyFile)
 class JoinCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
     """The content of a join file. workers: key pairs of the workers `first`, `first` + 1, ... max_frame: the
     largest frame that a peer sends, in bytes. numerics: the run's numerics, which a worker needs before it
-    imports torch. lasting: True if a coordinator that has ended may return with this address and keys."""
+    imports torch. lasting: True if a coordinator may start again with this address and keys."""
 
     run: str
     url: str
@@ -85,7 +85,7 @@ class JoinCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
         return self.workers[worker - self.first]
 
     def part(self, seats: range) -> JoinCredentials:
-        """Return credentials with the keys of these workers only, for one machine.
+        """Return the credentials of these workers only, for one machine.
 
         Raises:
             UsageError: if a worker's keys are missing.
@@ -100,7 +100,7 @@ class JoinCredentials(KeyFile, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def read(path: Path) -> JoinCredentials:
-        """Read a join file; errors are those of read_keys."""
+        """Read a join file; raise the errors of read_keys."""
         return read_keys(path, JoinCredentials, FORMAT, "a join.json")
 
 
@@ -123,8 +123,8 @@ def read_keys(path: Path, kind: type[K], format: int, what: str) -> K:
 def read_private(path: Path) -> bytes:
     """Return the content of a file of secrets.
 
-    A file of root that this user can read through its group is accepted: Kubernetes mounts a Secret in this
-    way (fsGroup), and the container has no other users.
+    A file that belongs to root and is readable for this user's group is accepted. Kubernetes mounts Secrets
+    in this way (fsGroup), and the container has no other users.
 
     Raises:
         UsageError: if the file cannot be read, or is open to others.
@@ -145,20 +145,20 @@ class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Revocations:
-    """The revoked workers in a file; there are none while there is no file."""
+    """The list of revoked workers in a file, which is empty while the file does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._last: frozenset[int] = frozenset()
 
     def workers(self) -> frozenset[int]:
-        """Return the workers that are revoked now; if the file cannot be read, those of the last call."""
+        """Return the revoked workers, or the result of the last call if the file cannot be read."""
         with suppress(DataError, OSError):
             self._last = self._read()
         return self._last
 
     def _read(self) -> frozenset[int]:
-        """Read the file; no worker is revoked while there is none."""
+        """Return the revoked workers in the file; none if it does not exist."""
         try:
             result = msgspec.json.decode(self.path.read_bytes(), type=_Revoked)
         except FileNotFoundError:
@@ -170,7 +170,7 @@ class Revocations:
         return frozenset(result.workers)
 
     def add(self, workers: Iterable[int]) -> None:
-        """Add workers to the file, which is replaced as a whole. A lock makes processes take turns.
+        """Add workers to the file, which is replaced as a whole. A lock serialises concurrent calls.
 
         Raises:
             DataError: if the file is damaged.
@@ -188,6 +188,6 @@ class Revocations:
                 os.close(folder)
 
     def clear(self) -> None:
-        """Remove the file: new keys were generated."""
+        """Remove the file, because new keys were generated."""
         with disk_errors(f"cannot remove {self.path}"):
             self.path.unlink(missing_ok=True)

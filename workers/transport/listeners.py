@@ -1,8 +1,8 @@
 """The addresses at which the coordinator listens, and the authentication of workers.
 
-A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they send
-the run's token. A CURVE listener is for remote workers, which need a key on its list. At every listener
-libzmq itself refuses peers that do not speak ZMTP 3 (workers.transport.zap).
+Workers that the run starts itself connect through a private folder (ipc) or a local port (tcp), and send the
+run's token. Remote workers connect to a CURVE listener, and need a key on its list. At every listener, libzmq
+refuses peers that do not speak ZMTP 3 (workers.transport.zap).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Transport = Literal["ipc", "tcp"]
 class Listener(ABC):
     """A way to listen for workers.
 
-    mechanism: the bytes that connections add to frames. port: the TCP port, 0 if there is none. watched: True
-    if the end of a worker is known from its connection, not from a process handle.
+    mechanism: ZMTP's security mechanism. port: the TCP port, 0 if there is none. watched: True if the end of
+    a worker is known from its connection, not from a process handle.
     """
 
     mechanism: wire_size.Mechanism
@@ -38,7 +38,7 @@ class Listener(ABC):
 
     @abstractmethod
     def open(self, socket: zmq.Socket[bytes]) -> str:
-        """Bind; return the address to connect to.
+        """Bind the socket; return the address to connect to.
 
         Raises:
             UsageError: if the address is not valid or cannot be bound, or libzmq is too old.
@@ -46,21 +46,21 @@ class Listener(ABC):
 
     @abstractmethod
     def reopen(self, socket: zmq.Socket[bytes]) -> str:
-        """Listen again after stop_accepting(); return the address, which may be another one."""
+        """Listen again after stop_accepting(); return the address, which may be new."""
 
     @abstractmethod
     def identify(self, hello: Hello, key: str) -> int:
         """Return the worker that sent a hello.
 
-        key: the public key that its connection has proved to own, '' without CURVE.
+        key: the authenticated public key of its connection; '' without CURVE.
 
         Raises:
-            WireError: If the peer is not authenticated.
-            AccessError: If the worker was revoked.
+            WireError: if the peer is not authenticated.
+            AccessError: if the worker was revoked.
         """
 
     def owner(self, key: str) -> int | None:
-        """Return the worker with a public key; None if no worker has it (any longer)."""
+        """Return the worker with a public key; None if there is none, or if it was revoked."""
         return None
 
     def revoked(self) -> frozenset[int]:
@@ -68,14 +68,14 @@ class Listener(ABC):
         return frozenset()
 
     def stop_accepting(self) -> None:
-        """Stop listening if that is possible: all workers have joined."""
+        """Stop listening, if the listener can, because all workers have joined."""
 
     def close(self) -> None:
         """Release the listener's files; call this after the socket is closed."""
 
 
 class _TokenListener(Listener):
-    """A listener for workers that the run has started: libzmq accepts all peers, identify() checks tokens."""
+    """A listener for workers that the run has started. libzmq accepts all peers; identify() checks tokens."""
 
     mechanism = wire_size.NULL
     watched = False
@@ -93,8 +93,8 @@ class _TokenListener(Listener):
 class IpcListener(_TokenListener):
     """A listener for ipc in a folder that only this user can enter.
 
-    The folder is removed as soon as all workers have joined; open connections stay. After a crash before
-    that, the next run removes it.
+    The folder is removed as soon as all workers have joined; open connections stay. If the process crashes
+    earlier, the next run removes the folder.
     """
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
@@ -120,7 +120,7 @@ class IpcListener(_TokenListener):
 
 
 class LocalTcpListener(_TokenListener):
-    """A listener for tcp on 127.0.0.1, so that the kernel and a relay can count bytes."""
+    """A TCP listener on 127.0.0.1, whose bytes the kernel and a relay can count."""
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
         guard(socket, lambda key: True)
@@ -132,7 +132,7 @@ class LocalTcpListener(_TokenListener):
 
 
 class CurveListener(Listener):
-    """A listener for tcp from other machines, with CURVE and an allow-list of keys.
+    """A TCP listener for other machines, with CURVE and a list of allowed keys.
 
     Each key belongs to one of the workers `first`, `first` + 1, ... until it is revoked.
     """

@@ -1,4 +1,4 @@
-"""A TCP relay that counts what it forwards, and compares its counts with the kernel's.
+"""A TCP relay that counts the bytes it forwards, and compares its counts with the kernel's.
 
 The relay does not interpret bytes. One thread serves all connections; each direction of a connection buffers
 at most one piece, so that a slow receiver slows its sender down. The end of one direction is forwarded while
@@ -29,9 +29,9 @@ PIECE = 1 << 18
 CONNECT_DEADLINE = 10.0
 """Seconds for a connection to the target."""
 DESCRIPTORS = 1 << 16
-"""The limit of descriptors, if the system allows; each connection needs two."""
+"""The limit of descriptors, if the system allows it; each connection needs two."""
 RETRY = 0.05
-"""Seconds between two checks of a connection that drains, or for a free descriptor."""
+"""Seconds between two checks whether connections have drained, or whether a descriptor is free."""
 _RESET = struct.pack("ii", 1, 0)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _BUSY = (errno.EAGAIN, errno.EINPROGRESS)
@@ -39,25 +39,25 @@ _FIN_RECEIVED = (8, 9, 11)
 """The states CLOSE_WAIT, LAST_ACK and CLOSING."""
 _CLOSED = 7
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""Addresses that stand for all addresses of this machine, and the address that local clients use."""
+"""The addresses that mean all addresses of this machine, each with the address that local clients use."""
 DIRECTIONS = ("down", "up")
 
 
 @dataclass(frozen=True)
 class RelayedConnection:
-    """The record of a connection that has ended. down is the direction from the target, up to the target.
+    """The record of a connection that has ended. Bytes go up to the target, and down from the target.
 
     Attributes:
         number: The number of the connection, from 0, in the order of acceptance.
         peer: ADDRESS:PORT of the side that connected to the relay.
         began, ended: Seconds since the relay began.
-        end: "closed" by both sides, "reset" by one, or "cut" at the relay's end. If both sides had closed
-            the connection before the cut, the kernel still delivers its bytes.
-        bytes: The bytes that the relay has read and has to forward, by direction.
-        undelivered: The bytes of these that the receiver had not confirmed at the end, by direction; 0
-            unless the end was a reset or a cut.
+        end: "closed" if both sides closed it, "reset" if one side reset it, "cut" if the relay ended first.
+            If both sides had closed the connection before the cut, the kernel still delivers its bytes.
+        bytes: The bytes that the relay has read in order to forward them, by direction.
+        undelivered: The part of `bytes` that the receiver had not confirmed at the end, by direction; 0
+            unless `end` is "reset" or "cut".
         retransmitted: The bytes that the kernel sent to the receiver again, by direction.
-        residual: The kernel's count minus the relay's, by direction, of the socket that differs most.
+        residual: The kernel's count minus the relay's, by direction, at the socket that differs more.
     """
 
     number: int
@@ -96,17 +96,17 @@ class _Connection:
         self.number, self.accepted, self.began = number, accepted, began
         self.peer = _text(accepted.getpeername())
         self.left = addresses
-        """Addresses of the target that were not tried yet."""
+        """The addresses of the target that are still to be tried."""
         self.target: socket.socket | None = None
         self.connected = False
         self.deadline = began + CONNECT_DEADLINE
         self.streams: dict[str, _Stream] = {}
         self.interest: dict[socket.socket, int] = {}
         self.reset: set[socket.socket] = set()
-        """The sockets that have raised an error; another call would not raise the error again."""
+        """The sockets that have raised an error, which a later call would not raise again."""
 
     def join(self) -> None:
-        """Begin to forward; the target has accepted."""
+        """Begin to forward, because the target has accepted."""
         assert self.target is not None
         self.connected = True
         self.streams = {
@@ -116,7 +116,7 @@ class _Connection:
 
 
 class _ResetError(Exception):
-    """A call on a socket has failed: the other side has reset the connection, or does not answer."""
+    """A call on a socket has failed because the other side reset the connection or does not answer."""
 
     def __init__(self, end: socket.socket) -> None:
         super().__init__()
@@ -124,14 +124,14 @@ class _ResetError(Exception):
 
 
 class Relay:
-    """A relay: listens, and forwards every connection to the target. turn() does all the work.
+    """A relay that listens, and forwards every connection to a target. turn() does all the work.
 
     Attributes:
         address: ADDRESS:PORT at which the relay listens.
         near_address: The same address, as clients on this machine write it.
         ended: The connections that have ended, in the order of their ends.
         refused: The number of connections that were reset because the target did not accept.
-        refusal: Why the target did not accept the last refused connection; '' if none was refused.
+        refusal: The reason why the last refused connection was refused; '' if none was refused.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Relay:
         self._paused_until: float | None = None
         self._open: dict[int, _Connection] = {}
         self._draining: dict[int, _Connection] = {}
-        """Connections that both sides have closed, but not all bytes are confirmed."""
+        """Connections that both sides have closed, but whose last bytes are not confirmed yet."""
         self._look = 0.0
         """The time of the next check of draining connections."""
         self._watched: dict[int, Callable[[], object]] = {}
@@ -190,13 +190,13 @@ class Relay:
         return len(self._open) + len(self._draining)
 
     def seconds(self) -> float:
-        """Seconds since the relay began."""
+        """Return the seconds since the relay began."""
         return time.monotonic() - self._began
 
     def watch(self, descriptor: int, ready: Callable[[], object]) -> None:
         """Call `ready` in every turn in which the descriptor can be read, before any connection is served.
 
-        So a message that a process wrote to a pipe before it sent bytes is read before these bytes.
+        A message that a process writes to a pipe before it sends bytes is thus read before these bytes.
         """
         self._watched[descriptor] = ready
         self._selector.register(descriptor, selectors.EVENT_READ)
@@ -207,7 +207,7 @@ class Relay:
             self._selector.unregister(descriptor)
 
     def turn(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for something to do, and do it."""
+        """Wait at most `timeout` seconds for events, and handle them."""
         waits = [timeout]
         if self._draining or self._paused_until is not None:
             waits.append(RETRY)
@@ -247,7 +247,7 @@ class Relay:
         self._listener.close()
 
     def close(self) -> None:
-        """Stop listening, and cut open connections; `ended` then has all connections."""
+        """Stop listening, and cut open connections; `ended` then contains all connections."""
         self.stop_listening()
         for connection in list(self._open.values()):
             self._abandon(connection, "cut")
@@ -269,7 +269,7 @@ class Relay:
             if e.errno in _NO_DESCRIPTOR:
                 self._selector.unregister(self._listener)
                 self._paused_until = self.seconds() + RETRY
-            return  # else it was reset before it was accepted
+            return  # otherwise the connection was reset before it was accepted
         self._accepted += 1
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)  # urgent bytes are read in order
         self._open[connection.number] = connection
@@ -377,7 +377,7 @@ class Relay:
                 self._want(connection, end, 0)
 
     def _abandon(self, connection: _Connection, how: str) -> None:
-        """End a connection that was reset, or that is cut."""
+        """End a connection that one side has reset, or that the relay cuts."""
         del self._open[connection.number]
         self._forget(connection)
         if connection.connected:
@@ -411,7 +411,7 @@ class Relay:
             how = "reset"
         complete = all(stream.shut for stream in connection.streams.values())
         for end in (connection.accepted, connection.target):
-            end.close() if complete else _reset(end)  # a reset discards what the kernel has still to send
+            end.close() if complete else _reset(end)  # a reset discards unsent bytes
         result = RelayedConnection(
             connection.number,
             connection.peer,
@@ -444,8 +444,8 @@ def _push(stream: _Stream) -> None:
 def _received(stream: _Stream, was_reset: bool) -> int:
     """Return the kernel's count of the bytes read from the source, without unread bytes and the FIN.
 
-    After a reset that a call has reported, it is unknown whether a FIN came before it. One additional byte in
-    the kernel's count is then taken for the FIN.
+    If a call has reported a reset, it is unknown whether a FIN came before the reset. One additional byte in
+    the kernel's count is then considered the FIN.
     """
     while True:
         info = tcp_info(stream.source)
@@ -454,7 +454,7 @@ def _received(stream: _Stream, was_reset: bool) -> int:
             received = info.received - unread
             return received - ((received == stream.read + 1) if was_reset else fin)
         unread = _queued(stream.source, termios.FIONREAD)
-        if tcp_info(stream.source) == info:  # else something has arrived in between
+        if tcp_info(stream.source) == info:  # otherwise bytes have arrived in between
             return info.received - unread - (stream.ended or info.state in _FIN_RECEIVED)
 
 
@@ -474,7 +474,7 @@ def _rest(source: socket.socket) -> tuple[int, int]:
 def _sent(stream: _Stream, connects: bool) -> tuple[int, int, int]:
     """Return the kernel's counts of bytes written to the sink: confirmed, not confirmed, and sent again.
 
-    connects: True for a socket that has connected, whose SYN counts as confirmed; False for an accepted one.
+    connects: True if the relay opened the connection, because `acked` then includes its SYN.
     """
     while True:
         info, queued = tcp_info(stream.sink), _queued(stream.sink, termios.TIOCOUTQ)

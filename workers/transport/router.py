@@ -1,4 +1,4 @@
-"""The coordinator's socket: a ROUTER that knows its workers."""
+"""The coordinator's socket: a ROUTER that knows which connection belongs to which worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.transport.listeners import Listener
 
 SOCKETS = 64
 HANDSHAKE_MS = 5000
-"""A connection whose handshake takes longer is closed."""
+"""The maximum duration of a handshake, after which a connection is closed."""
 HELLO_BYTES = 4096
 AHEAD = 16
 """The largest number of unread frames of a worker, unless the caller sets another limit."""
@@ -31,26 +31,26 @@ BATCH = 256
 
 
 class NoHello(WireError):
-    """An envelope on a connection without a hello, or without a new one since its worker was dismissed."""
+    """An envelope on a connection that has sent no hello, or none since its worker was dismissed."""
 
 
 class ZmqEndpoint(Endpoint):
     """A ROUTER socket behind a listener.
 
-    A worker authenticates itself with its first envelope, as the listener demands; everything else that an
-    unauthenticated peer sends is dropped and not in the ledger. The connection of a dismissed worker stays
-    open: when it sends anything, it is asked to join again. Routing ids are ZeroMQ's own. With MANDATORY an
-    envelope to a vanished worker raises an error.
+    A worker authenticates itself with its first envelope, as the listener demands. Anything else from an
+    unauthenticated peer is dropped and not booked. The connection of a dismissed worker stays open; if the
+    worker sends anything, it is asked to join again. ZeroMQ chooses the routing ids. ROUTER_MANDATORY makes
+    an envelope to a vanished worker raise an error.
     """
 
     def __init__(self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None) -> None:
         """Open a listener.
 
         max_frame: the largest frame that a peer may send, in bytes. ahead: the largest number of unread bytes
-        of a worker; a connection on a port that sends more is closed.
+        of a worker; a TCP connection that sends more is closed.
 
         Raises:
-            UsageError: If the listener cannot be opened.
+            UsageError: if the listener cannot be opened.
         """
         super().__init__(ledger)
         ledger.mechanism = listener.mechanism
@@ -58,7 +58,7 @@ class ZmqEndpoint(Endpoint):
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS)
         self.socket = self._context.socket(zmq.ROUTER)
-        """For pollers that wait for several sockets."""
+        """The ROUTER socket, which a poller may wait for together with other sockets."""
         bound(self.socket, max_frame, TO_WORKER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -77,15 +77,15 @@ class ZmqEndpoint(Endpoint):
         self._workers: dict[bytes, int] = {}
         self._routes: dict[int, bytes] = {}
         self._descriptors: dict[int, int] = {}
-        """Workers by the descriptor of their connection, because the monitor reports descriptors."""
+        """The workers by the descriptor of their connection, because the monitor reports descriptors."""
         self._rejoin_sent: dict[int, bytes] = {}
-        """Connections that were asked to join again, once each, so that a peer gets no more than it sends."""
+        """Connections that were asked to join again. Each is asked once: it gets no more than it sends."""
         self._poller, self._polled = zmq.Poller(), [-1]
         self._refused = {"up": 0, "down": 0}
         """Bytes of connections that were refused."""
         self.unauthenticated_peers = 0
         self.complete = True
-        """True while the kernel has counts of all connections, because none was lost."""
+        """True while no connection was lost, because the kernel counts only open connections."""
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
         """Send an envelope to a worker and book it.
@@ -93,7 +93,7 @@ class ZmqEndpoint(Endpoint):
         Raises:
             TaskError: if the worker is gone or does not take its envelopes.
         """
-        # even if it is not sent: an algorithm's rows must not depend on the time at which a worker was lost
+        # even if it is not sent: an algorithm's rows must not depend on when a worker was lost
         self._book(envelope, worker, "down", retry)
         if worker not in self._routes:
             raise TaskError(f"cannot send to worker {worker}: it has no connection")
@@ -113,7 +113,7 @@ class ZmqEndpoint(Endpoint):
             for item in (*fds, self.socket, *([self._monitor] if self._monitor else [])):
                 self._poller.register(item, zmq.POLLIN)
         until = time.monotonic() + timeout
-        while True:  # ignore unauthenticated peers: the coordinator treats an empty answer as silence
+        while True:  # ignore unauthenticated peers, because the coordinator treats an empty result as silence
             left = 0.0 if self.lost else max(0.0, until - time.monotonic())
             ready = [item for item, _ in self._poller.poll(math.ceil(left * 1000))]
             envelopes = self._receive_all() if self.socket in ready else []
@@ -186,8 +186,8 @@ class ZmqEndpoint(Endpoint):
     def _refuse(self, route: bytes, envelope: Envelope, worker: int, reason: str) -> None:
         """Tell the owner of a key why it must not join, and book its connection as control traffic.
 
-        The peer closes the connection, so the kernel does not count it when the run ends: `residual` leaves
-        these bytes out.
+        The peer closes the connection, so the kernel does not count it at the end of the run. `residual`
+        therefore leaves its bytes out.
         """
         before = {direction: self.ledger.booked(direction) for direction in self._refused}
         self.ledger.book_handshake(worker)
@@ -231,7 +231,7 @@ class ZmqEndpoint(Endpoint):
         self.lost.append(worker)
 
     def dismiss(self, worker: int) -> None:
-        """Forget a worker's connection: another may join in its place."""
+        """Forget a worker's connection, so that another worker may join in its place."""
         self.complete = False
         self._workers.pop(self._routes.pop(worker, b""), None)
         self._descriptors = {fd: w for fd, w in self._descriptors.items() if w != worker}

@@ -1,7 +1,7 @@
-"""A run's keys: the coordinator's, and one pair for each of its workers.
+"""A run's keys: the coordinator's pair, and one pair for each of its workers.
 
-A coordinator generates them when it starts. If its workers need keys earlier, as in a manifest of Kubernetes,
-they are generated first and passed to it with `--keys FILE`.
+The coordinator generates the keys when it starts. If workers need keys earlier, as in a Kubernetes manifest,
+the keys are generated first and passed to the coordinator with `--keys FILE`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyFile,
 
 KEYS_FORMAT = 1
 LONGEST_FRAME = 2**40
-"""The largest frame from a coordinator whose model was unknown when the keys were created. Workers hold its
-public key, and trust it."""
+"""The largest frame, in bytes, from a coordinator whose model is unknown when the keys are generated. Workers
+trust it, because they have its public key."""
 
 
 class RunKeys(KeyFile, frozen=True, forbid_unknown_fields=True):
-    """A run's keys. url: the coordinator's address for workers at every start; '' for a single start."""
+    """A run's keys. url: the coordinator's address at every start; '' if there is only one start."""
 
     url: str
     server: KeyPair

@@ -1,7 +1,7 @@
-"""Addresses tcp://ADDRESS:PORT in --bind, --connect and join files, all of which are parsed here.
+"""Parse the addresses tcp://ADDRESS:PORT in --bind, --connect and join files.
 
-libzmq itself accepts texts that are no addresses: it uses only the last 16 bits of a port, ignores characters
-after its digits, and reads `tcp://A;B:PORT` as two addresses. A socket needs an option to use IPv6.
+libzmq itself accepts invalid addresses: it uses only the last 16 bits of a port, ignores characters after the
+port's digits, and reads `tcp://A;B:PORT` as two addresses. A ZeroMQ socket needs an option to use IPv6.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
 class TcpAddress:
     """The address at which a socket listens or to which it connects.
 
-    The parsers raise UsageError, which says what is wrong with a text.
+    to_listen and to_connect raise UsageError if a text is not an address.
 
     Attributes:
         host: An IPv4 or IPv6 address, the name of a machine, or the name of an interface to listen on. A
@@ -40,7 +40,7 @@ class TcpAddress:
 
     @staticmethod
     def to_listen(text: str, owner: str = "--bind") -> TcpAddress:
-        """Parse an address of this machine; with the port * the system chooses one.
+        """Parse an address of this machine. With the port *, the system chooses a port.
 
         owner: the option that errors name.
         """
@@ -78,7 +78,7 @@ class TcpAddress:
         if not _is_address(self.host) and self.host not in interfaces():
             try:
                 six = self.resolved()[0][0] == socket.AF_INET6
-            except OSError:  # the name may be known later: libzmq resolves it at every attempt to connect
+            except OSError:  # libzmq resolves the name again at every attempt to connect
                 six = False
         zmq_socket.setsockopt(IPV6, int(six))
 

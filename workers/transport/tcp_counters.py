@@ -1,8 +1,8 @@
-"""The kernel's counters of our TCP connections: a check of the ledger that is independent of ZeroMQ.
+"""The kernel's counters of this process's TCP connections, which check the ledger independently of ZeroMQ.
 
-TCP_INFO's bytes_received counts the bytes that have arrived in order, and bytes_acked those that the other
-side has confirmed. Unlike bytes_sent, neither counts retransmissions. An accepted connection counts exactly
-the stream's bytes while it is open (docs/references/bytes.md#which-counters-are-exact).
+TCP_INFO's bytes_received counts the bytes that have arrived in order, and bytes_acked counts the bytes that
+the other side has confirmed. Unlike bytes_sent, neither counts retransmissions. For an accepted connection,
+they are exactly the stream's bytes while it is open (docs/references/bytes.md#which-counters-are-exact).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
 
 @dataclass(frozen=True)
 class TcpStream:
-    """An open connection that a port of this process has accepted, and its stream bytes. inode: the inode of
-    the socket. It identifies the connection, while the descriptor may be reused at any time."""
+    """An open connection that a port of this process has accepted, and its stream bytes. inode: the socket's
+    inode, which identifies the connection; the descriptor may be reused at any time."""
 
     descriptor: int
     inode: int
@@ -64,7 +64,7 @@ class TcpStream:
 
 
 def streams(port: int) -> list[TcpStream]:
-    """Return this process's open connections on a local port, each once, even with several descriptors."""
+    """Return this process's open connections on a local port. One with several descriptors is listed once."""
     result = {}
     for descriptor in descriptors():
         with suppress(OSError):  # a descriptor may be closed at any time
@@ -121,7 +121,7 @@ def _stream(descriptor: int, port: int) -> TcpStream | None:
 def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
     """Yield one of ZeroMQ's sockets, through a duplicate of its descriptor, and its inode.
 
-    If this process has no descriptor left, ZeroMQ's own one is used: the block must be short.
+    If no descriptor is left, ZeroMQ's own descriptor is used, so the block must be short.
     """
     try:
         ours = os.dup(descriptor)
@@ -136,7 +136,7 @@ def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
         return
     try:
         connection = socket.socket(fileno=ours)
-    except OSError:  # it belongs to another file now
+    except OSError:  # the descriptor belongs to another file now
         os.close(ours)
         raise
     with connection:
@@ -144,7 +144,7 @@ def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
 
 
 def end(stream: TcpStream) -> None:
-    """Shut a connection down, if it is still open: both sides notice it, and drop incomplete messages."""
+    """Shut a connection down if it is still open. Both sides notice this, and drop incomplete messages."""
     with suppress(OSError), _held(stream.descriptor) as (connection, inode):
         if inode == stream.inode:
             connection.shutdown(socket.SHUT_RDWR)
@@ -153,11 +153,11 @@ def end(stream: TcpStream) -> None:
 def residual(
     port: int, booked: Callable[[], tuple[int, int] | None], deadline: float = 5.0
 ) -> dict[str, int] | None:
-    """Return kernel minus ledger, in bytes: {"down": 0, "up": 0} if every byte is accounted for.
+    """Return the kernel's count minus the ledger's, in bytes: {"down": 0, "up": 0} if they are equal.
 
-    booked: returns the ledger's totals (down, up), or None if the kernel does not count all of them any more.
-    The function waits until both differences are 0, because the last bytes sent are confirmed a little later,
-    but at most `deadline` seconds.
+    Wait at most `deadline` seconds until both differences are 0, because the last bytes are confirmed some
+    time after they are sent. booked: returns the ledger's totals (down, up), or None if the kernel no longer
+    counts all of them.
     """
     until = time.monotonic() + deadline
     while True:

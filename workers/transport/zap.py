@@ -1,8 +1,8 @@
-"""Decide who may connect: a small thread answers ZAP requests (https://rfc.zeromq.org/spec/27/).
+"""Decide which peers may connect: a thread answers ZAP requests (https://rfc.zeromq.org/spec/27/).
 
-Only a socket with a ZAP domain refuses peers of ZMTP 1 and 2 and random bytes; without a domain, libzmq
-passes the data of such peers to the application. Workers connect before the coordinator waits for them, so a
-thread answers. pyzmq's own authenticator would run an event loop for that.
+A socket with a ZAP domain refuses random bytes, and peers that speak ZMTP 1 or 2. Without a domain, libzmq
+passes their data to the application. A thread answers, because workers connect before the coordinator waits
+for them. pyzmq's own authenticator would run an event loop.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from zmq.utils import z85
 from fedsim.errors import UsageError
 
 OLDEST = (4, 3, 5)
-"""Older versions can be attacked without a key: CVE-2019-6250, CVE-2019-13132, CVE-2020-15166 and others."""
+"""The oldest accepted libzmq. Older ones can be attacked without a key: CVE-2019-6250,
+CVE-2019-13132, CVE-2020-15166 and others."""
 DOMAIN = b"fedsim"
-"""Matched exactly: libzmq refuses all connections of a domain that no handler knows."""
+"""The ZAP domain of all listeners. libzmq refuses connections of a domain that no handler knows."""
 _ADDRESS = "inproc://zeromq.zap.01"
 
 
 def guard(socket: zmq.Socket[bytes], accepts: Callable[[str], bool]) -> None:
     """Let `accepts` decide about every connection of a socket; call it before the socket is bound.
 
-    `accepts` gets the public key (Z85) that a CURVE connection has proved to own, else ''. The key is also
-    the frame property "User-Id" of all that the connection sends. The thread ends with the socket's context.
+    `accepts` gets the authenticated public key (Z85) of a CURVE connection, else ''. The key is also the
+    property "User-Id" of every frame from the connection. The thread ends with the socket's context.
 
     Raises:
-        UsageError: If libzmq is too old to listen with.
+        UsageError: if libzmq is older than OLDEST.
     """
     if zmq.zmq_version_info() < OLDEST:
         needed = ".".join(map(str, OLDEST))
@@ -51,8 +52,8 @@ def _answer(asked: zmq.Socket[bytes], accepts: Callable[[str], bool]) -> None:
 
 
 def _verdict(question: list[bytes], accepts: Callable[[str], bool]) -> list[bytes]:
-    """Answer a request: version, request, domain, address, routing id, mechanism, credentials. The answer is
-    version, request, status, text, user, metadata."""
+    """Return the answer (version, request, status, text, user, metadata) to a request (version, request,
+    domain, address, routing id, mechanism, credentials)."""
     version, request, domain, _, _, mechanism, *curve_keys = question
     key = z85.encode(curve_keys[0]).decode() if mechanism == b"CURVE" else ""
     good = (version, domain) == (b"1.0", DOMAIN) and mechanism in (b"NULL", b"CURVE") and accepts(key)
