@@ -1,14 +1,14 @@
-"""The interface of a federated algorithm: messages are types, updates are pure methods.
+"""The interface of a federated algorithm: its messages are classes, and its updates are pure methods.
 
 An algorithm is one frozen dataclass. Its fields are the hyperparameters (the "Require:" line of the paper's
-algorithm box), and its methods are the steps of that box. Client and server compute from decoded messages:
-`down` is the decoded broadcast, also on the server, and `client_commit` and `server_update` get the decoded
-upload. A dual step is therefore one function that both sides call with the same arguments, so that a client's
-dual and the server's sum of duals agree under every codec.
+pseudocode), and its methods are the steps of the pseudocode. Client and server compute from decoded messages:
+`down` is the decoded broadcast, even on the server, and `client_commit` and `server_update` get the decoded
+upload. Both sides therefore take a dual step with the same function and the same arguments, and the clients'
+duals agree with the server's sum of duals under every codec.
 
 The server's state is checkpointed every round. A client's state stays with the client. Only the messages Down
-and Up cross the wire. Methods return new states and do not change their arguments, except for tensors that
-their owner gave up (fedsim.learning.ownership).
+and Up cross the wire. Methods return new states. They do not change their arguments, except tensors that
+fedsim.learning.ownership has marked as expendable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedsim.step_rules import At as At, OverK as OverK, Step as Step, step_size 
 from fedsim.wire.schema import Sum, map_tensors, zeros_of
 
 Unsent = Literal["dual", "zero", "last"]
-"""The server's substitute for the upload of a participant that sends nothing (Algorithm.unsent)."""
+"""The kinds of substitute for the upload of a participant that sends nothing (Algorithm.unsent)."""
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -46,9 +46,9 @@ AnyShard = Shard | QuadraticShard
 class Exchange:
     """One exchange of a round: the class of the broadcast and the class of the upload.
 
-    Either class may have an optional part (fedsim.wire.schema). `broadcast_to` fills the broadcast's part for
-    each client. sums: the message that an edge server sends instead of its clients' uploads (Algorithm.add),
-    with all fields in float64; None: the server cannot compute its step from sums of uploads.
+    Either class may have an optional field group (fedsim.wire.schema); Algorithm.broadcast_to fills the
+    broadcast's group for each client. `sums` is the class of the message that an edge server sends instead of
+    its clients' uploads (Algorithm.add), with float64 fields; None if the server needs every upload itself.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -71,7 +71,7 @@ class Context:
     """The values that server methods receive.
 
     start: the shared random initialisation, shape (P,), float32. sizes: N_k of all K clients. round: counted
-    from 1, including empty rounds; 0 in the set-up. exchange: the exchange in the round, counted from 1.
+    from 1, including empty rounds; 0 in the set-up. exchange: the exchange of the round, counted from 1.
     folds: the number of earlier rounds in which an upload was folded. asked: |S|, the number of clients that
     get the round's broadcast; 0 outside of rounds.
 
@@ -93,25 +93,25 @@ class Context:
     rng: RandomStream
     network: Callable[[], Net] | None = field(default=None, compare=False)
     read: Callable[[Tensor], Tensor] = field(default=lambda stored: stored, compare=False)
-    """Convert stored inputs, shape (n, I), to inputs of the network."""
+    """A function that converts stored inputs, shape (n, I), to inputs of the network."""
     folds: int = 0
     asked: int = 0
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
-    """Unlabelled inputs that the server and all clients have (public_inputs), as stored, shape (M, I)."""
+    """The stored unlabelled inputs that server and clients share (Algorithm.public_inputs), shape (M, I)."""
     weight: float = 1.0
-    """The weight of the upload that is folded on its own in an asynchronous run (Arrival)."""
+    """The weight of the upload to fold, if uploads are folded one by one (Arrival.weight)."""
 
     @property
     def K(self) -> int:
         return len(self.sizes)
 
     def at(self, k: int = 0) -> At:
-        """The values with which client k's rules are evaluated in this round; on the client, task.at."""
+        """Return the values with which client k's step rules are evaluated in this round, as Task.at does."""
         return At(self.sizes, k, self.round, self.asked, self.weight)
 
     @property
     def net(self) -> Net:
-        """A network for the server's own computations: no other thread uses its buffers."""
+        """A network for the server's computations, whose buffers no other thread uses."""
         if self.network is None:
             raise UsageError("this problem has no network that a server could use")
         return self.network()
@@ -141,7 +141,7 @@ class Task:
     asked: int = 0
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
     weight: float = 1.0
-    """The weight of the client's upload in an asynchronous run (Arrival)."""
+    """The weight of the client's upload in an asynchronous run (Arrival.weight)."""
 
     @property
     def K(self) -> int:
@@ -149,7 +149,7 @@ class Task:
 
     @property
     def at(self) -> At:
-        """The values with which this client's rules are evaluated in this round."""
+        """The values with which this client's step rules are evaluated in this round."""
         return At(self.sizes, self.client, self.round, self.asked, self.weight)
 
     @property
@@ -162,8 +162,8 @@ class Task:
 class Arrival:
     """An upload of an asynchronous run (fedsim.asynchrony).
 
-    down: the decoded broadcast that the upload answers. staleness: the number of server steps since that
-    broadcast. weight: the upload's weight; in (0, 1] by its staleness, above 1 with +event (At.weight).
+    down: the decoded broadcast that the upload answers (was computed from). staleness: the number of server
+    steps since that broadcast. weight: the upload's weight (At.weight).
     """
 
     client: int
@@ -175,18 +175,18 @@ class Arrival:
 
 @cache
 def _type_of_sums(algorithm: type) -> Any:
-    """The type that `add` returns: a message, or the type of the server's sum of duals (Tensor, Gaussian)."""
+    """Return the return type of `add`: a message class, or the type of the server's sum of duals."""
     return get_type_hints(algorithm.add).get("return")  # type: ignore[attr-defined]
 
 
 @cache
 def _message_of(*names: str) -> type:
-    """The message class with one sum, shape (P,), for each name."""
+    """Return a message class with one sum of shape (P,) for each name."""
     return make_dataclass("Sums", [(name, Sum) for name in names], frozen=True)
 
 
 def _factor(state: Any, name: str) -> Gaussian:
-    """The dual with this dotted name in a state, as a Gaussian factor."""
+    """Return the dual with this dotted name in a state, as a Gaussian factor."""
     for part in name.split("."):
         state = getattr(state, part)
     return state if isinstance(state, Gaussian) else Gaussian(state, 0.0)
@@ -197,12 +197,12 @@ def _products(ones: list[Gaussian], others: list[Gaussian]) -> list[Gaussian]:
 
 
 def _plus(own: Any, sent: Any) -> Any:
-    """Add the sum that an edge server sent to the server's own; a sent matrix is a packed triangle."""
+    """Add an edge server's sum to the server's own, after unpacking a matrix from its triangle."""
     return own + (unpacked(sent) if isinstance(own, Tensor) and own.dim() == 2 else sent)
 
 
 def _is_state(argument: Any) -> bool:
-    """True if a type argument is a class, and not Any or a type variable."""
+    """Return whether a type argument is a class, and neither Any nor a type variable."""
     return isinstance(argument, type) and argument is not Any
 
 
@@ -250,33 +250,33 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """Public address of the paper."""
     server_type: ClassVar[type]
     client_type: ClassVar[type]
-    """The classes of the states; __init_subclass__ reads them from Algorithm[Server, Client, Down, Up]."""
+    """The classes of both states; __init_subclass__ reads them from Algorithm[Server, Client, Down, Up]."""
     default_rounds: ClassVar[int] = 20
     eval_samples: ClassVar[int] = 0
-    """Posterior samples that an evaluation averages over, in addition to scoring the mean; only for
-    algorithms whose model is a distribution."""
+    """The number of posterior samples whose predictions an evaluation averages, in addition to scoring the
+    mean; only for algorithms whose model is a distribution."""
     centralised: ClassVar[bool] = False
     """True for a reference that is not federated: one client has all rows and takes part in every round. Its
     traffic counts as simulation, so that the algorithm's communication cost is 0."""
     folds_stale: ClassVar[bool] = False
-    """True if uploads that answer older broadcasts can be folded (--async)."""
+    """True if the server can fold uploads that were computed from older broadcasts (--async)."""
     default_codecs: ClassVar[Mapping[str, str]] = {}
-    """Codecs by field, in the syntax of --codec, for fields for which the user names no codec."""
+    """The algorithm's own codecs by field, in the syntax of --codec; the user's codecs take precedence."""
     stale_damping: ClassVar[float] = 0.0
     """P in the weight (1 + staleness)^-P of a stale upload, if --async does not set it."""
     fed_back: ClassVar[tuple[str, ...]] = ()
-    """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments that are not used again
-    once they are added up."""
+    """The upload fields of shape (P,) that fedsim.error_feedback may correct: plain increments, which the
+    server adds up and does not use again."""
 
     duals: ClassVar[Mapping[str, str | None]] = {}
-    """Duals, tensors or Gaussians that every client keeps in float64: dotted name in Client -> in Server. The
-    server keeps their sum (of Gaussians the product) over ALL clients, and a fold begins with it. None: a
-    value that clients keep in float64 and that is no dual, so that the server has no sum."""
+    """The dotted name of each dual in Client, mapped to the name in Server of its sum over ALL clients. Folds
+    start from this sum. A dual is a tensor or Gaussian in float64; the "sum" of Gaussians is their product.
+    Other client values in float64 map to None: the server has no sum of them."""
 
     _exchange: ClassVar[Exchange | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Read the types of Algorithm[Server, Client, Down, Up], unless the class defines them itself."""
+        """Read the types from Algorithm[Server, Client, Down, Up], unless the class defines them itself."""
         super().__init_subclass__(**options)
         for base in cls.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is not Algorithm:
@@ -327,11 +327,11 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return 0
 
     def exchanges_in(self, round: int) -> tuple[Exchange, ...]:
-        """The exchanges of this round; round 0 is the set-up."""
+        """Return the exchanges of this round; round 0 is the set-up."""
         return self.exchanges if round else self.setup
 
     def sizes_on_wire(self, clients: int, classes: int) -> Mapping[str, int]:
-        """The upper bounds of sizes that only this algorithm has, by their names in its messages ('M')."""
+        """Return upper bounds of the sizes that only this algorithm's messages have, by name ('M')."""
         return {}
 
     def check(self, params: int) -> None:
@@ -349,12 +349,12 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
     @abstractmethod
     def broadcast(self, server: Server, ctx: Context) -> Down:
-        """The message that every participant of this exchange receives; it is encoded once."""
+        """Return the message that every participant of this exchange receives; it is encoded once."""
 
     def broadcast_to(self, server: Server, k: int, ctx: Context) -> object | None:
-        """The optional part of Down for client k: the data that it does not have yet; None if it has all.
+        """Return Down's optional field group with the data that client k lacks; None if it lacks none.
 
-        Data count as received only once a folded upload proves that they arrived.
+        Data count as received only when an upload of the client is folded, which proves that they arrived.
         """
         return None
 
@@ -363,25 +363,25 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """Train locally, and return a draft of the client's next state and the upload."""
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        """Make the client's next state from its draft; it becomes current only if the upload is folded.
+        """Return the client's next state, made from its draft; it becomes current if the upload is folded.
 
         An algorithm takes its dual step here, with the decoded upload.
         """
         return client
 
     def local_mean(self, down: Down, up: Up) -> Tensor:
-        """The weights (P,) after local training, or their posterior mean (fedsim.personalisation)."""
+        """Return the weights (P,) after local training, or their posterior mean (fedsim.personalisation)."""
         mean: Tensor = up.mean  # type: ignore[attr-defined]
         return mean
 
-    # ---- a client that computes and sends nothing (fedsim.event_trigger)
+    # ---- participants that compute an upload and do not send it (fedsim.event_trigger)
 
     def unsent(self) -> Unsent:
-        """The server's substitute for the upload of a participant that sends nothing (+event).
+        """Return the kind of substitute for the upload of a participant that sends nothing (+event).
 
-        dual: the server's sum keeps the client's dual, as if the client had not taken part. zero: the
-        increment is 0 and counts in the mean with the client's weight. last: the client's last upload counts
-        again; the server keeps every client's last upload.
+        dual: the server's sum keeps the client's dual, as if the client had not taken part. zero: an
+        increment of 0 enters the mean with the client's weight. last: the server stores every client's last
+        upload and folds it again.
 
         Raises:
             UsageError: If the algorithm needs an upload of every participant.
@@ -389,38 +389,38 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return "dual" if self.duals else "zero" if self.fed_back else "last"
 
     def dual_damping(self, at: At) -> float:
-        """The exponent or factor of a damped dual step; 1: a dual step is not damped and counts once.
+        """Return the exponent or factor that damps a dual step; 1 if steps are not damped.
 
         After rounds in which the client sent nothing, a damped step may count up to 1 / damping times."""
         return 1.0
 
     def own_and_held(self, client: Client, down: Down, up: Up, task: Task) -> tuple[Any, Any]:
-        """The two messages or Gaussians whose difference decides whether an upload is sent (+event).
+        """Return the two messages or Gaussians whose difference decides whether an upload is sent (+event).
 
-        The first is the client's, the second is what the server has without the upload. client: its draft.
-        By default they are the decoded upload and broadcast: where these agree, a site does not change.
+        The first is the client's; the second is the one that the server has without the upload. `client` is
+        the draft. By default they are the decoded upload and broadcast; if these agree, no site changes.
         """
         return up, down
 
     def client_unsent(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        """Make the client's next state if `up` is not sent; duals in the server's sum must not change."""
+        """Return the client's next state if `up` is not sent; duals in the server's sum must not change."""
         return client
 
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
-        """Fold the uploads: pairs (client, Up) in ascending client id, read once, with one in memory.
+        """Fold the uploads, and return the server's next state.
 
-        The method is not called without uploads: an empty round only increases the round number. An algorithm
-        defines this method, or `add` and `from_sums`.
+        `ups` yields pairs (client, Up) in ascending client id, once and one at a time. Rounds without uploads
+        do not call this method. An algorithm defines the method, or `add` and `from_sums`.
         """
         return self.from_sums(server, down, self.added(self.sums(server, down, ctx), down, ups, ctx), ctx)
 
     def add(self, sums: Any, down: Down, k: int, up: Up, ctx: Context) -> Any:
         """Add client k's upload to the sums; `sums` may be overwritten.
 
-        The return annotation is the type of the sums: a message with float64 fields (Exchange.sums), or the
-        type of the server's sum that `duals` names, Tensor or Gaussian.
+        The return annotation gives the type of the sums: a message class with float64 fields (Exchange.sums),
+        or the type of the server's sum of duals, Tensor or Gaussian.
         """
         raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
 
@@ -428,16 +428,16 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """Compute the server's next state from the sums over all uploads of the exchange."""
         raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
 
-    # ---- sums, whose type is the return type of `add`
+    # ---- sums of uploads; their type is the return type of `add`
 
     @property
     def _totals(self) -> list[str]:
-        """The server's fields that are sums over all clients."""
+        """The names of the server's sums of duals."""
         return [total for total in self.duals.values() if total]
 
     @property
     def _total(self) -> str:
-        """The field of Server that is the sum of duals, if `add` returns no message."""
+        """The name of the server's only sum of duals, for algorithms whose `add` returns no message."""
         if len(self._totals) != 1:
             raise UsageError(f"{self.name}: where add returns no message, duals names one field of Server")
         return self._totals[0]
@@ -448,11 +448,11 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             before = give_up(sums, above=0)
             sums = self.add(before, down, k, up, ctx)
             keep(before)
-            del up  # one in memory
+            del up  # only one upload is in memory
         return sums
 
     def sums(self, server: Server, down: Down, ctx: Context) -> Any:
-        """The sums before an exchange, as copies: the server's sums of duals, and 0 for all others."""
+        """Return the initial sums of an exchange: copies of the server's sums of duals, and 0 for others."""
         if _type_of_sums(type(self)) in (Tensor, Gaussian):
             return map_tensors(getattr(server, self._total), Tensor.clone)
         zero = self.no_sums(down, ctx)
@@ -460,7 +460,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return replace(zero, **{name: map_tensors(getattr(server, name), Tensor.clone) for name in kept})
 
     def no_sums(self, down: Down, ctx: Context) -> Any:
-        """The sums over no upload, all 0, with which an edge server begins (fedsim.tree)."""
+        """Return sums of 0, with which an edge server starts (fedsim.tree)."""
         kind = self.exchanges_in(ctx.round)[ctx.exchange - 1].sums
         if kind is None:
             raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
@@ -469,12 +469,12 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return zeros_of(kind, ctx.start)
 
     def sum_of(self, sums: Any, name: str) -> Any:
-        """The sum with this name in Exchange.sums."""
+        """Return the sum that belongs to this field of Exchange.sums."""
         return sums if isinstance(sums, Tensor) else getattr(sums, name)
 
     def sums_for(self, sums: Any, down: Down) -> Any:
-        """The sums before the next upload, or before from_sums, if uploads answer different broadcasts. An
-        algorithm whose sums contain values of the broadcast puts those of `down` in their place."""
+        """Replace the broadcast's values in the sums, if there are any, by those of `down`. If uploads answer
+        different broadcasts, it is called before each upload and before from_sums."""
         return sums
 
     def merged(self, sums: Any, sent: Any) -> Any:
@@ -485,7 +485,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return replace(sums, **{name: _plus(getattr(sums, name), getattr(sent, name)) for name in names})
 
     def check_stale(self, damped: bool) -> None:
-        """Check that uploads which answer older broadcasts can be folded. damped: weights may be below 1.
+        """Check that uploads that answer older broadcasts can be folded. damped: weights may be below 1.
 
         Raises:
             UsageError: if they cannot; the message says why.
@@ -496,9 +496,9 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             )
 
     def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
-        """Fold uploads that answer broadcasts of different rounds, in ascending client id, read once.
+        """Fold uploads that answer different rounds' broadcasts, read once in ascending client id.
 
-        Each upload is folded on its own, with the broadcast that it answers: for servers that add up changes.
+        This version suits servers that add up changes: it folds every upload alone, with its broadcast.
         Source: asynchronous PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275.
         """
         for a in arrivals:
@@ -508,12 +508,12 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
     @abstractmethod
     def model(self, server: Server, ctx: Context) -> Model:
-        """The model to evaluate; before the first fold, the point ctx.start."""
+        """Return the model to evaluate; before the first fold, this is Point(ctx.start)."""
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float | None:
-        """The relative difference between the server's sum of duals and the sum over all clients' states.
+        """Return the relative difference between the server's sum of duals and the sum of the clients' duals.
 
-        It is 0 up to rounding, under any schedule, loss and codec. None: the server keeps no sum of duals.
+        It is 0 up to rounding, under any schedule, upload loss and codec; None without a sum of duals.
         """
         names = [own for own, total in self.duals.items() if total]
         if not names:
@@ -523,5 +523,5 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return max(a.mismatch(b) for a, b in zip(ours, everyone, strict=True))
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
-        """Numbers for metrics.jsonl beyond the standard ones and the scalars of Up."""
+        """Return numbers for metrics.jsonl, in addition to the standard ones and the scalars of Up."""
         return {}

@@ -1,19 +1,19 @@
 """Asynchronous rounds, in which the virtual clock decides which uploads the server folds in which step.
 
-    client:  computes from the last broadcast that it got, uploads, and waits until its upload is folded
-    server:  folds as soon as B uploads have arrived, and sends its new broadcast to these B clients
+    client:  computes from its last broadcast, uploads, and waits until the upload is folded
+    server:  folds B uploads as soon as they have arrived, and sends a new broadcast to these B clients
 
 A round is one step of the server. An upload that is folded in round r answers (was computed from) the
 broadcast of a round a <= r. Its staleness is r - a, the number of server steps since then. Simultaneous
-uploads are ordered by broadcast, then by id, so that B = K with equal clients is the synchronous run.
+uploads are ordered by broadcast, then by id. With B = K and equal clients, the run is therefore synchronous.
 
 The steps depend only on the configuration: links, computers, numbers of examples, and the message sizes that
-`fedsim plan` knows. Measured time is not used, so workers may compute a task long after its virtual time, and
-killed and resumed runs give the same results bit for bit.
+`fedsim plan` reports. No measured time is used. Workers may therefore compute a task long after its virtual
+time, and a run that is killed and resumed gives the same results bit for bit.
 
 Source: FedBuff, Nguyen et al. 2022, Algorithm 1, https://arxiv.org/abs/2106.06639; for sites, asynchronous
-PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275. Differs: a client waits while its
-upload is in the buffer, so that its state is never two versions ahead; if the size of an encoded message
+PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275. Differs: a client waits while its upload
+is in the buffer, so its state is at most one version ahead of the server. If the size of an encoded message
 depends on the values, the clock uses the upper bound of the size.
 """
 
@@ -33,12 +33,12 @@ from fedsim.virtual_clock import Clock, indices
 
 FORM = Form("fedbuff", ("B",), help="the uploads of one step of the server, 1 to K, such as fedbuff:3")
 DAMPING = 0.5
-"""The exponent of FedBuff: an upload of staleness s has weight (1 + s)^-DAMPING."""
+"""FedBuff's exponent: an upload of staleness s has the weight (1 + s)^-DAMPING."""
 
 
 @dataclass(frozen=True)
 class AsyncRule:
-    """The rule fedbuff:B[+damp:P]. buffer: B. damping: P; None: the algorithm's default."""
+    """The rule fedbuff:B[+damp:P]. buffer: B. damping: P, or None for the algorithm's default."""
 
     buffer: int
     damping: float | None = None
@@ -59,9 +59,9 @@ class ServerStep:
     """One step of the server, which is one round.
 
     participants: the clients whose uploads are folded, ids ascending. answered: the round of the broadcast
-    that each participant answers. seconds: virtual time since the previous step. in_use: the rounds of all
-    broadcasts from which a client computes when the step begins. waits: the seconds that each participant's
-    upload waited in the buffer.
+    that each participant's upload answers. seconds: virtual time since the previous step. in_use: the rounds
+    of all broadcasts from which any client computes when the step begins. waits: the seconds that each
+    participant's upload waited in the buffer.
     """
 
     participants: tuple[int, ...]
@@ -71,7 +71,7 @@ class ServerStep:
     waits: tuple[float, ...]
 
     def broadcast(self, client: int) -> int:
-        """The round of the broadcast that a participant answers."""
+        """Return the round of the broadcast that a participant's upload answers."""
         return self.answered[self.participants.index(client)]
 
 
@@ -80,12 +80,12 @@ _Arrival = tuple[float, int, int, float]
 
 
 class AsyncSchedule:
-    """The steps of a run, computed in order and once each; they are a pure function of the arguments."""
+    """The server steps of a run: a pure function of the arguments, computed in order and once."""
 
     def __init__(
         self, rule: AsyncRule, clock: Clock, sizes: tuple[int, ...], bytes_down: int, bytes_up: int
     ) -> None:
-        """Set N_k of all clients (sizes) and the stream bytes of a broadcast and of an upload."""
+        """Create the schedule. sizes: N_k of all clients. bytes_down, bytes_up: stream bytes of a message."""
         self.rule = rule
         self._clock, self._sizes, self._bytes = clock, indices(sizes), (bytes_down, bytes_up)
         self._steps: list[ServerStep] = []
@@ -96,27 +96,27 @@ class AsyncSchedule:
         """The number of clients that compute from each broadcast."""
 
     def step(self, round: int) -> ServerStep:
-        """The step of a round, counted from 1."""
+        """Return the step of a round, counted from 1."""
         while len(self._steps) < round:
             self._steps.append(self._next(len(self._steps) + 1))
         return self._steps[round - 1]
 
     def staleness(self, rounds: int) -> list[int]:
-        """The numbers of uploads of staleness 0, 1, ... in the first `rounds` rounds, lost ones included."""
+        """Count the uploads of staleness 0, 1, ... in the first `rounds` rounds, including lost ones."""
         counts = Counter(r - a for r in range(1, rounds + 1) for a in self.step(r).answered)
         return [counts[s] for s in range(max(counts, default=-1) + 1)]
 
     def seconds(self, rounds: int) -> float:
-        """The duration of the first `rounds` rounds on the virtual clock, in seconds."""
+        """Return the duration of the first `rounds` rounds on the virtual clock, in seconds."""
         return sum(self.step(r).seconds for r in range(1, rounds + 1))
 
     def weight(self, staleness: int, default: float) -> float:
-        """The weight of an upload, (1 + staleness)^-P. default: P if the rule does not set it."""
+        """Return the weight of an upload, (1 + staleness)^-P. default: the P of a rule without +damp."""
         damping = default if self.rule.damping is None else self.rule.damping
         return float((1 + staleness) ** -damping)
 
     def seconds_of(self, round: int, clients: tuple[int, ...]) -> list[float]:
-        """The seconds of each participant from the broadcast that it answers to its upload."""
+        """Return each participant's seconds from the broadcast to the arrival of its upload."""
         step, sizes = self.step(round), self._sizes
         answered = dict(zip(step.participants, step.answered, strict=True))
         return [self._clock.seconds(answered[k], k, int(sizes[k]), *self._bytes) for k in clients]
@@ -143,7 +143,7 @@ class AsyncSchedule:
         self._users[round + 1] = len(arrived)
         by_id = sorted((client, answered, self._now - instant) for instant, answered, client, _ in arrived)
         clients, rounds, waits = zip(*by_id, strict=True)
-        # without stale uploads, the duration is exactly that of a synchronous round
+        # without stale uploads, the duration is bit for bit that of a synchronous round
         seconds = longest if fresh else self._now - before
         return ServerStep(clients, rounds, seconds, in_use, waits)
 
@@ -152,36 +152,36 @@ class AsyncSchedule:
 class Asynchrony:
     """The broadcast that each upload answers, and the weight of each upload.
 
-    schedule: None in a synchronous run: every upload answers its round's broadcast. damping: default of P.
+    schedule: the server steps; None in a synchronous run. damping: the P of a rule without +damp.
     """
 
     schedule: AsyncSchedule | None
     damping: float = 0.0
 
     def answered(self, round: int, client: int) -> int:
-        """The round of the broadcast that a client's task of this round answers."""
+        """Return the round of the broadcast that a client's task of this round answers."""
         return round if self.schedule is None or not round else self.schedule.step(round).broadcast(client)
 
     def staleness(self, round: int) -> tuple[int, ...]:
-        """The staleness of every participant of a round; empty if the round is synchronous."""
+        """Return the staleness of every participant of a round; empty if the round is synchronous."""
         if self.schedule is None or not round:
             return ()
         return tuple(round - answered for answered in self.schedule.step(round).answered)
 
     def weight(self, round: int, client: int) -> float:
-        """The weight of a client's upload in this round, in (0, 1], by its staleness."""
+        """Return the weight of a client's upload in this round, in (0, 1]; it depends on the staleness."""
         if self.schedule is None:
             return 1.0
         return self.schedule.weight(round - self.answered(round, client), self.damping)
 
     def participants(self, round: int) -> tuple[int, ...]:
-        """The clients whose uploads a round folds; empty in a synchronous run."""
+        """Return the clients whose uploads a round folds; empty in a synchronous run."""
         return () if self.schedule is None or not round else self.schedule.step(round).participants
 
     def origins(self, round: int) -> tuple[int, ...]:
-        """The earlier rounds, ascending, after which the server sent broadcasts that are still in use.
+        """Return the rounds, ascending, after which the server sent a broadcast that is still in use.
 
-        The round just before this one is left out. 0 is the start. Empty in a synchronous run."""
+        The previous round is left out. Round 0 is the start. The result is empty in a synchronous run."""
         if self.schedule is None or not round:
             return ()
         return tuple(r - 1 for r in sorted(self.schedule.step(round).in_use) if r < round)
@@ -195,7 +195,7 @@ def asynchrony(
     sizes: tuple[int, ...],
     message_bytes: tuple[int, int],
 ) -> Asynchrony:
-    """Make the schedule of --async. message_bytes: stream bytes of a broadcast and of an upload."""
+    """Make the schedule of --async. message_bytes: the stream bytes of a broadcast and of an upload."""
     parsed = async_rule(rule, len(sizes))
     if clock is None:
         raise UsageError(

@@ -1,16 +1,16 @@
 """The devices of all clients, as --link and --compute describe them: links, computers, energy.
 
---link is KEY=VALUE,... for all clients, or a CSV file with a line per client; the keys are the columns.
+--link is KEY=VALUE,... for all clients, or a CSV file with a line per client and the keys as columns.
 
-    up, down                   rates of the client's link, 10mbit (per second); without limit if absent
-    rtt, jitter                seconds of a round trip, and the scale of its random delay, 40ms
-    overhead, loss, initcwnd   TCP on the link (fedsim.tcp_links): bytes for each byte of the stream (1.05, or
+    up, down                   rates of the client's link, such as 10mbit (per second); by default unlimited
+    rtt, jitter                time of a round trip, and scale of a random delay, such as 40ms
+    overhead, loss, initcwnd   TCP on the link (fedsim.tcp_links): bytes per byte of the stream (1.05, or
                                tcp), lost packets (1%), segments in a message's first round trip (10)
     compute, noise             in files: time per example (5ms) or examples per second (200/s), and its spread
-    joules_up, joules_down     energy of one byte on the stream, 2e-6 (joules)
-    joules_example             energy of one example (joules)
+    joules_up, joules_down     energy of one byte on the stream in joules, such as 2e-6
+    joules_example             energy of one example in joules
     server_up, server_down     the server's link, which all clients share; in a file the line `server`
-    edge_up, edge_down, ...    with --tree, for every edge server; also edge_rtt, edge_clients_up and
+    edge_up, edge_down, ...    the links of all edge servers (--tree); also edge_rtt, edge_clients_up and
                                edge_clients_down (fedsim.virtual_clock); in a file the lines `edge NAME`
 
 Directions are named from the clients' side: the server's `up` is the rate of all uploads together.
@@ -40,10 +40,10 @@ _SCALE = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "us": 1e-6, "ms": 1e-3, "s": 
 SERVER = "server"
 """The name in the client column for the server's own link."""
 EDGE = "edge"
-"""Prefix of an edge server's line, `edge NAME`; the line `edge` has the values that these lines leave out."""
+"""The prefix of an edge server's line, `edge NAME`; the line `edge` has the defaults of these lines."""
 
 SHARED = ("clients_up", "clients_down")
-"""Columns that only lines of edge servers may have: the link that their clients share."""
+"""The columns of the link that an edge server's clients share; only lines of edge servers have them."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,7 +52,7 @@ Floats = npt.NDArray[np.float64]
 class Link:
     """A link: bits per second in each direction, the seconds of a round trip, and joules per byte.
 
-    jitter: seconds; every exchange lasts jitter |z| longer, z ~ N(0, 1). overhead, loss, initcwnd: parameters
+    jitter: seconds; an exchange lasts jitter |z| longer, z ~ N(0, 1). overhead, loss, initcwnd: parameters
     of fedsim.tcp_links, in both directions.
     """
 
@@ -69,7 +69,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Computer:
-    """A computer: seconds per example, the standard deviation of their log over tasks, joules per example."""
+    """A computer: seconds and joules per example. noise: standard deviation of log(seconds) over tasks."""
 
     seconds: float = 0.0
     noise: float = 0.0
@@ -112,7 +112,7 @@ class Devices:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The clients' devices, the server's link, and the values of edge servers by name, '' for all of them."""
+    """The clients' devices, the server's link, and the links of edge servers by name; '' has the defaults."""
 
     devices: Devices
     server: Link = Link()
@@ -120,7 +120,7 @@ class Network:
 
 
 def network(link: str, compute: str, *, clients: int) -> Network:
-    """The devices that --link and --compute describe."""
+    """Return the devices that --link and --compute describe."""
     of_all = computer(compute, f"--compute {compute}")
     if is_file(link):
         file = _File(link, clients, of_all)
@@ -174,7 +174,7 @@ class _Column:
 class _File:
     """A file of devices, read line by line, because it may have a million lines.
 
-    devices: the clients' devices. server: the link in the line `server`. edges: the links in lines `edge`.
+    devices: the clients' devices. server: the link in the line `server`. edges: the lines `edge NAME`.
     computes: True if the file has a computer for any client.
     """
 
@@ -276,7 +276,7 @@ class _File:
 
 
 def _numbers(link: Link, computer: Computer) -> dict[str, float]:
-    """The fields of a link and a computer, by name."""
+    """Return the fields of a link and a computer, by name."""
     return {f.name: getattr(value, f.name) for value in (link, computer) for f in fields(value)}
 
 
@@ -303,7 +303,7 @@ def parse_time(text: str, where: str) -> float:
 
 
 def _per_example(text: str, where: str) -> float:
-    """Seconds per example, from a time or a number of examples per second."""
+    """Parse a time or a number of examples per second to seconds per example."""
     if (result := _PER_SECOND.fullmatch(text)) and float(result[1]) > 0:
         return 1 / float(result[1])
     return parse_time(text, where)

@@ -2,7 +2,7 @@
 
 States, broadcasts and examples are created and stored on the CPU. A GPU needs a copy of a client's state and
 examples in every round in which its worker trains the client, and a copy of the broadcast for every client.
-Copies stay on the GPU while there is memory. On the CPU nothing is copied or kept.
+The copies stay on the GPU while there is memory. A worker on the CPU copies and keeps nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedsim.wire.schema import map_tensors, tensors_of
 
 T = TypeVar("T")
 RecordEvent = Callable[[], Callable[[list[Tensor]], None]]
-"""A function to call after copies were started. It returns a function of the copies, which makes the current
-stream wait for the copies and marks their memory as in use by that stream."""
+"""A function to call after copies were started. It returns a second function, which takes the copies, makes
+the current stream wait for them, and marks their memory as in use by that stream."""
 FREE_SHARE = 0.5
 """The share of a GPU's memory that must stay free, for training and other workers, when a copy is kept."""
 
 
 def to_cpu(value: T) -> T:
-    """Copy a value to the CPU, ready to be read; from a GPU through pinned buffers, with a single wait."""
+    """Copy a value to the CPU, through pinned buffers if it is on a GPU, and wait once for all tensors."""
     gpus = {t.device for t in tensors_of(value) if t.is_cuda}
     moved = map_tensors(value, lambda t: t.to("cpu", non_blocking=True))
     for gpu in gpus:
@@ -34,7 +34,7 @@ def to_cpu(value: T) -> T:
 
 
 def room_on(device: torch.device) -> Callable[[int], bool]:
-    """Return a function that tells if a copy of so many bytes may be kept on a device; never on a CPU."""
+    """Return a function that tells whether a copy of `nbytes` may stay on a device; on a CPU, none may."""
     if device.type != "cuda":
         return lambda nbytes: False
 
@@ -47,7 +47,7 @@ def room_on(device: torch.device) -> Callable[[int], bool]:
 
 
 def events_of(device: torch.device) -> RecordEvent:
-    """Return the RecordEvent that makes a stream wait for copies on another stream; no effect on a CPU."""
+    """Return the RecordEvent that makes a stream wait for another stream's copies; it is empty on a CPU."""
     if device.type != "cuda":
         return lambda: lambda tensors: None
 
@@ -67,9 +67,9 @@ def events_of(device: torch.device) -> RecordEvent:
 
 
 class DeviceCopies:
-    """The copies that stay on a device, by name; each has a stamp, which tells whether it is still valid.
+    """The copies that stay on a device, by name. A copy is valid for the stamp with which it was stored.
 
-    The least recently used copy is removed first. The tensors that are returned must not be changed.
+    The least recently used copy is removed first. Callers must not change the returned tensors.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DeviceCopies:
         copy: Callable[[Tensor], Tensor] | None = None,
         record_event: RecordEvent | None = None,
     ) -> None:
-        """Create an empty store. Tests replace the device's memory (room), transfers and streams."""
+        """Create an empty store. Tests pass room, copy and record_event to do without a GPU."""
         self._room = room or room_on(device)
         self._copy = copy or (lambda tensor: tensor.to(device, non_blocking=True))
         self._record_event = record_event or events_of(device)
@@ -88,7 +88,7 @@ class DeviceCopies:
         )
 
     def get(self, name: Hashable, stamp: Hashable, value: Callable[[], T]) -> T:
-        """Return the copy with this name and stamp; else copy `value()`, and keep that if there is room."""
+        """Return the copy with this name and stamp; else copy `value()`, and keep that copy if it fits."""
         kept = self._kept.get(name)
         if kept is not None and kept[0] == stamp:
             self._kept.move_to_end(name)
@@ -102,7 +102,7 @@ class DeviceCopies:
         return copied
 
     def keep(self, name: Hashable, stamp: Hashable, value: object) -> None:
-        """Replace the copy with this name by a copy of `value`, which will be needed, if there is room."""
+        """Replace the copy with this name by a copy of `value` for later use, if there is room."""
         if self._make_room(name, value):
             self._kept[name] = stamp, map_tensors(value, self._copy), self._record_event()
 

@@ -1,14 +1,13 @@
-"""Error feedback: what a lossy codec took from an upload is added to the client's next one (Seide et al.
-2014; Karimireddy et al., arXiv:1901.09847, Alg. 2), around any algorithm whose uploads are increments.
+"""Error feedback: a client adds the error of a lossy codec to its next upload (Seide et al. 2014;
+Karimireddy et al., arXiv:1901.09847, Alg. 2). It wraps any algorithm whose uploads are increments.
 
-    client:  p_k <- x_k + e_k            x_k: what the algorithm would upload
-             sends C(p_k)
-             e_k <- p_k - C(p_k)         once the upload is folded; a lost one leaves e_k as it was
+    client:  p_k <- x_k + e_k            x_k: the upload of the wrapped algorithm
+             sends C(p_k)                C: the codec
+             e_k <- p_k - C(p_k)         when the upload is folded; if it is lost, e_k does not change
 
-    sum of what a client has sent + e_k = sum of what the algorithm wanted to send
-
-The residual e_k is client state, in float64. It needs no knowledge of the codec: client_commit gets the
-upload as decoded.
+Without lost uploads, a client's sent C(p_k) and its residual e_k add up to the sum of its x_k. The residual
+is part of the client's state, in float64. This module is independent of the codec, because client_commit gets
+the decoded upload.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from fedsim.wrapper import AnyAlgorithm, Wrapper
 
 @cache
 def with_residuals(client: type) -> type:
-    """A client state and, by exchange and field, what is owed: (P,) float64 each. In a draft it is what
-    was to be sent."""
+    """Return the class of a client's state, with a residual for each corrected field, (P,) float64: e_k in a
+    state, p_k in a draft."""
     columns = [("inner", client), ("residuals", tuple[torch.Tensor, ...])]
     return make_dataclass("WithResiduals", columns, frozen=True)
 
 
 @dataclass(frozen=True)
 class ErrorFeedback(Wrapper):
-    """`inner` with its fields ((exchange, name), ...) corrected."""
+    """`inner` with error feedback on `fields`, pairs (exchange, field of the upload)."""
 
     fields: tuple[tuple[int, str], ...]
 
@@ -57,7 +56,7 @@ class ErrorFeedback(Wrapper):
         return self.client_type(draft, tuple(owed)), up
 
     def client_unsent(self, client: Any, down: Any, up: Any, task: Task) -> Any:
-        """All that was to be sent is owed."""
+        """Keep the draft's p_k as the residual, because nothing is sent."""
         return replace(client, inner=self.inner.client_unsent(client.inner, down, up, task))
 
     def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
@@ -70,12 +69,12 @@ class ErrorFeedback(Wrapper):
         return self.client_type(self.inner.client_commit(client.inner, down, up, task), tuple(owed))
 
     def _now(self, task: Task) -> list[tuple[int, str]]:
-        """The fields of this exchange, with their place among the residuals; the set-up has none."""
+        """Return the index among the residuals and the name of this exchange's fields; none in the set-up."""
         return [(i, name) for i, (e, name) in enumerate(self.fields) if task.round and e == task.exchange]
 
 
 def error_feedback(algorithm: AnyAlgorithm, lossy: frozenset[str]) -> ErrorFeedback:
-    """The algorithm with error feedback on the upload fields that `lossy` codecs encode."""
+    """Return the algorithm with error feedback on its upload fields in `lossy`, whose codecs are lossy."""
     if not algorithm.fed_back:
         raise UsageError(
             f"--error-feedback: {algorithm.name} uploads no plain increments. Its uploads are absolute, or "

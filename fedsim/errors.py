@@ -1,4 +1,4 @@
-"""Errors that name the cause and what to do.
+"""Errors whose messages name the cause and the remedy.
 
 Every error a user can meet derives from FedsimError and has the exit code of the command line
 (docs/references/faults.md#exit-codes). Any other exception is a defect of fedsim and shows its traceback.
@@ -74,11 +74,11 @@ class DiskError(FedsimError):
 
 
 FEW = 8
-"""Up to this many names are all shown; of more, only similar ones."""
+"""The largest number of names that an error message lists; of more, it lists only similar ones."""
 
 CLOSE, CLOSE_SHORT, CLOSE_OF_SEVERAL = 0.7, 0.66, 0.8
-"""The difflib ratio from which a name counts as misspelt: for long names, for up to three letters (one may be
-wrong), and if several known names begin with it."""
+"""The difflib ratios from which a name counts as misspelt: in general, for up to three letters (one may be
+wrong), and for names with which known names begin."""
 
 _ELSEWHERE = {
     "algo": ("algorithm", "method"),
@@ -99,7 +99,7 @@ ALIASES = {
     "local_epochs": ("local.epochs", "epochs"),
     "local_lr": ("local.lr", "lr"),
 }
-"""Names in other libraries, each with the names here; the first one that exists is suggested."""
+"""Names from other libraries, with fedsim's names for them; the first one that exists is suggested."""
 
 COMMANDS = {
     "algorithm": "fedsim list algorithms",
@@ -114,11 +114,11 @@ COMMANDS = {
 
 
 def nearest(name: str, known: Iterable[str], close: float | None = None) -> str | None:
-    """The known name that a wrong name probably means; None if no known name is similar.
+    """Return the known name that a wrong name probably means; None if no known name is similar.
 
-    Tried in this order: other case or dashes, ALIASES, the only name that begins with it, a misspelling, and
-    the last part of a dotted name (`lr` for `local.lr`). close: the difflib ratio from which a name counts as
-    misspelt; by default CLOSE or CLOSE_SHORT.
+    The function tries, in this order: another case or other dashes, ALIASES, the only known name that begins
+    with `name`, a misspelling, and the last part of a dotted name (`lr` for `local.lr`). close: the difflib
+    ratio from which a name counts as misspelt; by default CLOSE or CLOSE_SHORT.
     """
     names = sorted(known)
     plain = {_plain(other): other for other in reversed(names)}
@@ -140,16 +140,16 @@ def nearest(name: str, known: Iterable[str], close: float | None = None) -> str 
 
 
 def _plain(name: str) -> str:
-    """The name in lower case, with its words joined by underscores."""
+    """Return the name in lower case, with its words joined by underscores."""
     return name.strip().casefold().replace("-", "_").replace(" ", "_")
 
 
 def unknown(
     what: str, name: str, known: Iterable[str], shown: Callable[[str], str] = str, command: str = ""
 ) -> UsageError:
-    """The error for an unknown name of a kind (`what`), with the nearest known name and a way to see others.
+    """Return the error for an unknown name of a kind `what`; it suggests known names or a command.
 
-    shown: formats a known name. command: the command that lists all names; by default that of COMMANDS.
+    shown: formats a known name. command: the command that lists all names; by default from COMMANDS.
     """
     names = sorted(known)
     meant = nearest(name, names)

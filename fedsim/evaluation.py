@@ -20,7 +20,7 @@ from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
 
 CHUNK = 2000
-"""Examples per evaluation chunk: fixed, so that float sums do not depend on which worker computes them."""
+"""The number of examples in a chunk; a constant, so that sums of floats do not depend on the workers."""
 
 
 class ChunkScore(NamedTuple):
@@ -28,7 +28,7 @@ class ChunkScore(NamedTuple):
 
     Attributes:
         tally: The tally of the predictions at the model's mean.
-        ensemble: The tally of predictions averaged over posterior samples; empty if nothing was averaged.
+        ensemble: The tally of predictions averaged over posterior samples; empty without samples.
         clients: The tally of each client's own test rows (likelihoods.by_client); empty if there are none.
     """
 
@@ -39,17 +39,17 @@ class ChunkScore(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The test set of an experiment, and how models are evaluated on it.
+    """The test set of an experiment, and the evaluation of models on it.
 
     Attributes:
         read: Maps stored inputs to the network's inputs, on its device.
         seed: The seed of the experiment, from which posterior samples are drawn.
-        requested_samples: Posterior samples that the experiment asks for.
+        requested_samples: The number of posterior samples that the experiment asks for.
         test_clients: The client of every test row, -1 for none; None if clients have no test rows.
         clients: The number of clients.
-        of_batch: The running statistics of the start, if every client keeps its own; else None. Batch
-            normalisation then uses the statistics of the examples that are evaluated together, as AdaBN does
-            for unlabelled data (Li et al. 2016, https://arxiv.org/abs/1603.04779); of_batch for one alone.
+        of_batch: The initial running statistics, if every client keeps its own; else None. If set, batch
+            normalisation uses the statistics of the examples that are evaluated together, as AdaBN does for
+            unlabelled data (Li et al. 2016, https://arxiv.org/abs/1603.04779), and of_batch for one example.
     """
 
     net: Net
@@ -73,7 +73,7 @@ class Evaluation:
 
     @property
     def samples(self) -> int:
-        """Posterior samples to average predictions over; 0 where targets are not classes."""
+        """The number of posterior samples over which predictions are averaged; 0 without classes."""
         return self.requested_samples if self.measure.averages else 0
 
     def score(self, model: Model, chunk: int, round: int) -> ChunkScore:

@@ -1,11 +1,12 @@
 """Rules that decide whether a message is sent: +event:RULE and +quiet:RULE of --participation.
 
     norm:C      the Euclidean norm of the change, in units of the weights, is at least C
-    norm:P%     the norm of the change is at least P % of that of the change that was sent last
-    kl:C        KL(q_k || what the receiver has) is at least C nats per parameter
-    budget:B    the norm is at least a threshold, adapted to a budget of B bytes (or P % of an upload) a round
+    norm:P%     the norm of the change is at least P % of the norm of the last change that was sent
+    kl:C        KL(q_k || the distribution that the receiver has) is at least C nats per parameter
+    budget:B    the norm is at least a threshold that adapts to B bytes (or P % of an upload) per round
 
-The first message is always sent. This module imports nothing heavy, because options are resolved early.
+The first message is always sent. This module imports no large packages, because options are
+resolved before the fork server starts.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Rule:
 class Trigger:
     """The state of a client's rule.
 
-    sent: the number of messages sent so far. change: the change of the last one. threshold: the threshold of
-    rule budget, in the units of the change. waited: the number of rounds since the last message.
+    sent: the number of messages sent so far. change: the change in the last message. threshold: the threshold
+    of rule budget, in the units of the change. waited: the number of rounds since the last message.
     """
 
     sent: int = 0
@@ -59,14 +60,14 @@ class Trigger:
         return not change < least
 
     def after(self, rule: Rule, change: float, size: int, sends: bool) -> Trigger:
-        """The state after the decision. size: bytes of the upload, sent or not.
+        """Return the state after the decision. size: the bytes of the upload, even if it is not sent.
 
         On a logarithmic scale, the threshold of a budget rises by GAIN (1 - B / size) if the upload is sent,
         and falls by GAIN B / size if it is not. The bytes sent in n rounds, counted from the second round on,
         therefore differ from n B by size |log(threshold / first threshold)| / GAIN. This is an integral
         controller of the participation, as in Cummins et al., FedBack,
-        https://github.com/michael-cummins/FedBack. Differs: in FedBack the threshold is the server's and
-        applies to the distance of the global model, and the controller is additive.
+        https://github.com/michael-cummins/FedBack. Differs: in FedBack the controller is additive, and the
+        server has the threshold, which applies to the distance of the global model.
         """
         sent = replace(self, sent=self.sent + 1, change=change, waited=0)
         now = sent if sends else replace(self, waited=self.waited + 1)

@@ -1,18 +1,18 @@
-"""Event-triggered participation around any algorithm: participants compute, but may send nothing.
+"""Event-triggered participation for any algorithm: participants compute, but may send nothing.
 
     client:  (draft, up) <- client_update                     every participant
-             change      <- difference between `up` and what the server has without it (own_and_held)
-             if the rule says so, sends `up` and commits; else sends an envelope without fields
-    server:  uses a substitute for an upload that was not sent (Algorithm.unsent)
-    damped:  after n rounds in which a client sent nothing, its dual step counts min(n + 1, 1 / damping)
-             times, on both sides, and the rule multiplies its change by this number
+             change      <- difference between `up` and the server's value without it (own_and_held)
+             sends `up` and commits if the rule requires it; else sends an envelope without fields
+    server:  folds a substitute for an upload that was not sent (Algorithm.unsent)
+    damped:  after n rounds in which a client sent nothing, both sides count its next dual step
+             min(n + 1, 1 / damping) times, and the rule multiplies the change by this number
 
-    +quiet:  a client gets a broadcast only if it differs enough from the last broadcast that the client got;
-             else the client computes from that one, which its upload answers, as in asynchronous runs
+    +quiet:  a client gets a broadcast only if it differs enough from the client's last broadcast; else the
+             client computes from its last broadcast, and the upload answers that one (as with --async)
 
-Rules are in fedsim.event_rules. Decoded messages are compared, so both sides agree under any codec. Messages
-of the set-up are always sent. Source: event-based ADMM, Er et al. 2025, https://arxiv.org/abs/2405.10618,
-Algorithm 1, for silent = last of the ADMM family; the rules for other algorithms are ours.
+fedsim.event_rules defines the rules. They compare decoded messages, so both sides agree under any codec.
+Messages of the set-up are always sent. Source: event-based ADMM, Er et al. 2025, Algorithm 1,
+https://arxiv.org/abs/2405.10618, for the ADMM family with silent = last. fedsim adds the other rules.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from fedsim.wrapper import AnyAlgorithm, Wrapper
 
 @cache
 def client_state(inner: type, up: type, down: type) -> type:
-    """The class of a client's state. trigger: the state of the rule. sent: the last upload, if the server may
-    count it again. got: with +quiet, the client's last broadcast, which is that of round got_in."""
+    """Return the class of a client's state. trigger: the rule's state. sent: the last upload, if the server
+    may fold it again. got, got_in: with +quiet, the client's last broadcast and its round."""
     columns = [("inner", inner), ("trigger", Trigger), ("sent", up | None), ("got", down | None)]
     return make_dataclass("WithTrigger", [*columns, ("got_in", int)], frozen=True)
 
 
 @cache
 def server_state(inner: type, up: type, down: type) -> type:
-    """The class of the server's state. sent: every client's last upload, if it may count again, else empty.
-    got_in: round of each client's last broadcast, (K,) int64, 0 for none. got: these broadcasts, by ascending
-    round. waited: each client's rounds without an upload since its last, (K,) int64, -1 before its first."""
+    """Return the class of the server's state. sent: every client's last upload if it may be folded again, or
+    empty. got_in: the round of each client's last broadcast, (K,) int64, 0 for none. got: these broadcasts,
+    by ascending round. waited: each client's rounds since its last upload, (K,) int64, -1 for none."""
     columns: list[tuple[str, Any]] = [("inner", inner), ("sent", tuple[up | None, ...])]  # type: ignore[valid-type]
     columns += [("got_in", Tensor), ("got", tuple[down, ...]), ("waited", Tensor)]  # type: ignore[valid-type]
     return make_dataclass("WithSent", columns, frozen=True)
@@ -55,7 +55,7 @@ def server_state(inner: type, up: type, down: type) -> type:
 
 @dataclass(frozen=True)
 class EventTriggered(Wrapper):
-    """`inner` with a rule `up` for uploads and a rule `down` for broadcasts; None: they are always sent."""
+    """`inner` with a rule for uploads (up) and one for broadcasts (down); without a rule, all are sent."""
 
     up: Rule | None
     down: Rule | None
@@ -149,9 +149,9 @@ class EventTriggered(Wrapper):
     def decide(
         self, client: Any, down: Any, up: Any, task: Task, *, size: int, fresh: bool
     ) -> tuple[Any, bool]:
-        """Return the next state of `client`, a draft, and whether `up` is sent.
+        """Return the client's next state, made from its draft `client`, and whether `up` is sent.
 
-        down, up: decoded messages. size: bytes of the encoded upload. fresh: the broadcast is this round's.
+        down, up: decoded messages. size: bytes of the encoded upload. fresh: True for this round's broadcast.
         """
         if self.down is not None and fresh and task.round:
             client = replace(client, got=down, got_in=task.round)
@@ -168,7 +168,7 @@ class EventTriggered(Wrapper):
         return (replace(client, sent=up) if sends and self._keeps_uploads and task.round else client), sends
 
     def _weight(self, waited: int, at: At) -> float:
-        """The weight of a dual step after `waited` rounds without an upload."""
+        """Return the weight of a dual step after `waited` rounds without an upload."""
         return max(min(waited + 1.0, 1 / self.inner.dual_damping(at)), 1.0)
 
     def _compared(self, client: Any, down: Any, up: Any, task: Task) -> tuple[Any, Any]:
@@ -195,8 +195,8 @@ class EventTriggered(Wrapper):
         return self.inner.broadcast_to(server.inner, k, ctx)
 
     def answered(self, server: Any, down: Any, clients: Iterable[int]) -> dict[int, Any]:
-        """The decoded earlier broadcasts, by client, from which clients compute instead of `down`, which is
-        not sent to them because it differs too little."""
+        """Return, by client, the decoded last broadcast of clients that do not get `down`, because it differs
+        too little from the last one."""
         if self.down is None:
             return {}
         stays = {
@@ -224,7 +224,7 @@ class EventTriggered(Wrapper):
                 up = self._counts(up, sent[k] if sent else None, down, ctx.start)
                 if up is not None:
                     yield k, up
-                del up  # one in memory
+                del up  # only one upload is in memory
 
         stream = counted()
         first = next(stream, None)
@@ -239,7 +239,7 @@ class EventTriggered(Wrapper):
         return self._got(server, down, there, ctx)
 
     def _folded(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
-        """The inner server's next state from uploads, their weights and the broadcasts that they answer."""
+        """Fold each upload with its weight and its broadcast, and return the inner server's next state."""
         older = self.answered(server, down, range(ctx.K))
         weights = {
             k: weight
@@ -257,7 +257,7 @@ class EventTriggered(Wrapper):
         return self.inner.from_sums(server.inner, down, sums, ctx)
 
     def _counts(self, up: Any, last: Any, down: Any, start: Tensor) -> Any:
-        """The upload to fold: `up`, or a substitute if it is None (not sent); None: nothing is folded."""
+        """Return the upload to fold: `up`, a substitute if `up` is None (not sent), or None for no upload."""
         if up is not None:
             return up
         match self.inner.unsent():
@@ -269,7 +269,7 @@ class EventTriggered(Wrapper):
                 return last
 
     def _got(self, server: Any, down: Any, there: list[int], ctx: Context) -> Any:
-        """The state after a round in which these clients answered, which proves which broadcast they have."""
+        """Record the last broadcast of the clients whose answers prove that they have it."""
         if self.down is None:
             return server
         kept = self.answered(server, down, there)
@@ -282,7 +282,7 @@ class EventTriggered(Wrapper):
         return replace(server, got_in=got_in, got=tuple(known[r] for r in rounds))
 
     def nothing_counts(self, uploads: int) -> bool:
-        """True if `uploads`, the number of uploads sent, is 0 and uploads have no substitutes."""
+        """Return whether a fold is empty: no upload was sent, and uploads have no substitutes."""
         return not uploads and self.up is not None and self.inner.unsent() == "dual"
 
     def sums(self, server: Any, down: Any, ctx: Context) -> Any:
@@ -331,12 +331,12 @@ class EventTriggered(Wrapper):
 
 
 def _by_round(server: Any) -> dict[int, Any]:
-    """The last broadcasts of all clients by their rounds."""
+    """Return the clients' last broadcasts by round."""
     return dict(zip(sorted(set(server.got_in.tolist()) - {0}), server.got, strict=True))
 
 
 def _is_unfit(up: Any) -> bool:
-    """True if the receiver would refuse this upload."""
+    """Return whether the receiver would refuse this upload."""
     try:
         check_values(up, "")
     except WireError:
@@ -345,7 +345,7 @@ def _is_unfit(up: Any) -> bool:
 
 
 def _zero(up: type, down: Any, start: Tensor) -> Any:
-    """An upload with increments and numbers of 0, and with the running statistics of the broadcast."""
+    """Return an upload whose increments and numbers are 0, with the broadcast's running statistics."""
     sizes = {"P": len(start)}
 
     def value(f: Field) -> Any:
@@ -357,10 +357,10 @@ def _zero(up: type, down: Any, start: Tensor) -> Any:
 
 
 def measured(rule: Rule, own: Any, held: Any) -> float:
-    """The change that a rule compares: a norm, or nats per parameter.
+    """Return the change that a rule compares: a norm, or nats per parameter.
 
-    own, held: messages or Gaussians; held is None for 0. The norm of messages is over all tensors except
-    precisions, curvatures and running statistics; that of Gaussians is over the difference of means.
+    own, held: messages or Gaussians; held is None for 0. For messages, the norm is over the differences of
+    all tensors except precisions, curvatures and running statistics; for Gaussians, it is over the means.
     """
     if rule.kind == "kl":
         return _kl(own, held)
@@ -383,7 +383,7 @@ def _squared(own: Tensor, held: Tensor | None) -> float:
 
 
 def _kl(own: Any, held: Any) -> float:
-    """The divergence KL(own || held) / P in nats; infinite if one of the two is no distribution."""
+    """Return the divergence KL(own || held) / P in nats; infinite if one of the two is improper."""
     q, p = (m if isinstance(m, Gaussian) else _gaussian(m) for m in (own, held))
     if not (q.is_proper and p.is_proper):
         return math.inf
@@ -405,7 +405,7 @@ def _gaussian(message: Any) -> Gaussian:
 
 
 def event_triggered(algorithm: AnyAlgorithm, up: Rule | None, down: Rule | None) -> AnyAlgorithm:
-    """The algorithm with these rules; the algorithm itself if both rules are None.
+    """Wrap the algorithm with these rules; return it unchanged if both are None.
 
     Raises:
         UsageError: If a rule does not fit the algorithm.

@@ -1,8 +1,8 @@
 """The experiment: the part of the configuration that may change the bits of the results.
 
 It is resolved once, with the precedence command line > file > defaults, and recorded in manifest.json under
-`experiment`. The way in which it is computed (workers, transport, cores, output) is `execution`, a part of
-the launcher. Every field has the description from which its command-line option is generated.
+`experiment`. The launcher's `execution` has the other settings (workers, transport, cores, output). Every
+field has a description, from which its command-line option is generated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedsim.user_files import read_text
 T = TypeVar("T")
 
 UNSET = -1
-"""The value of a number that is left to the algorithm."""
+"""The value that stands for the algorithm's default of a number."""
 
 
 def option(
@@ -36,13 +36,13 @@ def option(
     name: str | None = None,
     **limits: Any,
 ) -> Meta:
-    """Describe a field, from which its option of the command line is generated.
+    """Describe a field and its command-line option.
 
-    metavar: the name of the value in the help. where: the option's section in `launch --help-all`, a key of
-    launch.configuration.options.SECTIONS, then other help texts with the option: "usual" for `fedsim launch
+    metavar: the name of the value in the help. where: the option's section in `launch --help-all` (a key of
+    launch.configuration.options.SECTIONS), then the other help texts that show it: "usual" for `fedsim launch
     --help`, "plan" if bytes depend on the option, "resume" if it may change. default: the default that the
-    help shows, if it differs from the field's own. name: the option's name, if it differs from the field's
-    name with dashes; "" for a field without an option. limits: ge, gt, le or lt of msgspec.Meta.
+    help shows, if it differs from the field's. name: the option's name, if it differs from the field's name
+    with dashes; "" for a field without an option. limits: ge, gt, le or lt of msgspec.Meta.
     """
     section, *shown = where.split() or [""]
     extra = {"metavar": metavar, "default": default, "name": name}
@@ -51,7 +51,7 @@ def option(
 
 @dataclass(frozen=True)
 class Experiment:
-    """All settings that the bits of a run depend on, apart from the versions of libraries.
+    """All settings on which the bits of a run depend, apart from the versions of libraries.
 
     An empty `model` and -1 for `rounds` or `eval_samples` mean the algorithm's default; an empty `inputs`
     means the data set's default. When a run is resumed, `rounds` may grow and `until` may change.
@@ -119,8 +119,8 @@ class Experiment:
             default="refused",
         ),
     ] = ""
-    """frozen: layers use the statistics of the start. local: every client keeps its own statistics. average:
-    messages carry statistics in both directions, and the server averages those it gets, weighted by N_k."""
+    """frozen: layers use the initial statistics. local: every client keeps its own statistics. average:
+    messages carry statistics in both directions, and the server averages those of uploads weighted by N_k."""
     clients: Annotated[
         int, option("Clients, whatever the number of workers.", "N", "data usual plan", ge=1)
     ] = 10
@@ -138,7 +138,7 @@ class Experiment:
             le=1,
         ),
     ] = 0.0
-    """The target accuracy; 0: none, so that all rounds are computed."""
+    """The target accuracy; 0: there is none, and all rounds are computed."""
     participation: Annotated[
         str,
         option(
@@ -248,7 +248,7 @@ class Experiment:
             ge=0,
         ),
     ] = 0
-    """0: clients have no models of their own."""
+    """0: there are no personal models."""
     bad_uploads: Annotated[
         Literal["stop", "skip", "retry"],
         option("An upload with NaN, Inf, a precision that is not positive or too large a norm.", "", "wire"),
@@ -267,7 +267,7 @@ Named = Callable[[str, Any], str]
 
 
 def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named | None = None) -> T:
-    """Build a configuration dataclass from `values`, by field; a UsageError names the wrong key.
+    """Build a configuration dataclass from `values`, by field name; a UsageError names a wrong key.
 
     where: the source of the keys, for error messages. named: makes the beginning of an error message about a
     value; by default it is `where` and the key. Numbers must be finite.
@@ -291,8 +291,8 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named |
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be encoded in UTF-8, as in a run's files. A path from the system may have
-    bytes of another encoding, which Python represents as lone surrogates."""
+    """Return whether a text can be encoded in UTF-8, the encoding of a run's files. A path may have bytes in
+    another encoding, which Python represents as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -301,7 +301,7 @@ def is_utf8(text: str) -> bool:
 
 
 def plain_number(value: Any) -> Any:
-    """Convert a NumPy or torch number to a Python number; return other values, such as masked ones, as is."""
+    """Convert a NumPy or torch number to a Python number; leave other values, such as masked ones, as is."""
     scalar = getattr(value, "ndim", None) == 0 and hasattr(value, "item") and not hasattr(value, "mask")
     return value.item() if scalar else value
 
@@ -311,7 +311,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> tuple[str, Any, str]:
-    """The key, value and reason in msgspec's "Reason - at `$.a.b`"; reasons of our classes are unchanged."""
+    """Parse msgspec's "Reason - at `$.a.b`" to a key, its value and a reason in plain words."""
     reason, _, path = output.partition(" - at ")
     key = path.rpartition("$")[2].strip("`.").removesuffix("[...]")
     own = not reason.startswith(("Expected ", "Invalid enum value"))
@@ -358,7 +358,7 @@ def _expected(hint: Any) -> str:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Parse key=value of --set; the value is a TOML scalar, or else a string (1/K)."""
+    """Parse key=value of --set; a value that is no TOML scalar is a string, such as 1/K."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -371,7 +371,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def read_toml(path: Path, owner: str = "--config") -> dict[str, Any]:
-    """The contents of a configuration file."""
+    """Read a configuration file."""
     try:
         return tomllib.loads(read_text(path))
     except OSError as e:
@@ -383,7 +383,7 @@ def read_toml(path: Path, owner: str = "--config") -> dict[str, Any]:
 
 
 def hyperparameter_names(algorithm: type) -> dict[str, str]:
-    """Dotted names of all hyperparameters, and short names (lr for local.lr) where unambiguous."""
+    """Map the dotted names of all hyperparameters, and unambiguous short names (lr), to dotted names."""
     result: list[str] = []
 
     def walk(kind: Any, prefix: str) -> None:
@@ -404,9 +404,9 @@ def hyperparameter_names(algorithm: type) -> dict[str, str]:
 
 
 def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T:
-    """Build the algorithm with these hyperparameters, by short or dotted name, instead of its defaults.
+    """Build the algorithm with these hyperparameters, by short or dotted name, and defaults for the others.
 
-    In TOML a dotted name is a table, so tables are read as dotted names.
+    In TOML a dotted name is a table, so nested tables count as dotted names.
     """
     where = f"hyperparameters of {getattr(algorithm, 'name', algorithm.__name__)}"
     names = hyperparameter_names(algorithm)
@@ -437,7 +437,7 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def codec_options(own: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
-    """The codecs that the user names, and an algorithm's own codecs for all other fields.
+    """Return the codecs that the user named, and the algorithm's own codecs for all other fields.
 
     Keys are those of `--codec`: field or direction.field.
     """
@@ -462,8 +462,8 @@ class LeftToAlgorithm(Protocol):
 
 
 def resolved(experiment: Experiment, algorithm: LeftToAlgorithm) -> Experiment:
-    """The experiment with the values that it leaves to the algorithm and the data set filled in."""
-    from fedsim.data.catalogue import DATASETS  # here, because fedsim.data imports numpy
+    """Fill in the values that the experiment leaves to its algorithm and data set."""
+    from fedsim.data.catalogue import DATASETS  # imported here, because fedsim.data imports numpy
 
     info = DATASETS.get(experiment.dataset)
     return replace(
@@ -477,7 +477,7 @@ def resolved(experiment: Experiment, algorithm: LeftToAlgorithm) -> Experiment:
 
 
 def resolved_hyperparameters(algorithm: Any) -> dict[str, Any]:
-    """All hyperparameters of an algorithm by dotted name, for manifest and describe."""
+    """Return the values of all hyperparameters by dotted name, for the manifest and `describe`."""
     out: dict[str, Any] = {}
     for name in dict.fromkeys(hyperparameter_names(type(algorithm)).values()):
         value = algorithm

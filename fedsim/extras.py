@@ -1,4 +1,4 @@
-"""Packages that only some data sets, models or commands need: optional extras, imported when needed."""
+"""Import of optional packages, which only some data sets, models or commands need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.errors import UsageError
 def needed(package: str, owner: str, extra: str = "models") -> Any:
     """Import an optional package; if it is missing, a UsageError names the extra that installs it.
 
-    Hugging Face's packages are switched offline, whatever the environment says: a run downloads nothing.
+    Hugging Face's packages are set to offline, whatever the environment says, so a run downloads nothing.
     """
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ[variable] = "1"
@@ -23,7 +23,7 @@ def needed(package: str, owner: str, extra: str = "models") -> Any:
 
 
 def not_installed(package: str, owner: str, extra: str) -> UsageError:
-    """The error for an optional package that is not installed; the arguments are those of `needed`."""
+    """Return the error for an optional package that is not installed; the arguments are those of `needed`."""
     return UsageError(
         f"{owner} needs the package {package}: pip install 'fedsim-wire[{extra}]' (or {package} alone)"
     )

@@ -1,4 +1,4 @@
-"""Check folders in Hugging Face's layout: they may contain data, but no code and no references elsewhere.
+"""Check folders in Hugging Face's layout: they may contain data, but no code and no outside references.
 
 A folder is checked before a library opens it, because its author may not be trusted.
 
@@ -19,7 +19,7 @@ from fedsim.errors import DataError, UsageError
 from fedsim.extras import needed
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
-"""File name endings of weights that are not safetensors; most are pickles."""
+"""The extensions of weight files that are not safetensors; most are pickles."""
 BUILDERS = ("csv", "json", "parquet", "arrow", "text", "imagefolder")
 """The readers of the datasets package whose files contain only data."""
 _SOURCES = re.compile(
@@ -82,7 +82,7 @@ def names_source(key: str) -> bool:
 
 
 def _beyond(config: Any, folder: Path) -> Iterator[str]:
-    """The reasons to refuse a configuration: references to code, or to files outside the folder."""
+    """Yield the reasons to refuse a configuration: references to code, or to files outside the folder."""
     items = config.items() if isinstance(config, dict) else enumerate(config)
     for key, value in items:
         name = str(key)
@@ -106,7 +106,7 @@ def _beyond(config: Any, folder: Path) -> Iterator[str]:
 
 
 def _outside(text: str, folder: Path) -> bool:
-    """Return whether a name, relative to the working directory or the folder, is a file outside it."""
+    """Return whether a path, relative to the working directory or `folder`, is a file outside `folder`."""
     try:
         there = [path for path in (Path(text), folder / text) if path.is_file()]
     except (OSError, ValueError):
@@ -120,7 +120,7 @@ def is_inside(path: str | Path, folder: Path) -> bool:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings in a JSON or YAML value, without the keys."""
+    """Yield all strings in a JSON or YAML value, without the keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):
@@ -132,9 +132,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def files_inside(folder: Path) -> tuple[Path, ...]:
-    """All files of a folder, in an order that does not depend on the machine.
+    """Return all files of a folder, in an order that does not depend on the machine.
 
-    A program, or a link that leads out of the folder, is an error.
+    A program, or a link that leads out of the folder, raises a DataError.
     """
     paths = sorted(folder.rglob("*"))  # rglob does not follow links to folders
     for path in paths:
@@ -148,10 +148,10 @@ def files_inside(folder: Path) -> tuple[Path, ...]:
 
 
 def load(folder: Path, scratch: str) -> Any:
-    """The splits of a data set, as datasets.load_from_disk and load_dataset return them.
+    """Load the splits of a data set, as datasets.load_from_disk and load_dataset return them.
 
-    The library writes to `scratch`. A folder is refused if it refers to anything outside, or if its reader is
-    not in BUILDERS.
+    The library writes its cache to `scratch`. A folder that refers to anything outside, or whose reader is
+    not in BUILDERS, raises a DataError.
     """
     files_inside(folder)
     datasets = needed("datasets", f"data set hf:{folder.name}")
@@ -217,7 +217,7 @@ def _check_files(folder: Path, names: list[str]) -> None:
 
 
 def _referred(array: Any) -> list[str]:
-    """The external files to which a pyarrow array of images, or similar, refers."""
+    """Return the external files to which a pyarrow array (of images, for example) refers."""
     kind = array.type
     if hasattr(array, "storage"):
         return _referred(array.storage)

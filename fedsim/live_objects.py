@@ -1,6 +1,6 @@
 """Objects that a user's program passes to fedsim.run: an algorithm, model, data set, split or schedule.
 
-An Experiment contains only text. An object therefore gets a name in the form of a file's,
+An Experiment contains only text. An object therefore gets a name like that of an object in a file,
 /<python>/OPTION/MODULE.py:NAME, under which this process can look it up. Other processes do not have the
 object: a run with an object has no worker processes, and another process that resumes the run must pass the
 object again.
@@ -22,7 +22,7 @@ from fedsim.errors import UsageError
 
 ROOT = "/<python>/"
 NOT_CODE = ("__doc__", "__module__", "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl")
-"""Entries of a class that its digest leaves out."""
+"""The attributes of a class that its digest leaves out."""
 _objects: dict[str, object] = {}
 
 
@@ -42,7 +42,7 @@ def is_live(spec: str) -> bool:
 
 
 def load(spec: str, option: str) -> object:
-    """The object with this name."""
+    """Return the object with this name."""
     if spec not in _objects:
         name, keyword = spec.rpartition(":")[2], spec.removeprefix(ROOT).partition("/")[0]
         raise UsageError(
@@ -53,7 +53,7 @@ def load(spec: str, option: str) -> object:
 
 
 def refuse_workers(spec: str, option: str) -> UsageError:
-    """The error for an object in a run with worker processes; it names the alternative."""
+    """Return the error for an object in a run with worker processes; it names the alternative."""
     thing = _objects.get(spec)
     name = str(getattr(thing, "__qualname__", type(thing).__name__))
     file = inspect.getsourcefile(thing) if inspect.isclass(thing) or inspect.isfunction(thing) else None
@@ -68,7 +68,7 @@ def refuse_workers(spec: str, option: str) -> UsageError:
 
 
 def digest(spec: str) -> str:
-    """The sha256 of an object: of the bytecode of a class or function, and of the values of a dataclass.
+    """Return the sha256 of an object: the bytecode of a class or function, and the values of a dataclass.
 
     The digest changes with the code, but not with comments. It does not cover imported code.
     """
@@ -84,7 +84,7 @@ def known(spec: str) -> bool:
 
 
 def _pieces(thing: Any, seen: set[int]) -> Iterator[bytes]:
-    """The parts of an object that its digest covers, in an order that does not depend on the process."""
+    """Yield the parts of an object that its digest covers, in the same order in every process."""
     if id(thing) in seen:
         return
     if isinstance(thing, str | bytes | int | float | complex | bool | None | type(Ellipsis)):

@@ -1,12 +1,12 @@
 """The syntax of a model: `BASE[+weights:FILE][+lora:r=R,target=NAMES,...]`.
 
-    BASE            a name of fedsim list models, or FILE.py:NAME
+    BASE            a name from `fedsim list models`, or FILE.py:NAME
     hf:FOLDER       a model of transformers: a folder with config.json and, if it is pretrained, *.safetensors
     timm:NAME,...   a model of timm, with keywords of its architecture: timm:vit_tiny_patch16_224,img_size=32
     +weights:FILE   start from this safetensors file where names and shapes fit
     +lora:...       freeze the model, and train low-rank adapters of its layers
 
-This module imports nothing heavy, because options are resolved before the fork server is started.
+This module imports no large packages, because options are resolved before the fork server starts.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Lora:
     Attributes:
         rank: r.
         target: Ends of the names of modules that get an adapter.
-        alpha: The numerator of the scale; by default r, which is a scale of 1.
+        alpha: The numerator of the scale; by default r, which makes the scale 1.
         dropout: Probability of dropout before A.
-        also: Ends of the names of modules that are trained fully, with the adapters, such as a new head.
+        also: Ends of the names of modules that are trained fully beside the adapters, such as a new head.
     """
 
     rank: int
@@ -86,7 +86,7 @@ class ModelSpec:
 
     @property
     def library(self) -> str:
-        """'hf' or 'timm' if the model is one of these libraries; else ''."""
+        """The library that the model comes from, 'hf' or 'timm'; else ''."""
         kind, colon, _ = self.base.partition(":")
         return kind if colon and kind in ("hf", "timm") else ""
 
@@ -97,13 +97,13 @@ class ModelSpec:
 
     @property
     def keywords(self) -> Mapping[str, str]:
-        """The keywords behind the name of a timm model."""
+        """The keywords after the name of a timm model."""
         return dict(key_values(self.base.partition(",")[2])) if self.library == "timm" else {}
 
     def architecture(self) -> dict[str, Any]:
-        """The keywords with parsed values: numbers, Booleans, None, words, or a list of these.
+        """Return the keywords with parsed values: numbers, Booleans, None, words, or a list of these.
 
-        Keywords that name files or downloads, which timm would read and unpickle, are refused.
+        Keywords that name files or downloads are refused, because timm would read and unpickle these.
         """
         if self.library == "timm" and not _TIMM_NAME.fullmatch(self.name):
             raise UsageError(
@@ -122,7 +122,7 @@ class ModelSpec:
         return values
 
     def files(self) -> tuple[Path, ...]:
-        """The files of weights and configuration that the model is made of, apart from FILE.py."""
+        """Return the model's files of weights and configuration, apart from FILE.py."""
         paths: list[Path] = []
         if self.library == "hf":
             folder = Path(self.name).expanduser()
@@ -178,7 +178,7 @@ def is_model_spec(text: str) -> bool:
 
 
 def absolute(text: str) -> str:
-    """The same spec with absolute paths, valid in every working directory."""
+    """Return the same spec with absolute paths, valid in every working directory."""
     base, *modifiers = MODEL_MODIFIER.split(text)
     if base.startswith("hf:"):
         base = f"hf:{Path(base[3:]).expanduser().resolve()}"
@@ -192,7 +192,7 @@ def absolute(text: str) -> str:
 
 
 def sources(text: str) -> dict[str, str]:
-    """The digests {file name: sha256} of a model's files, the same for a copy elsewhere; {} for no files."""
+    """Return the digests {file name: sha256} of a model's files; copies in other folders have the same."""
     if not is_model_spec(text):
         return {}
     return {
@@ -201,14 +201,14 @@ def sources(text: str) -> dict[str, str]:
 
 
 def packages(text: str) -> tuple[str, ...]:
-    """The optional packages that the model needs."""
+    """Return the optional packages that the model needs."""
     spec = ModelSpec.parse(text)
     own = {"hf": ("transformers.models.auto.modeling_auto",), "timm": ("timm",)}.get(spec.library, ())
     return (*own, *(("peft",) if spec.lora else ()))
 
 
 def fingerprint(text: str) -> str:
-    """A model's identity, by the bytes of its files; the same for a copy elsewhere."""
+    """Return a model's identity, which depends on the bytes of its files, but not on their folder."""
     base = MODEL_MODIFIER.split(text)[0]
     own = plugins.fingerprint(base) if plugins.is_spec(base) else short(base)
     files = ",".join(f"{name}@{digest}" for name, digest in sources(text).items())

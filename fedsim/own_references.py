@@ -1,17 +1,16 @@
-"""Broadcasts coded against the last broadcast that each client got (codec flag +own), around any algorithm.
+"""Broadcasts encoded relative to each client's last broadcast (codec flag +own), for any algorithm.
 
     server:  d_k <- decoded(encode(broadcast, reference r_k))     for every participant k
     client:  computes from d_k
-    both:    r_k <- d_k once the server has counted the upload
+    both:    r_k <- d_k when the upload is folded
 
-The first r_k is the broadcast of the new server, which follows from the seed: both sides compute it. With a
-tenth of the clients a round, most have missed the last broadcast, but each has one of its own, and a change
-over ten rounds has few bits, too. Clients then have different d_k, as in asynchronous runs: the server adds
-each upload with the broadcast that it answers. The server keeps r_k for all K clients, and each client its
-own.
+Both sides compute the first r_k, the broadcast of the initial server state, from the seed. If a tenth of the
+clients take part in a round, most of them have missed the previous broadcast. Each still has an earlier one,
+and the change over ten rounds also takes few bits. Clients then have different d_k, as in asynchronous runs,
+and the server folds each upload with the broadcast that it answers. The server stores the r_k of all clients.
 
-Source: broadcasts coded against a shared reference are EF21-P (Gruntkowska et al. 2022,
-https://arxiv.org/abs/2209.15218, Alg. 1). Differs: one reference for each client, who may miss rounds.
+Source: EF21-P encodes broadcasts relative to one shared reference (Gruntkowska et al. 2022,
+https://arxiv.org/abs/2209.15218, Alg. 1). Differs: each client has a reference and may miss rounds.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from fedsim.wrapper import Wrapper
 
 @cache
 def with_reference(inner: type, down: type) -> type:
-    """The class of a client's state. got: the client's last broadcast; None: r_k is the first."""
+    """Return the class of a client's state. got: the client's last broadcast; None for the first r_k."""
     return make_dataclass("WithReference", [("inner", inner), ("got", down | None)], frozen=True)
 
 
 @cache
 def with_references(inner: type, down: type) -> type:
-    """The class of the server's state. got: what `got` of every client is, (K,)."""
+    """Return the class of the server's state. got: the `got` of every client, (K,)."""
     columns: list[tuple[str, Any]] = [("inner", inner), ("got", tuple[down | None, ...])]  # type: ignore[valid-type]
     return make_dataclass("WithReferences", columns, frozen=True)
 
 
 @dataclass(frozen=True)
 class OwnReferences(Wrapper):
-    """`inner` whose clients and server keep each client's last broadcast as decoded."""
+    """`inner` with clients and a server that store each client's last decoded broadcast."""
 
     def __post_init__(self) -> None:
         """Check that the algorithm can fold uploads that answer different broadcasts.
@@ -67,7 +66,7 @@ class OwnReferences(Wrapper):
         return self.inner.exchanges[0].down
 
     def reference(self, got: Any, ctx: Context) -> Any:
-        """The reference r_k of a client's next broadcast. got: of its state. ctx: of round 0."""
+        """Return the reference r_k of a client's next broadcast. got: from its state. ctx: of round 0."""
         if got is not None:
             return got
         ctx = replace(ctx, round=1, exchange=1)

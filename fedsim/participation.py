@@ -82,7 +82,7 @@ class ClientPopulation:
 
 @dataclass(frozen=True)
 class Base:
-    """A line of `fedsim list schedules`. make(arguments, population) returns a function Participants."""
+    """A kind of schedule (`fedsim list schedules`). make(arguments, population) returns its Participants."""
 
     form: Form
     description: str
@@ -92,7 +92,7 @@ class Base:
 def schedule(
     spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = (), decided: Participants | None = None
 ) -> Schedule:
-    """The schedule of `--participation`, `BASE[+gone:P][+lost:P]`; +event and +quiet have no effect on it.
+    """Return the schedule of `--participation`; +event and +quiet have no effect on it.
 
     sizes: N_k of every client, if known. decided: the participants, if fedsim.asynchrony determines them; the
     base must then be full.
@@ -122,7 +122,7 @@ def schedule(
 def _affected(
     participants: tuple[int, ...], chance: float, population: ClientPopulation, round: int, what: str
 ) -> frozenset[int]:
-    """The participants that a modifier affects: one draw per client, independent of who takes part."""
+    """Return the participants that a modifier affects. Every client has one draw, participant or not."""
     if not chance:
         return frozenset()
     drawn = population.draws(round, what).random(population.clients)
@@ -169,8 +169,8 @@ def _by_size(arguments: tuple[str, ...], population: ClientPopulation) -> Partic
 
 
 def _markov(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
-    """Each client is on or off; `leave` and `come` are the probabilities of a change from round to round.
-    Round 1 is drawn from the stationary distribution, on with probability come / (come + leave)."""
+    """Switch each client off and on between rounds, with probabilities `leave` and `come`. Round 1 is drawn
+    from the stationary distribution, in which a client is on with probability come / (come + leave)."""
     leave, come = (probability(text, "--participation markov") for text in arguments)
     if not leave + come:
         raise UsageError("--participation markov:0,0 would never change, and has no long run to start from")
@@ -261,7 +261,7 @@ SPECS = {
 
 
 def _parse(spec: str) -> tuple[Base, tuple[str, ...], Mapping[str, float]]:
-    """The base of a schedule, its arguments, and the chances of gone and lost."""
+    """Return the base of a schedule, its arguments, and the chances of gone and lost."""
     path, modifiers = traces.split(spec)
     if spec.startswith(traces.PREFIX):
         _, chances = split_modifiers(modifiers, OPTION, traces.CHANCES, others=event_rules.FORMS)
@@ -278,7 +278,7 @@ def _parse(spec: str) -> tuple[Base, tuple[str, ...], Mapping[str, float]]:
 
 
 def _counted(text: str) -> Base:
-    """The base for a share (a number with a point) or a count of clients; a share is at least one client."""
+    """Return the base for a share (with a decimal point; at least one client) or a number of clients."""
 
     def make(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
         try:
@@ -311,11 +311,11 @@ def _number_of_clients(name: str, text: str, population: ClientPopulation) -> in
 # ---- a user's own schedule, FILE.py:NAME
 
 TRIED = 3
-"""The number of rounds drawn in two orders before a run, to check that no round depends on earlier ones."""
+"""The number of rounds to draw in two orders before a run, to check that no round depends on others."""
 
 
 def users_schedule(spec: str, population: ClientPopulation) -> Callable[[int], Participation]:
-    """Load a user's schedule; UsageError if it is no function, fails or depends on more than the round."""
+    """Load a user's schedule; raise a UsageError if it fails or is no pure function of the round."""
     make = plugins.load(spec, OPTION)
     if not callable(make):
         raise UsageError(f"{_owner(spec)} is a {type(make).__name__}; name a function (population)")

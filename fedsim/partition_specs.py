@@ -55,7 +55,7 @@ class PartitionSpec:
 def divided(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Divide a partition's text into the split, and the name and number of each modifier after the split.
 
-    The path of a file may contain a +, so only a part in the form of a modifier counts as one.
+    The path of a file may contain a +, so only a part with the name of a modifier counts as one.
     """
     modifiers: tuple[tuple[str, str], ...] = ()
     head = text
@@ -68,7 +68,7 @@ def divided(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def split_of(text: str) -> str:
-    """A partition without its modifiers."""
+    """Return a partition without its modifiers."""
     return divided(text)[0]
 
 
@@ -78,28 +78,28 @@ def is_file(text: str) -> bool:
 
 
 def file_of(text: str) -> Path:
-    """The file of rows:FILE."""
+    """Return the file of rows:FILE."""
     return Path(split_of(text).removeprefix(PREFIX)).expanduser()
 
 
 def moved(text: str, file: Path) -> str:
-    """The same partition with another file of rows, whose path is made absolute."""
+    """Return the same partition with the absolute path of another file of rows."""
     return f"{PREFIX}{file.expanduser().resolve()}{text.removeprefix(split_of(text))}"
 
 
 def absolute(text: str) -> str:
-    """The same partition with the absolute path of its file, valid in every working directory."""
+    """Return the same partition with the absolute path of its file, valid in every working directory."""
     return moved(text, file_of(text)) if is_file(text) else text
 
 
 def fingerprint(text: str) -> str:
-    """The identity of rows:FILE, by the bytes of the file; the same for a copy elsewhere."""
+    """Return the identity of rows:FILE, which depends on the file's bytes, but not on its folder."""
     modifiers = text.removeprefix(split_of(text))
     return f"{PREFIX}{_sha256(file_of(text))}{modifiers}"
 
 
 def digest(text: str) -> dict[str, str]:
-    """The digest {path: sha256} of the file that a partition is read from; {} for other partitions."""
+    """Return the digest {path: sha256} of a partition's file of rows; {} for other partitions."""
     return {str(file_of(text)): _sha256(file_of(text))} if is_file(text) else {}
 
 

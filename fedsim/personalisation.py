@@ -1,14 +1,14 @@
-"""Personal models of all clients at the end of a run, trained from the last model for scores (--personalise).
+"""Personal models of all clients (--personalise), trained from a run's last model and used only for scores.
 
     q_g   the broadcast that would open the next round, as clients decode it
     w_k   client k's weights after N epochs of its local problem, started from q_g; they are not sent or kept
-    score of w_k and of the global model, on the client's own test rows if clients have any, else on the test
-          set with classes weighted as in the client's training rows (fedsim.learning.client_scores)
+
+Both w_k and the global model are scored on the client's own test rows if clients have any, else on the test
+set with the classes weighted as in the client's training rows (fedsim.learning.client_scores).
 
 The local problem is the algorithm's, with the client's state. If models are posteriors, the prior is q_g or
 the cavity q_g / t_k, as in Pal et al. 2025, https://arxiv.org/abs/2411.18385, where the server's posterior is
-the prior of a personal model. A model is evaluated at its mean, with the client's running statistics after
-training.
+the prior of a personal model. A model is evaluated at its mean, with its client's final running statistics.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PersonalScores:
-    """The scores, by client, of the personal models and of the global model, for the same clients."""
+    """The scores by client of the personal models (personal) and of the global model (common)."""
 
     personal: ClientScores
     common: ClientScores
 
     def numbers(self) -> dict[str, float | None]:
-        """The values of PERSONAL_NUMBERS; None if no client has a score. gain: the mean over clients of the
-        increase in accuracy, or of the decrease in nll, from the global to the personal model."""
+        """Return the values of PERSONAL_NUMBERS; None if no client has a score. A gain is the clients' mean
+        increase in accuracy, or mean decrease in nll, from the global to the personal model."""
         mine, ours = self.personal, self.common
         if not len(mine.accuracy):
             return dict.fromkeys(PERSONAL_NUMBERS)
@@ -59,7 +59,7 @@ class PersonalScores:
         return {name: float(x) for name, x in zip(PERSONAL_NUMBERS, values, strict=True)}
 
     def to_json(self, epochs: int) -> dict[str, Any]:
-        """The number of clients that gain in accuracy, and each client's scores if they are few enough."""
+        """Return the number of clients whose accuracy increases, and their scores if clients are few."""
         better = int((self.personal.accuracy > self.common.accuracy).sum())
         lists = {f"global_{name}": scores for name, scores in self.common.lists().items()}
         scored = int(self.personal.scored.sum())
@@ -67,7 +67,7 @@ class PersonalScores:
 
 
 def check_personalised(problem: Problem) -> None:
-    """Check that the experiment's clients can have models of their own.
+    """Check that the experiment's clients can have personal models.
 
     Raises:
         UsageError: If they cannot; the message says why.
@@ -97,7 +97,7 @@ def _has_local_mean(algorithm: Algorithm[Any, Any, Any, Any]) -> bool:
 
 
 def with_epochs(value: T, epochs: int) -> T:
-    """The same hyperparameters, with this number of local epochs."""
+    """Return a copy of the hyperparameters with this number of local epochs."""
     changes: dict[str, Any] = {}
     for f in fields(value):  # type: ignore[arg-type]
         now = getattr(value, f.name)
@@ -113,7 +113,7 @@ def personal_scores(
 ) -> PersonalScores:
     """Train and score every client's model, one after the other.
 
-    server: state after the last `round`. state: returns a client's state. folds: rounds that folded uploads.
+    server: the state after the last `round`. state: returns a client's state. folds: as in Context.
     """
     algorithm = with_epochs(problem.algorithm, problem.experiment.personalise)
     clients, ctx = len(problem.clients), problem.context(round + 1, 1, folds, len(problem.clients))
@@ -152,7 +152,7 @@ def _joined(alone: list[ClientScores]) -> ClientScores:
 
 
 def _global_tally(problem: Problem, model: Model, round: int) -> Tally:
-    """The tally of the global model by which clients are scored."""
+    """Return the global model's tally by client, or by class if clients have no test rows."""
     evaluation = replace(problem.evaluation, requested_samples=0)
     scores = [evaluation.score(model, chunk, round) for chunk in range(problem.chunks)]
     own = reduce(added, (s.clients for s in scores))
@@ -165,7 +165,7 @@ def _per_class(problem: Problem, tally: Tally) -> Tally:
 
 
 def _tally_of(problem: Problem, weights: Tensor, client: int) -> Tally:
-    """Examples, correct predictions and nll per class of a client's model, on its test rows or on all."""
+    """Return the tally per class of a client's model, on the client's test rows or on all rows."""
     data, measure, net = problem.dataset, problem.measure, problem.net
     rows = np.arange(len(data.test_targets))
     if problem.test_clients is not None:

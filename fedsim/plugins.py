@@ -1,10 +1,10 @@
-"""Objects in a user's own file, as `path/to/file.py:Name`.
+"""Objects in a user's file, with names such as `path/to/file.py:Name`.
 
 An object is an algorithm, a model, a data set, a partition, a schedule or a codec.
 
 A file is executed at most once per process. The manifest records the digest of the executed bytes, because
 results depend on them. A file may import only modules that are installed or on PYTHONPATH. This module
-imports nothing heavy, because options are resolved before the fork server starts.
+imports no large packages, because options are resolved before the fork server starts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_spec(text: str) -> bool:
 
 
 def absolute(spec: str) -> str:
-    """The same spec with an absolute path, valid in every working directory."""
+    """Return the same spec with an absolute path, valid in every working directory."""
     path, name = path_and_name(spec)
     return f"{path}:{name}" if name else str(path)
 
@@ -58,7 +58,7 @@ _FOLDERS = re.compile(r"((?:^hf|^leaf|\+weights):)[^+,]*/|(^rows:).*/")
 
 
 def short(choice: str) -> str:
-    """A spec for display, mine:Mine; other names are unchanged, but without the folders of their files."""
+    """Return a name for display: `mine:Mine` for a spec, and other names without their files' folders."""
     if user_files.is_table(choice) and not partition_specs.is_file(choice):
         return user_files.short_table(choice)
     choice = _FOLDERS.sub(r"\1\2", choice)
@@ -69,7 +69,7 @@ def short(choice: str) -> str:
 
 
 def fingerprint(spec: str) -> str:
-    """A spec's identity, by the bytes of its file; the same for a copy elsewhere."""
+    """Return a spec's identity, which depends on the bytes of its file, but not on the file's folder."""
     path, name = path_and_name(spec)
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -79,7 +79,7 @@ def fingerprint(spec: str) -> str:
 
 
 def load(spec: str, option: str) -> object:
-    """The object that `spec` names; `option` is the option for error messages ("--algo")."""
+    """Load the object that `spec` names. option: the option for error messages, such as "--algo"."""
     if live_objects.is_live(spec):
         return live_objects.load(spec, option)
     path, name = path_and_name(spec)
@@ -93,7 +93,7 @@ def load(spec: str, option: str) -> object:
 
 
 def sources(choices: Iterable[str]) -> dict[str, str]:
-    """The digests {path: sha256 of the executed bytes} of the user files among the choices.
+    """Return the digests {path: sha256 of the executed bytes} of the user files among the choices.
 
     For an object of this process, the key is its name (fedsim.live_objects).
     """
@@ -104,7 +104,7 @@ def sources(choices: Iterable[str]) -> dict[str, str]:
 
 
 def computing_options(experiment: Experiment) -> tuple[tuple[str, str], ...]:
-    """The options that every process resolves and that may name a user's file, with their values."""
+    """Return the options that every process resolves and that may name a user's file, with their values."""
     e = experiment
     return (
         *(("--algo", e.algo), ("--model", MODEL_MODIFIER.split(e.model)[0])),
@@ -114,12 +114,12 @@ def computing_options(experiment: Experiment) -> tuple[tuple[str, str], ...]:
 
 
 def computing_choices(experiment: Experiment) -> tuple[str, ...]:
-    """The values of `computing_options`."""
+    """Return the values of `computing_options`."""
     return tuple(choice for _, choice in computing_options(experiment))
 
 
 def all_choices(experiment: Experiment) -> tuple[str, ...]:
-    """The values of `computing_options`, and the schedule, which only the coordinator resolves."""
+    """Return the values of `computing_options`, and the schedule, which only the coordinator resolves."""
     return (*computing_choices(experiment), traces.split(experiment.participation)[0])
 
 
@@ -144,7 +144,7 @@ def user_code_errors(spec: str, option: str, doing: str) -> Iterator[None]:
 
 
 def path_and_name(spec: str) -> tuple[Path, str]:
-    """The absolute path and the name in a spec; the name is '' if it is missing."""
+    """Return the absolute path and the name in a spec; the name is '' if it is missing."""
     head, _, name = spec.rpartition(".py:") if ".py:" in spec else (spec.removesuffix(".py"), "", "")
     return Path(f"{head}.py").expanduser().resolve(), name
 
@@ -188,7 +188,7 @@ def _executed(path: Path, spec: str, option: str) -> _File:
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
-    """The public names that a file defines at its top level, without imported ones."""
+    """Yield the public names that a file defines at its top level, without imported ones."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             bound = [node.name]
@@ -202,7 +202,7 @@ def _defined(tree: ast.Module) -> Iterator[str]:
 
 
 def _line(error: BaseException, path: Path) -> int | None:
-    """The innermost line of the user's file that an error passed through."""
+    """Return the innermost line of the user's file in an error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)

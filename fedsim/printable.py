@@ -16,14 +16,14 @@ _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
-    """The text with control and format characters and lone surrogates escaped, except those in `kept`."""
+    """Escape control characters, format characters and lone surrogates, except those in `kept`."""
     if text.isprintable():
         return text
     return "".join(c if c in kept or unicodedata.category(c) not in _ESCAPED else _escape(c) for c in text)
 
 
 def one_line(text: str) -> str:
-    """The printable text on one line, with line ends escaped, so that it cannot imitate a second message."""
+    """Return the printable text on one line; with its line ends escaped, it cannot imitate two messages."""
     return printable(text, kept="")
 
 

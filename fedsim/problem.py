@@ -1,4 +1,4 @@
-"""The problem of an experiment: its data, split, network, start and algorithm.
+"""The problem of an experiment: its data, split, network, initial weights and algorithm.
 
 Every process builds its own problem from the same Experiment. A problem is a pure function of the experiment
 and the data files, so no part of it needs to be sent.
@@ -55,10 +55,10 @@ from fedsim.wire.wire_size import RUN_NAME, envelope_size
 
 @dataclass(frozen=True)
 class Problem:
-    """The experiment as one process builds it.
+    """The data, network and algorithm of an experiment in one process.
 
     clients: the training-row indices of each client; a centralised algorithm has one client with the rows of
-    all `experiment.clients`. statistics: the running statistics of the new network, shape (R,)."""
+    all `experiment.clients`. statistics: the network's initial running statistics, shape (R,)."""
 
     experiment: Experiment
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -72,9 +72,9 @@ class Problem:
     """The training rows whose inputs, without labels, the server and all clients have."""
     split: tuple[np.ndarray, ...] = ()
     """The rows of each of the `experiment.clients` clients, for scores per client. They differ from `clients`
-    only for a centralised algorithm. An outline has none."""
+    only for a centralised algorithm. In an outline they are missing."""
     noisy_targets: np.ndarray | None = None
-    """The targets of all training rows, with the label noise that clients see; None: there is no noise."""
+    """The targets of all training rows, with the label noise that clients see; None without noise."""
 
     @staticmethod
     def build(
@@ -83,7 +83,7 @@ class Problem:
         data_dir: Path | None,
         device: str = "cpu",
     ) -> Problem:
-        """The problem of an experiment, with its data loaded and divided among the clients.
+        """Build the problem of an experiment: load its data and divide them among the clients.
 
         Raises:
             UsageError: If an argument is wrong.
@@ -137,12 +137,12 @@ class Problem:
     def outline(
         experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any], data_dir: Path | None
     ) -> Problem:
-        """Build a problem without a split, for plans with any number of clients: each has only example 0.
+        """Build a problem without a split, for plans with any number of clients.
 
-        Message sizes are those of the full problem.
+        Every client has only example 0. Message sizes are those of the full problem.
 
         Raises:
-            FedsimError: As `build`, except for errors of the partition.
+            FedsimError: If `build` would raise an error, except for errors of the partition.
         """
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
@@ -157,7 +157,7 @@ class Problem:
         return problem
 
     def with_rules(self) -> Problem:
-        """The same problem with the rules +event and +quiet of --participation, or the references of +own.
+        """Return the problem with its algorithm wrapped in the rules of +event and +quiet, or for +own.
 
         Raises:
             UsageError: If they do not fit the algorithm or the codecs.
@@ -182,29 +182,29 @@ class Problem:
 
     @property
     def references(self) -> OwnReferences | None:
-        """The algorithm, if it keeps every client's last broadcast (+own)."""
+        """The algorithm if it keeps every client's last broadcast (+own), else None."""
         return self.algorithm if isinstance(self.algorithm, OwnReferences) else None
 
     @property
     def trigger(self) -> EventTriggered | None:
-        """The algorithm, if its messages follow +event or +quiet."""
+        """The algorithm if +event or +quiet decide on its messages, else None."""
         return self.algorithm if isinstance(self.algorithm, EventTriggered) else None
 
     def unchanged(self, upload: Header) -> bool:
-        """True if this header of an upload says that its client sends nothing (+event)."""
+        """Return whether an upload's header says that its client sends nothing (+event)."""
         rules = self.trigger is not None and self.trigger.up is not None
         return rules and upload.round > 0 and not upload.fields
 
     def unmoved(self, task: Header) -> bool:
-        """True if this header of a task says that the client uses the broadcast that it has (+quiet)."""
+        """Return whether a task's header says that the client uses its last broadcast again (+quiet)."""
         rules = self.trigger is not None and self.trigger.down is not None
         return rules and task.round > 0 and not task.fields
 
     def beside(self) -> Problem:
-        """The same problem with a network of its own, for a task that runs in parallel with another one.
+        """Return the same problem with a second network, for a task that runs in parallel with another one.
 
-        Both problems share frozen tensors, the copies on the device, and all derived values that do not
-        compute on the network.
+        Both problems share the frozen tensors, the copies on the device, and all cached values except
+        `evaluation`, which computes on the network.
         """
         net = network_of(self.experiment, self.dataset, self.net.device)
         put_frozen(net.module, frozen_tensors(self.net.module))
@@ -259,7 +259,7 @@ class Problem:
     def schedule(
         self, sizes: tuple[int, ...] | None = None, asynchrony: Asynchrony | None = None
     ) -> Schedule:
-        """The schedule of participation. sizes: N_k of all clients, for an outline, which does not know them.
+        """Return the schedule of participation. sizes: N_k of all clients, which an outline does not know.
 
         Raises:
             UsageError: If it does not fit the clients.
@@ -280,7 +280,7 @@ class Problem:
         return self.asynchrony_of(self.sizes)
 
     def asynchrony_of(self, sizes: tuple[int, ...]) -> Asynchrony:
-        """The asynchrony with these N_k, for an outline, which does not know them."""
+        """Return the asynchrony for these N_k, which an outline does not know."""
         e = self.experiment
         if not e.asynchronous:
             return Asynchrony(None)
@@ -304,7 +304,7 @@ class Problem:
 
     @cached_property
     def tree(self) -> Tree | None:
-        """The edge servers, if there are any; FedsimError if --tree does not fit, or its file is wrong."""
+        """The edge servers, or None. A FedsimError says if --tree does not fit or its file is wrong."""
         e, created = self.experiment, tree(self.experiment.tree, self.experiment.clients)
         if created is not None:
             if self.trigger is not None:
@@ -314,17 +314,17 @@ class Problem:
         return created
 
     def exchange_clock(self, sums: Callable[[int, int, int], int] | None = None) -> ExchangeClock:
-        """The virtual time of successive exchanges. sums: the argument of ExchangeClock."""
+        """Return the virtual time of successive exchanges. sums: as in ExchangeClock."""
         steps = self.asynchrony.schedule
         decided = None if steps is None else (lambda round: steps.step(round).seconds)
         return ExchangeClock(self.clock, self.sizes, decided, sums)
 
     @cached_property
     def clock(self) -> Clock | None:
-        """The virtual clock, if there is one; a centralised algorithm has no network to simulate.
+        """The virtual clock, or None. A centralised algorithm has none, because it uses no network links.
 
         Raises:
-            FedsimError: If the options are wrong, also for a centralised algorithm.
+            FedsimError: If the options are wrong, even for a centralised algorithm.
         """
         e = self.experiment
         described = clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed, tree=self.tree)
@@ -339,33 +339,33 @@ class Problem:
 
     @cached_property
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
-        """Codecs by direction and field: the algorithm's own and `--codec field=codec`, `up.field=codec`."""
+        """The codecs by direction and field: those of --codec, and the algorithm's own for other fields."""
         options = codec_options(self.algorithm.default_codecs, self.experiment.codecs)
         return select_codecs(options, self.exchanges, self._stored_as_bytes)
 
     @property
     def broadcast_type(self) -> type:
-        """The class of the broadcast to which the next broadcast may refer; rounds have one exchange then."""
+        """The class of the broadcast to which the next one may refer, if rounds have one exchange."""
         kind: type = self.algorithm.exchanges[-1].down
         return kind
 
     @cached_property
     def refers_to_last(self) -> bool:
-        """True if a broadcast is encoded with reference to the one before it (+last)."""
+        """True if broadcasts are encoded relative to the previous broadcast (+last)."""
         return any(c.last and not c.own for c in map(codec, self.codecs["down"].values()))
 
     @property
     def refers_to_own(self) -> bool:
-        """True if a broadcast is encoded with reference to the last one that its client got (+own)."""
+        """True if broadcasts are encoded relative to each client's last broadcast (+own)."""
         return any(codec(name).own for name in self.codecs["down"].values())
 
     def unfit(self, candidate: Codec, side: str, field: str, kind: FieldKind) -> str:
-        """The reason why a codec cannot encode this field; '' if it can."""
+        """Return the reason why a codec cannot encode this field; '' if it can."""
         return unfit(candidate, side, field, kind, self.exchanges, self._stored_as_bytes)
 
     @property
     def _stored_as_bytes(self) -> bool:
-        """True if inputs are whole numbers of one byte."""
+        """True if inputs are stored as unsigned bytes."""
         return self.stored_dtype == "u8"
 
     @property
@@ -379,11 +379,11 @@ class Problem:
         return (*self.algorithm.setup, *self.algorithm.exchanges)
 
     def version(self, round: int, exchange: int) -> int:
-        """The version of a client's state that a task of this exchange makes."""
+        """Return the version of a client's state that a task of this exchange produces."""
         return version(round, exchange, len(self.algorithm.exchanges), len(self.algorithm.setup))
 
     def exchange(self, round: int, number: int) -> Exchange:
-        """An exchange of a round, by its number from 1; round 0 is the set-up."""
+        """Return an exchange of a round, by its number from 1; round 0 is the set-up."""
         return self.algorithm.exchanges_in(round)[number - 1]
 
     def context(self, round: int, exchange: int, folds: int = 0, asked: int = 0) -> Context:
@@ -412,7 +412,7 @@ class Problem:
         return DeviceCopies(self.net.device)
 
     def shard(self, client: int) -> Shard:
-        """A client's examples, with the network that all clients share."""
+        """Return a client's examples, with the network that all clients share."""
 
         def stored() -> tuple[Tensor, Tensor]:
             rows = self.clients[client]
@@ -445,7 +445,7 @@ class Problem:
     def test_clients(self) -> np.ndarray | None:
         """The client of every test row, (n,), -1 for none; None if clients have no test rows of their own.
 
-        Clients have them if the data set assigns test rows, the partition is natural and targets are classes.
+        Clients have test rows if the data set assigns them, the partition is natural and targets are classes.
         """
         centres, tested = self.dataset.centres, self.dataset.test_centres
         natural = split_of(self.experiment.partition) == "natural"
@@ -464,7 +464,7 @@ class Problem:
 
     @cached_property
     def client_scoring(self) -> LabelShares | OwnTestRows | None:
-        """The way in which clients are scored; None without classes."""
+        """The rule by which clients are scored; None without classes."""
         return self.label_shares if self.test_clients is None else OwnTestRows(len(self.split))
 
     @cached_property
@@ -479,23 +479,23 @@ class Problem:
 
     @property
     def eval_samples(self) -> int:
-        """Posterior samples to average predictions over; 0 where targets are not classes."""
+        """The number of posterior samples over which predictions are averaged; 0 without classes."""
         return self.evaluation.samples
 
     def score(self, model: Model, chunk: int, round: int) -> ChunkScore:
-        """The score of one test chunk (Evaluation.score)."""
+        """Return the score of one test chunk (Evaluation.score)."""
         return self.evaluation.score(model, chunk, round)
 
 
 def _held_by(
     algorithm: Algorithm[Any, Any, Any, Any], rows: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, ...]:
-    """The rows of the algorithm's clients; a centralised one has a single client with all rows, each once."""
+    """Return the rows of the algorithm's clients; a centralised algorithm has one client with all rows."""
     return (np.unique(np.concatenate(rows)),) if algorithm.centralised else rows
 
 
 def _check_until(experiment: Experiment, dataset: Dataset) -> None:
-    """Check that there is a test accuracy if the run ends at a target accuracy.
+    """Check that a run with a target accuracy has a test accuracy.
 
     Raises:
         UsageError: If there is none.

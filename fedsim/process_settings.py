@@ -1,9 +1,9 @@
 """Settings of torch and NumPy that results depend on, and that a user's program or file may have changed.
 
 `fix_settings` sets them to the values of a fresh interpreter. Every process that computes calls it, through
-workers.assembly. `settings_kept` is for a user's code, which may change settings. `own_settings` is for the
-process of a user's program: it restores the caller's settings and the states of the global random generators,
-which a run does not use.
+workers.assembly. `settings_kept` restores them after a user's code, which may change them. `own_settings`
+wraps a run in the process of a user's program: it restores the caller's settings and the states of the global
+random generators, which a run does not use.
 
 Settings that belong to a thread (autograd mode, autocast, the default device) are set in the calling thread;
 other threads of a run start with torch's defaults.
@@ -39,7 +39,7 @@ class Setting:
 
 
 def _attribute(owner: str, name: str, value: Any) -> Iterator[Setting]:
-    """A property of torch.backends, if this version of torch has it."""
+    """Yield a property of torch.backends, if this version of torch has it."""
     thing: Any = torch.backends
     for part in filter(None, owner.split(".")):
         thing = getattr(thing, part, None)
@@ -49,7 +49,7 @@ def _attribute(owner: str, name: str, value: Any) -> Iterator[Setting]:
 
 
 def _matmul_precision() -> str | None:
-    """The precision; None if the newer fp32_precision was set differently and torch raises an error."""
+    """Return the precision; None if torch raises an error, because fp32_precision was set differently."""
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision()
     return None
@@ -69,10 +69,10 @@ def _deterministic() -> tuple[bool, bool, bool]:
 
 
 def set_deterministic(value: tuple[bool, bool, bool]) -> None:
-    """Set torch's deterministic algorithms: on or off, only warn, and fill memory that was not written.
+    """Set torch's deterministic algorithms: whether to use them, only warn, and fill uninitialised memory.
 
-    It does the same as torch.use_deterministic_algorithms, which imports torch's compiler to inform it. The
-    import slows a worker's start from one second to seven, and is needed only if the compiler was imported.
+    The effect is that of torch.use_deterministic_algorithms, which imports torch's compiler to inform it. The
+    import slows a worker's start from one second to seven; it is needed only if the compiler was imported.
     """
     enabled, warn_only, fill = value
     if "torch._inductor.config" in sys.modules:
@@ -88,7 +88,7 @@ def _anomaly() -> tuple[bool, bool]:
 
 def _settings() -> Iterator[Setting]:
     yield Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32)
-    # set before the newer fp32_precision, because it changes that
+    # set before the newer fp32_precision settings, because it changes them
     yield Setting("float32 matmul precision", _matmul_precision, _set_matmul_precision, "highest")
     for owner in ("", "cuda.matmul", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"):
         yield from _attribute(owner, "fp32_precision", "none")
@@ -141,7 +141,7 @@ def flushes_denormals() -> bool:
 def own_settings() -> Iterator[None]:
     """Run a block with the settings of a fresh interpreter, and restore the caller's settings after it.
 
-    It also restores what fix_numerics sets: the number of threads and the flushing of denormals."""
+    The number of threads and denormal flushing, which fix_numerics sets, are restored, too."""
     _refuse("fedsim cannot run in this block")
     with ExitStack() as closing:
         # tensors are created on the CPU, in spite of torch.set_default_device or `with torch.device(...)`
@@ -158,7 +158,7 @@ def own_settings() -> Iterator[None]:
 
 @contextmanager
 def settings_kept() -> Iterator[None]:
-    """Restore settings, thread number and denormal flushing after a block, and reset the default device."""
+    """Restore settings, number of threads and denormal flushing after a block; reset the default device."""
     before = [(setting, setting.get()) for setting in SETTINGS]
     threads, flushes = torch.get_num_threads(), flushes_denormals()
     try:
@@ -174,7 +174,7 @@ def settings_kept() -> Iterator[None]:
 
 
 def _refuse(begin: str | None) -> None:
-    """Refuse modes that intercept torch's functions in this thread; with `begin`, allow a default device."""
+    """Refuse modes that intercept torch's functions in this thread. With `begin`, allow a default device."""
     devices = DeviceContext if begin else ()
     modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     names = [

@@ -18,7 +18,7 @@ from fedsim.learning.gaussian import Gaussian, Model, Point, Samples
 
 
 class _Checked(Algorithm[Any, Any, Any, Any]):
-    """The methods of the next base class, which is the user's, each with a check of the result."""
+    """The methods of the next base class, the user's algorithm, each with a check of its result."""
 
     _owner = ""
 
@@ -83,7 +83,7 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
 
 @cache
 def checked(algorithm: type[Algorithm[Any, Any, Any, Any]], spec: str) -> type[Algorithm[Any, Any, Any, Any]]:
-    """A subclass of the algorithm whose methods raise a UsageError if they return a wrong value."""
+    """Return a subclass of the algorithm whose methods raise a UsageError if they return a wrong value."""
     attributes = {"_owner": f"--algo {plugins.short(spec)}", "__doc__": algorithm.__doc__}
     names = {key: getattr(algorithm, key) for key in ("__module__", "__qualname__")}
     created: type[Algorithm[Any, Any, Any, Any]] = type(

@@ -104,7 +104,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class Open:
-    """Encode the broadcast of this exchange, and start folding if `folds`: if any upload is to be folded."""
+    """Encode the broadcast of this exchange. Start folding if `folds`: at least one upload will be folded."""
 
     round: int
     exchange: int
@@ -133,7 +133,7 @@ class Give:
 
 @dataclass(frozen=True)
 class Release:
-    """Pass this client's upload to the fold: it is next in ascending order of ids."""
+    """Pass this client's upload, the next in the order of the fold, to server_update."""
 
     client: int
 
@@ -152,7 +152,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Commit:
-    """The round is complete; `versions` are those of all clients as of now."""
+    """Commit the round. `versions` are the current versions of all clients' states."""
 
     round: int
     participants: tuple[int, ...]
@@ -183,9 +183,9 @@ Command = Open | Give | Release | Drop | Close | Commit | ScoreChunk | Finish
 
 
 def version(round: int, exchange: int, exchanges: int, setup: int = 0) -> int:
-    """The version of a client's state that an exchange makes.
+    """Return the version of a client's state that an exchange produces.
 
-    Exchange e of round r makes version S + (r-1)*E + e, and exchange e of the set-up makes e. S and E are
+    Exchange e of round r produces version S + (r-1)*E + e; exchange e of the set-up produces e. S and E are
     the numbers of exchanges of the set-up and of a round.
     """
     return setup + (round - 1) * exchanges + exchange if round else exchange
@@ -197,8 +197,8 @@ def evaluates(round: int, rounds: int, eval_every: int, chunks: int) -> bool:
 
 
 def reaches(round: int, accuracy: float | None, until: float) -> bool:
-    """Return whether a round's model has reached the target accuracy `until` (0: there is none).
+    """Return whether a round's model has reached the target accuracy `until`; 0: there is no target.
 
-    The start model, round 0, does not count: nothing was sent to get it.
+    The initial model, of round 0, does not count, because nothing was sent to get it.
     """
     return bool(until and round) and accuracy is not None and accuracy >= until

@@ -2,11 +2,11 @@
 
 It decides which clients take part, in what order uploads are folded, and when a round is committed. It does
 not use sockets, threads, tensors or algorithms. Every decision that can change results depends on ids and
-versions only. The worker that computes a task depends on the order of events and does not change results
+versions only. The choice of a worker for a task depends on the order of events, but does not change results
 (fedsim.task_assignment).
 
 Commit on fold: a round's commit names a client's new version only if the client's upload was folded.
-Versions count exchanges from 1 (fedsim.round_events.version), and version 0 is client_init. An algorithm
+Versions count exchanges from 1 (fedsim.round_events.version), and version 0 is from client_init. An algorithm
 with a set-up has a round 0 before round 1, in which all clients take part.
 """
 
@@ -53,7 +53,7 @@ class RoundMachine:
     Give it events with `handle`, and execute the commands that it returns, in order, before the next event.
 
     Attributes:
-        cost: Orders the tasks of a round, the largest first, to balance workers; ties are ordered by id.
+        cost: The cost of a client's task. Costly tasks start first, to balance workers; ties go by id.
         order: Sorts clients into the order of the fold (fedsim.tree); by default ascending ids.
         chunks: The number of chunks of the test set; 0 disables evaluation.
         setup: The number of exchanges in round 0.
@@ -64,7 +64,7 @@ class RoundMachine:
         folded_rounds: The number of committed rounds, without the set-up, that folded an upload.
         has_target: True if the run ends with the first round that reaches a target accuracy. No round is then
             opened while a score of an earlier round is missing.
-        target_reached: True if a committed round reached the target accuracy, so that no other is opened.
+        target_reached: True if a committed round reached the target accuracy; no other round is then opened.
     """
 
     rounds: int
@@ -108,8 +108,8 @@ class RoundMachine:
     def start(self, resumed: bool = False, unscored: Sequence[int] = ()) -> list[Command]:
         """Open the first round. Call it once, before any event.
 
-        resumed: `round` was committed before (0: the set-up). unscored: committed rounds without an
-        evaluation.
+        resumed: True if an earlier process committed `round` (0: the set-up). unscored: committed rounds
+        without an evaluation.
         """
         for number in unscored:
             self._evaluate(number)
@@ -120,7 +120,7 @@ class RoundMachine:
         return self._next_round()
 
     def handle(self, *events: Event) -> list[Command]:
-        """Take an event, or several of the same moment, and return the commands that follow.
+        """Process one or more simultaneous events, and return the commands that follow.
 
         An event that does not fit the state raises a ProtocolError and changes nothing.
         """
@@ -148,13 +148,13 @@ class RoundMachine:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the run: what the machine waits for.
+        """The phase of the run, which says what the machine waits for.
 
-        ready: `start` has not been called. collecting: answers of the present exchange are missing; an upload
-        is folded as soon as all with smaller ids are there, and evaluation fills gaps. folding: all uploads
-        are released, and server_update has not returned. evaluating: no round is open, and scores are
-        missing: of the last rounds, or those that decide whether the target accuracy is reached. finished:
-        Finish was returned.
+        ready: `start` has not been called. collecting: answers of this exchange are missing; an upload is
+        folded as soon as all uploads before it in the fold have arrived, and idle workers evaluate. folding:
+        all uploads are released, and server_update has not returned. evaluating: no round is open, and scores
+        are missing (those of the last rounds, or those that decide whether the target accuracy is reached).
+        finished: Finish was returned.
         """
         if self._finished:
             return "finished"
@@ -173,7 +173,7 @@ class RoundMachine:
         return self._assignment.holds(worker, item)
 
     def held_by(self, worker: int) -> list[TaskId]:
-        """The training tasks that a worker holds."""
+        """Return the training tasks that a worker holds."""
         return [item for item in self._assignment.held_by(worker) if isinstance(item, TaskId)]
 
     @property
@@ -182,7 +182,7 @@ class RoundMachine:
         return self._assignment.working
 
     def doing(self, worker: int) -> list[WorkItem]:
-        """The oldest tasks and chunks that a worker holds, as many as it may compute now."""
+        """Return the oldest tasks and chunks that a worker holds, as many as it may compute now."""
         return self._assignment.held_by(worker)[: self.lanes]
 
     def evaluates(self, round: int) -> bool:
@@ -229,7 +229,7 @@ class RoundMachine:
         return [Open(self.round, self._exchange, here, self._folding, self.folded_rounds, asked)]
 
     def _receivers(self, later: bool = False) -> tuple[int, ...]:
-        """The clients of this exchange, or of the next one (later).
+        """Return the clients of this exchange, or of the next one (later).
 
         A dropout gets the broadcast of the first exchange and no other.
         """
@@ -260,7 +260,7 @@ class RoundMachine:
         return commands
 
     def _on_edge_lost(self, clients: Iterable[int]) -> None:
-        """Repeat answered tasks of this exchange, including those of dropouts, whose bytes were counted."""
+        """Repeat the clients' answered tasks of this exchange, even of dropouts, whose bytes were counted."""
         if not self._folding:
             return
         lost = [k for k in clients if k in self._arrived]
@@ -291,7 +291,7 @@ class RoundMachine:
         for k, draft in self._drafts.items():
             self.versions[k] = draft
         self.folded_rounds += bool(self.round and self._drafts)
-        if self.round and self.evaluates(self.round):  # the start model is evaluated at the start
+        if self.round and self.evaluates(self.round):  # the initial model is evaluated by `start`
             self._evaluate(self.round)
         participants = self._participation.participants
         folded, versions = tuple(sorted(self._drafts)), tuple(self.versions)

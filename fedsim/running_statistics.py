@@ -1,4 +1,4 @@
-"""Running statistics of batch normalisation around any algorithm (--statistics average, local).
+"""Running statistics of batch normalisation for any algorithm (--statistics average, local).
 
 A layer's running mean and variance are not parameters: they have no gradient, and the algorithm's equations
 do not contain them. They are kept outside the parameter vector (P,), as s, shape (R,), float32.
@@ -7,9 +7,9 @@ do not contain them. They are kept outside the parameter vector (P,), as s, shap
               client:  s_k         <- s of the broadcast, then changed by every forward pass of training
     local:    client:  s_k         is kept by the client from round to round, and is not sent
 
-An exchange without training returns the statistics. Source of local: local-statistic batch normalisation
+An exchange without training leaves s_k unchanged. Source of local: local-statistic batch normalisation
 (SiloBN), Andreux et al. 2020, https://arxiv.org/abs/2008.07424. FedBN (Li et al. 2021,
-https://arxiv.org/abs/2102.07623) also keeps the affine parameters, which here are part of the vector.
+https://arxiv.org/abs/2102.07623) also keeps the affine parameters local; here the vector contains them.
 Differs: in asynchronous runs an upload's N_k is multiplied by its weight.
 """
 
@@ -37,7 +37,7 @@ FIELD = "running_statistics"
 
 @cache
 def with_field(message: Any) -> Any:
-    """A subclass of a message class, with the statistics as its last field."""
+    """Return a subclass of a message class, with the statistics as its last field."""
     added = (FIELD, RunningStatistics, field(kw_only=True))
     created = make_dataclass(message.__name__, [added], bases=(message,), frozen=True)
     created.__module__ = message.__module__
@@ -45,7 +45,7 @@ def with_field(message: Any) -> Any:
 
 
 def extended(message: Any, statistics: Tensor) -> Any:
-    """A copy of a message, with the statistics added."""
+    """Return a copy of a message, with the statistics added."""
     values = {f.name: getattr(message, f.name) for f in fields(message)}
     kind: Any = type(message)
     return with_field(kind)(**values, **{FIELD: statistics})
@@ -53,20 +53,20 @@ def extended(message: Any, statistics: Tensor) -> Any:
 
 @cache
 def with_sums(sums: type) -> type:
-    """The message of an edge server, with sum_k N_k s_k and sum_k N_k."""
+    """Return the message class of an edge server, with sum_k N_k s_k and sum_k N_k."""
     own: list[tuple[str, Any]] = [*get_type_hints(sums, include_extras=True).items()]
     return make_dataclass("Sums", [*own, (FIELD, RunningSum), ("statistics_weight", Count)], frozen=True)
 
 
 @cache
 def with_state(inner: type) -> type:
-    """The class of a server's or client's state, with statistics (R,) float32."""
+    """Return the class of a server's or client's state, with statistics (R,) float32."""
     return make_dataclass("WithStatistics", [("inner", inner), ("statistics", Tensor)], frozen=True)
 
 
 @dataclass
 class Weighted:
-    """The sums sum_k N_k s_k, in float64 and in the order of the uploads, and sum_k N_k."""
+    """The sums sum_k N_k s_k (in float64, in the order of the uploads) and sum_k N_k."""
 
     total: Tensor
     weight: float = 0.0
@@ -76,7 +76,7 @@ class Weighted:
         self.weight += weight
 
     def mean(self, otherwise: Tensor) -> Tensor:
-        """The weighted mean in float32; `otherwise` if nothing was added."""
+        """Return the weighted mean in float32; `otherwise` if nothing was added."""
         return (self.total / self.weight).float() if self.weight else otherwise
 
 
@@ -101,7 +101,7 @@ def _net_of(shard: AnyShard) -> Net:
 
 @dataclass(frozen=True)
 class AveragedStatistics(Wrapper):
-    """`inner` with statistics in broadcasts and uploads. start: the statistics of the new network, (R,)."""
+    """`inner` with statistics in broadcasts and uploads. start: the initial statistics, (R,)."""
 
     start: Tensor = field(compare=False, repr=False)
 
@@ -139,7 +139,7 @@ class AveragedStatistics(Wrapper):
 
     @staticmethod
     def _seen(server: Any, ctx: Context) -> Context:
-        """The context whose network has the server's statistics."""
+        """Return the context with a network that has the server's statistics."""
         network = ctx.network
         return ctx if network is None else replace(ctx, network=lambda: _on(network(), server.statistics))
 
@@ -155,7 +155,7 @@ class AveragedStatistics(Wrapper):
             for k, up in ups:
                 weighted.add(getattr(up, FIELD), ctx.sizes[k] * ctx.weight)
                 yield k, up
-                del up  # one in memory
+                del up  # only one upload is in memory
 
         stream = seen()
         inner = self.inner.server_update(server.inner, down, stream, self._seen(server, ctx))
@@ -221,7 +221,7 @@ class AveragedStatistics(Wrapper):
 
 @dataclass(frozen=True)
 class LocalStatistics(Wrapper):
-    """`inner` with clients that keep their own statistics. start: the statistics of the new network, (R,)."""
+    """`inner` with clients that keep their own statistics. start: the initial statistics, (R,)."""
 
     start: Tensor = field(compare=False, repr=False)
 
@@ -274,9 +274,9 @@ class LocalStatistics(Wrapper):
 
 
 def with_statistics(algorithm: AnyAlgorithm, rule: str, start: Tensor) -> AnyAlgorithm:
-    """The algorithm on a network whose running statistics follow a rule (Experiment.statistics).
+    """Wrap the algorithm so that running statistics follow a rule (Experiment.statistics).
 
-    start: the statistics of the new network, shape (R,), float32.
+    start: the initial statistics, shape (R,), float32.
     """
     if rule == "average":
         return AveragedStatistics(algorithm, start)

@@ -37,36 +37,36 @@ class RandomStream:
     client: int = -1
 
     def key(self, part: str = "") -> int:
-        """A 63-bit key of the named part of this stream."""
+        """Return a 63-bit key of the named part of this stream."""
         name = f"{self.seed}|{self.purpose}|{self.round}|{self.client}|{part}"
         return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
     def shared(self, purpose: str) -> RandomStream:
-        """The stream of this purpose that all clients and the server share in this round."""
+        """Return the stream of this purpose that all clients and the server share in this round."""
         return replace(self, purpose=purpose, client=-1)
 
     def part(self, number: int) -> RandomStream:
-        """The stream of a numbered part of a task; part 0 is this stream."""
+        """Return the stream of a numbered part of a task; part 0 is this stream."""
         return replace(self, purpose=f"{self.purpose}#{number}") if number else self
 
     def torch(self, part: str) -> torch.Generator:
-        """A CPU generator; draws are made on the CPU so that they do not depend on the device."""
-        import torch  # here, because schedules are drawn without torch
+        """Return a CPU generator; draws are made on the CPU so that they do not depend on the device."""
+        import torch  # imported here, because schedules are drawn without torch
 
         return torch.Generator().manual_seed(self.key(part))
 
     def numpy(self, part: str) -> np.random.Generator:
-        """A counter-based generator for schedules and splits."""
+        """Return a counter-based generator for schedules and splits."""
         return np.random.Generator(np.random.Philox(key=self.key(part)))
 
 
 def standard_normals(
     seed: int, purpose: str, round: int, clients: Iterable[int], part: str, count: int = 1
 ) -> npt.NDArray[np.float64]:
-    """The first `count` normal draws of each client's stream, shape (clients, count).
+    """Return the first `count` normal draws of each client's stream, shape (clients, count).
 
-    They are bit for bit RandomStream(seed, purpose, round, client).numpy(part).standard_normal(count), in a
-    sixth of the time, because one generator is set to the beginning of each stream in turn.
+    A row is bit for bit RandomStream(seed, purpose, round, client).numpy(part).standard_normal(count). This
+    takes a sixth of the time, because a single generator is set to the start of each stream in turn.
     """
     known = list(clients)
     draws = np.empty((len(known), count))
@@ -83,7 +83,7 @@ def standard_normals(
 def seeded_torch(key: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's own generators for the block and restore them after it.
 
-    Only for code that offers no generator argument: parameter initialisation, dropout and ivon-opt.
+    Use it only for code without a generator argument: parameter initialisation, dropout and ivon-opt.
     """
     import torch
 

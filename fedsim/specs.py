@@ -1,6 +1,6 @@
 """The grammar of specs on the command line and in configuration files, `NAME[:ARG,...][+MODIFIER:P...]`.
 
-This module imports nothing heavy, because options are resolved before the fork server imports NumPy.
+This module imports no large packages, because options are resolved before the fork server imports NumPy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Form:
         return f"{self.name}:{','.join(self.arguments)}" if self.arguments else self.name
 
     def misuse(self, what: str, text: str) -> UsageError:
-        """The error for a spec of this name whose arguments do not fit."""
+        """Return the error for a spec of this name whose arguments do not fit."""
         just = f" or just {self.name}" if self.arguments and len(self.arguments) == self.optional else ""
         return UsageError(f"{what} {text!r}: write {self.usage}{just}{self.help and f', {self.help}'}")
 

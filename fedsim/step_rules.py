@@ -19,10 +19,10 @@ Step = (
         ),
     ]
 )
-"""A damping or step size: a number or a rule. 1/K counts all clients, 1/|S| those that get the round's
-broadcast, and N_k/N is the client's share of the examples; 20/K is 20 times 1/K. A:R:B is rule A in rounds 1
-to R, and B after that: N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6. Asynchronous rounds
-refuse 1/|S|, because they have no set of clients that share a broadcast."""
+"""A damping or step size: a number or a rule. K is the number of all clients, |S| the number of clients that
+get the round's broadcast, and N_k/N the client's share of the examples; 20/K is 20 times 1/K. A:R:B is rule A
+in rounds 1 to R and rule B after them: N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6.
+Asynchronous runs refuse 1/|S|, because no set of clients shares a broadcast in them."""
 
 OverK = (
     Annotated[float, Meta(gt=0)]
@@ -37,8 +37,8 @@ class At:
 
     sizes: N_k of all K clients. asked: |S|, the number of clients that get the round's broadcast, including
     those whose upload is lost later; 0 means all K, as in the set-up. Both sides know |S| before any upload.
-    weight: the weight of a dual step. It is in (0, 1] by the staleness of its upload, and above 1 if the
-    client sent nothing in the rounds before (+event).
+    weight: the weight of a dual step. It is in (0, 1] for a stale upload (--async), and above 1 if the client
+    sent nothing in the rounds before (+event).
 
     Examples:
         >>> import fedsim
@@ -58,12 +58,12 @@ class At:
         return len(self.sizes)
 
     def value(self, rule: Step) -> float:
-        """The value of a step size, penalty or damping for this client and round."""
+        """Return the value of a step size, penalty or damping for this client and round."""
         return step_size(rule, self)
 
 
 def step_size(rule: Step, at: At) -> float:
-    """The value of a Step for one client in one round.
+    """Return the value of a Step for one client in one round.
 
     Examples:
         >>> import fedsim

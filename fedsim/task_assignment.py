@@ -1,7 +1,7 @@
 """Assign tasks and test chunks to workers.
 
-The round machine (fedsim.round_machine) fills the queues and asks for assignments. The worker that computes a
-task depends on the order of events. It does not change the result, which depends on the TaskId alone.
+The round machine (fedsim.round_machine) fills the queues and asks for assignments. The choice of a worker for
+a task depends on the order of events. The task's result does not: it depends on the TaskId alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fedsim.round_events import ChunkId, Command, Give, ScoreChunk, TaskId, WorkItem
 
 MAX_EVALUATIONS_BEHIND = 2
-"""Rounds that evaluation may lag behind training before it has priority."""
+"""The number of rounds that evaluation may lag behind training before it gets priority."""
 ANYWHERE = -1
 """The queue of clients whose state no worker has cached."""
 
@@ -54,7 +54,7 @@ class TaskAssignment:
         return item in self._load.get(worker, [])
 
     def held_by(self, worker: int) -> list[WorkItem]:
-        """The work that a worker holds, the oldest first."""
+        """Return the work that a worker holds, the oldest first."""
         return self._load.get(worker, [])
 
     @property
@@ -111,12 +111,12 @@ class TaskAssignment:
         self._load[worker].remove(task)
 
     def take_back(self, worker: int, task: TaskId) -> None:
-        """Queue a task again, before all others, for the first free worker."""
+        """Take a task from a worker, and put it at the front of the queue."""
         self.take(worker, task)
         self.again(task)
 
     def again(self, task: TaskId) -> None:
-        """Queue an answered task, whose answer was lost, before all others."""
+        """Put a task whose answer was lost at the front of the queue."""
         self._taken_back.add(task)
         self._home.pop(task.client, None)
         self._queue(task.client, ANYWHERE).appendleft(task)
@@ -137,7 +137,7 @@ class TaskAssignment:
 
         Training has priority over evaluation, unless evaluation is late: then a worker without a chunk gets
         one. Workers get tasks in turn until each has one for every lane. While many tasks wait, each worker
-        gets as many again in advance, so that it does not wait for messages.
+        gets the same number in advance, so that it does not wait for messages.
         """
         commands: list[Command] = []
         for ahead in range(2 * self.lanes):
@@ -158,24 +158,24 @@ class TaskAssignment:
         return bool(self._to_score) and self._to_score[0].round < round - MAX_EVALUATIONS_BEHIND
 
     def _count(self, worker: int | None = None) -> int:
-        """The number of waiting tasks; if a worker is given, of tasks that this worker could get."""
+        """Return the number of waiting tasks; if a worker is given, of tasks that this worker could get."""
         group = None if worker is None else self.worker_group(worker)
         return sum(len(tasks) for (g, _), tasks in self._waiting.items() if group in (None, g))
 
     def _colleagues(self, worker: int) -> int:
-        """The number of workers in the group of this worker, itself included."""
+        """Return the number of workers in the group of this worker, itself included."""
         return sum(self.worker_group(w) == self.worker_group(worker) for w in self._load)
 
     def _by_load(self) -> Sequence[int]:
-        """The workers, idle ones first, and among them those whose own clients wait.
+        """Return the workers, idle ones first; of equally idle ones, first those whose cached clients wait.
 
-        Otherwise a worker could take a client from another idle worker that has the client's state cached.
+        Otherwise an idle worker could get a client whose state another idle worker has cached.
         """
         waiting, group = self._waiting, self.worker_group
         return sorted(self._load, key=lambda w: (len(self._load[w]), not waiting.get((group(w), w)), w))
 
     def _give_task(self, worker: int, dropouts: AbstractSet[int]) -> Give:
-        """Give a worker a task of a client that it has cached, else of one cached nowhere, else of any."""
+        """Give a worker a task of a client that it has cached, else of an uncached one, else of any."""
         group = self.worker_group(worker)
         queues = {home: tasks for (g, home), tasks in self._waiting.items() if g == group}
         queue = queues.get(worker) or queues.get(ANYWHERE) or max(queues.values(), key=len)

@@ -6,9 +6,9 @@
 
 for b bytes on the stream, a rate of r bits per second, a round trip of R seconds, an overhead of o bytes on
 the link for each byte of the stream, a loss p of packets, and segments of s = 1448 bytes. X is the throughput
-equation of TCP, with one acknowledgement per segment and with Linux's least timeout T. ramp is the time that
-slow start adds: w segments are sent in the first round trip, and twice as many in each further one, until a
-window lasts a round trip or the message ends. g is the number of windows before that: the smaller one of
+of TCP, with one acknowledgement per segment and with Linux's minimum timeout T. ramp is the time that slow
+start adds: w segments are sent in the first round trip, and twice as many in each further one, until a window
+lasts a round trip or the message ends. g is the number of windows before that: the smaller of
 ceil(log2(R / (w t))) and ceil(log2(b / (s w) + 1)) - 1, at least 0. With o = 1, p = 0 and infinite w, the
 seconds are bit for bit 8 b / r.
 
@@ -33,13 +33,13 @@ SEGMENT = 1448
 OVERHEAD = 1514 / SEGMENT
 """Bytes on the link for each byte of the stream: a packet of 1500 bytes and an Ethernet header of 14."""
 LEAST_TIMEOUT = 0.2
-"""The least seconds that Linux adds to a round trip before it sends a packet again (TCP_RTO_MIN)."""
+"""The minimum time, in seconds, that Linux adds to a round trip before it resends a packet (TCP_RTO_MIN)."""
 
 
 def seconds(
     stream_bytes: int | Ints, rate: Floats, rtt: Floats, overhead: Floats, loss: Floats, initcwnd: Floats
 ) -> Floats:
-    """The seconds of a message on each link, without the round trip itself, shape (n,).
+    """Return the seconds of a message on each link, without the round trip itself, shape (n,).
 
     Args:
         stream_bytes: bytes of the message on the stream, one number for all links or (n,).
@@ -71,7 +71,7 @@ def throughput(rtt: Floats, loss: Floats) -> Floats:
 
 
 def _ramp(segments: Floats, a_segment: Floats, rtt: Floats, initcwnd: Floats) -> Floats:
-    """The seconds that slow start adds. a_segment: seconds of a segment after the ramp."""
+    """Return the seconds that slow start adds. a_segment: the seconds of a segment after the ramp."""
     with np.errstate(divide="ignore"):  # without a limit on the rate, no window lasts a round trip
         until_full = np.ceil(np.log2(rtt / (initcwnd * a_segment)))
     windows = np.ceil(np.log2(segments / initcwnd + 1))

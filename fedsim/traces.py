@@ -1,4 +1,4 @@
-"""The syntax of trace files of schedules, trace:FILE[+...].
+"""The syntax of schedules that are read from a trace file, trace:FILE[+...].
 
 This module is separate from fedsim.participation, because options are resolved and the manifest is written
 before the fork server imports NumPy.
@@ -17,9 +17,9 @@ MODIFIERS = (*CHANCES, *event_rules.MODIFIERS)
 
 
 def split(spec: str) -> tuple[str, str]:
-    """The file of trace:FILE[+...], and the modifiers after it, each with its +.
+    """Return the file of trace:FILE[+...], and the modifiers after it, each with its +.
 
-    A path may contain a +, so only a part in the form of a modifier counts as one.
+    A path may contain a +, so only a part with the name of a modifier counts as one.
     """
     path, modifiers = spec.removeprefix(PREFIX), ""
     while True:
@@ -30,7 +30,7 @@ def split(spec: str) -> tuple[str, str]:
 
 
 def absolute(spec: str) -> str:
-    """The same schedule with the absolute path of its trace file, valid in every working directory."""
+    """Return the same schedule with the absolute path of its trace file, valid in every working directory."""
     if not spec.startswith(PREFIX):
         return spec
     path, modifiers = split(spec)
@@ -38,7 +38,7 @@ def absolute(spec: str) -> str:
 
 
 def digest(spec: str) -> dict[str, str]:
-    """The digest {path: sha256} of the trace file that a schedule is read from; {} for other schedules."""
+    """Return the digest {path: sha256} of a schedule's trace file; {} for other schedules."""
     if not spec.startswith(PREFIX):
         return {}
     path, _ = split(spec)
@@ -46,5 +46,5 @@ def digest(spec: str) -> dict[str, str]:
 
 
 def sha256(path: str) -> str:
-    """The digest of a file that results depend on."""
+    """Return the digest of a file that results depend on."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -1,11 +1,11 @@
 """Trees: clients upload to their edge server, and edge servers send one sum each to the root.
 
-    edge e:  p_e = sum over its clients of what the server needs of their uploads        (Algorithm.add)
+    edge e:  p_e = sum over the uploads of its clients                                   (Algorithm.add)
     root:    server <- step(server, ((sums of the server + p_1) + p_2) + ...)      (merged, from_sums)
 
-The tree is part of the experiment. Sums follow the tree and are sent in float64, whether or not edge servers
-are processes, so that results do not depend on it. A single edge server merges nothing: it passes uploads on,
-and results are bit for bit those without a tree. In the set-up, which happens once, uploads are passed on.
+The tree is part of the experiment. Sums always follow the tree and are sent in float64, so results do not
+depend on whether edge servers are processes. A single edge server forwards the uploads, and results are bit
+for bit those without a tree. In the set-up, which happens once, all edge servers forward the uploads.
 
 Source: hierarchical aggregation, Bonawitz et al. 2019, Sec. 4, https://arxiv.org/abs/1902.01046.
 """
@@ -44,15 +44,15 @@ class Tree:
 
     @property
     def merges(self) -> bool:
-        """True if edge servers send sums; one alone passes the uploads on."""
+        """True if edge servers send sums; a single edge server forwards the uploads."""
         return len(self.names) > 1
 
     def edge_of(self, client: int) -> int:
-        """The number of a client's edge server."""
+        """Return the number of a client's edge server."""
         return int(self.owners[client])
 
     def ordered(self, clients: Iterable[int]) -> list[int]:
-        """Clients in the order in which their uploads are folded: by edge server, then by id."""
+        """Sort clients into the order of the fold: by edge server, then by id."""
         return sorted(clients, key=lambda k: (self.owners[k], k))
 
     def by_edge(self, items: Iterable[T], client: Any = lambda item: item[0]) -> Iterator[tuple[int, Any]]:
@@ -60,23 +60,23 @@ class Tree:
         return groupby(items, key=lambda item: self.edge_of(client(item)))
 
     def active(self, clients: Iterable[int]) -> list[int]:
-        """The edge servers of these clients, ascending."""
+        """Return the edge servers of these clients, ascending."""
         ids = np.fromiter(clients, dtype=np.int64)
         return [int(e) for e in np.unique(self.owners[ids])]
 
 
 def fold_order(tree: Tree | None) -> Callable[[Iterable[int]], list[int]]:
-    """The function that sorts clients into the order of the fold; without a tree, by ascending ids."""
+    """Return the function that sorts clients into the order of the fold; without a tree, by ascending ids."""
     return sorted if tree is None else tree.ordered
 
 
 def is_file(text: str) -> bool:
-    """True if --tree names a file."""
+    """Return whether --tree names a file."""
     return text.endswith(".toml")
 
 
 def tree(text: str, clients: int) -> Tree | None:
-    """The tree that --tree describes; None if there is none."""
+    """Return the tree that --tree describes; None if there is none."""
     if not text:
         return None
     if is_file(text):
@@ -119,7 +119,7 @@ def check_tree(
 
 
 def _of_file(path: Path, clients: int) -> Tree:
-    """Read a TOML file with a table edges: name = "0-24,30", or a list of ids."""
+    """Read a TOML file with a table `edges`, in which a line is NAME = "0-24,30" or NAME = [0, 1, 30]."""
     try:
         edges = tomllib.loads(read_text(path)).get("edges")
     except OSError as e:

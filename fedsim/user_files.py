@@ -1,6 +1,6 @@
-"""Files of a user: reading of text, checks of paths, and the syntax of tables.
+"""A user's files: reading of text, checks of paths, and the syntax of tables.
 
-This module imports nothing heavy, because options are resolved before the fork server imports NumPy.
+This module imports no large packages, because options are resolved before the fork server imports NumPy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 def opened_text(path: Path) -> Iterator[TextIO]:
     """Open a UTF-8 text file, with or without a byte order mark; line ends are kept, .gz is decompressed.
 
-    Another encoding raises a DataError, also later in the block; a file that does not open, an OSError.
+    Another encoding raises a DataError, also inside the block. A file that does not open raises an OSError.
     """
     refuse_utf_16(path)
     with _opened(path) as file:
@@ -59,7 +59,7 @@ def refuse_utf_16(path: Path) -> None:
 
 
 def other_separator(first_line: str) -> str:
-    """The error message for a CSV file that separates columns by semicolons or tabs; '' if it does not."""
+    """Return the error message for a CSV file with semicolons or tabs between columns; else ''."""
     for separator, name in ((";", "semicolons"), ("\t", "tabs")):
         if separator in first_line and "," not in first_line:
             return f"its columns are separated by {name}; save it with commas between them"
@@ -70,12 +70,12 @@ def other_separator(first_line: str) -> str:
 
 
 def no_folder(path: Path) -> str:
-    """The reason why a path is no readable folder, such as 'does not exist'; '' if it is one."""
+    """Return the reason why a path is no readable folder, such as 'does not exist'; '' if it is one."""
     return _wrong(path, folder=True)
 
 
 def no_file(path: Path) -> str:
-    """The reason why a path is no readable file; '' if it is one."""
+    """Return the reason why a path is no readable file; '' if it is one."""
     return _wrong(path, folder=False)
 
 
@@ -101,7 +101,7 @@ def _wrong(path: Path, folder: bool) -> str:
 
 
 def _absent(path: Path) -> str:
-    """The text 'does not exist', with the file that is in place of a parent folder, if there is one."""
+    """Return 'does not exist', and name the file that is in place of a parent folder, if there is one."""
     parent = next((p for p in path.parents if p.exists()), path)
     return "does not exist" if parent.is_dir() else f"does not exist: {parent} is a file"
 
@@ -115,21 +115,21 @@ def is_table(spec: str) -> bool:
 
 
 def absolute_table(spec: str) -> str:
-    """The same spec with an absolute path, valid in every working directory, if its file exists.
+    """Return the same spec with an absolute path, valid in every working directory, if its file exists.
 
-    Otherwise the file is in the data folder, which may differ between machines.
+    Otherwise return it unchanged: the file is in the data folder, which may differ between machines.
     """
     path = Path(spec.partition(",")[0]).expanduser()
     return moved_table(spec, path) if path.exists() else spec
 
 
 def moved_table(spec: str, file: Path) -> str:
-    """The same spec with the absolute path of another file."""
+    """Return the same spec with the absolute path of another file."""
     _, comma, rest = spec.partition(",")
     return f"{file.expanduser().resolve()}{comma}{rest}"
 
 
 def short_table(spec: str) -> str:
-    """A spec for display, without the folders of its file."""
+    """Return a spec for display, without the folders of its file."""
     file, comma, rest = spec.partition(",")
     return f"{Path(file).name}{comma}{rest}"

@@ -1,11 +1,11 @@
-"""The virtual clock computes how long a client would take over a given link with a given computer.
+"""The virtual clock computes how long a client would take with a given link and a given computer.
 
     seconds = rtt + jitter |y| + 8 bytes_down / down + N_k compute exp(noise z) + 8 bytes_up / up
     joules  = joules_down bytes_down + joules_example N_k + joules_up bytes_up
 
-With `overhead`, `loss` or `initcwnd` in --link, TCP's seconds replace 8 bytes / rate (fedsim.tcp_links).
+With `overhead`, `loss` or `initcwnd` in --link, the seconds of fedsim.tcp_links replace 8 bytes / rate.
 
-y and z ~ N(0, 1). z is drawn from (seed, round, client), y from (seed, round, exchange, client). Bytes are
+y and z are N(0, 1), drawn from (seed, round, exchange, client) and (seed, round, client). Bytes are
 those of the ledger, so a codec that saves bytes saves time and energy. For a client that sends nothing back,
 only the download counts. All clients of an exchange share the server's own link: in each direction, the
 exchange lasts at least as long as all their bytes take on this link. A client's own time does not change.
@@ -18,8 +18,7 @@ With a tree, every edge server has a link to the root and a link that its client
 hop_down are the bytes of the broadcast, which the edge server gets once; hop_up are the bytes of its sums. An
 exchange lasts as long as the slowest E_e, and at least the time of all hops' bytes on the root's own link.
 
-No code sleeps, and measured time is not used: whether a client meets a deadline is a pure function of the
-configuration.
+No code sleeps or measures time: whether a client meets a deadline is a pure function of the configuration.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from fedsim.tree import Tree
 Ints = npt.NDArray[np.int64]
 
 BLOCK = 64
-"""The number of clients whose jitter is from one stream, because a million streams take seconds to set up."""
+"""The number of clients that share a jitter stream, because a million streams take seconds to set up."""
 MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
 """The mean of |y|, y ~ N(0, 1)."""
 
@@ -62,7 +61,7 @@ class EdgeLinks:
 
     @staticmethod
     def of(values: Mapping[str, Mapping[str, float]], names: tuple[str, ...]) -> EdgeLinks:
-        """Make the columns. values: by edge server and column; '' has those that edge servers leave out."""
+        """Make the columns. values: the values by edge server and column; those of '' are defaults."""
         every = values.get("", {})
         columns = {
             f.name: np.array([{**every, **values.get(e, {})}.get(f.name, _DEFAULT[f.name]) for e in names])
@@ -97,7 +96,7 @@ def _tree_seconds(
     sent: tuple[Ints, Ints],
     hops: Hops,
 ) -> float:
-    """The seconds until the last sums have arrived at the root; the arguments are those of Clock.duration.
+    """Return the seconds until the last sums arrive at the root; the arguments are those of Clock.duration.
 
     deadline: the deadline of an edge server's clients, in seconds; inf for none.
     """
@@ -119,7 +118,7 @@ def _tree_seconds(
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """The virtual clock. devices: those of all clients. deadline: seconds for an exchange; inf for none.
+    """The virtual clock. devices: the clients' devices. deadline: seconds for an exchange; inf for none.
     server: the server's link. edges: the links of edge servers, if there is a tree."""
 
     devices: Devices
@@ -132,7 +131,7 @@ class Clock:
     def seconds(
         self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int, exchange: int = 1
     ) -> float:
-        """The seconds of one client from the broadcast to the upload's last bit, for one exchange."""
+        """Return a client's seconds in one exchange, from the broadcast to the last bit of the upload."""
         clients, sizes = np.array([client]), np.array([examples])
         return float(self.seconds_of(round, clients, sizes, bytes_down, bytes_up, exchange)[0])
 
@@ -145,7 +144,7 @@ class Clock:
         bytes_up: int | Ints,
         exchange: int = 1,
     ) -> Floats:
-        """The seconds of several clients (n,), bit for bit as by `seconds`. examples: N_k of each, (n,)."""
+        """Return the seconds of clients (n,), bit for bit those of `seconds`. examples: N_k of each, (n,)."""
         d = self.devices
         computing, noise, jitter = examples * d.seconds[clients], d.noise[clients], d.jitter[clients]
         noisy = np.flatnonzero(noise)
@@ -162,20 +161,20 @@ class Clock:
     def mean_seconds_of(
         self, clients: Ints, examples: Ints, bytes_down: int | Ints, bytes_up: int | Ints
     ) -> Floats:
-        """The expectation of seconds_of over jitter and noise, without drawing them."""
+        """Return the expectation of seconds_of over jitter and noise, without drawing them."""
         d = self.devices
         computing = examples * d.seconds[clients] * np.exp(d.noise[clients] ** 2 / 2)
         jitter = MEAN_OF_ABSOLUTE * d.jitter[clients]
         return self._on_the_link(clients, bytes_down, bytes_up) + computing + jitter
 
     def download_of(self, clients: Ints, bytes_down: int | Ints) -> Floats:
-        """The seconds of clients (n,) that get the broadcast and send nothing."""
+        """Return the seconds of clients (n,) that get the broadcast and send nothing."""
         return self._carried(clients, bytes_down, self.devices.down)
 
     def joules_of(
         self, clients: Ints, examples: Ints, bytes_down: int | Ints, bytes_up: int | Ints
     ) -> Floats:
-        """The energy of clients (n,) in joules. examples: the number of examples each computes, (n,)."""
+        """Return the energy of clients (n,) in joules. examples: the examples that each computes, (n,)."""
         d = self.devices
         links = d.joules_down[clients] * bytes_down + d.joules_up[clients] * bytes_up
         return links + d.joules[clients] * examples
@@ -187,7 +186,7 @@ class Clock:
         sent: tuple[Ints, Ints],
         hops: Hops | None = None,
     ) -> float:
-        """The seconds of an exchange until its last upload, or sums, arrive.
+        """Return the seconds of an exchange until its last upload, or sums, arrive.
 
         If a client missed the deadline or sent nothing, the server (or the client's edge server) waits until
         the deadline. clients: those that got the broadcast, (n,). answers: each client's seconds (n,), and
@@ -203,10 +202,10 @@ class Clock:
         return max(lasts, 8 * float(hops.down.sum()) / shared[0], 8 * float(hops.up.sum()) / shared[1])
 
     def exchange_seconds(self, slowest: float, silent: bool, bytes_down: int, bytes_up: int) -> float:
-        """The seconds of an exchange without a tree: until `slowest`, the last upload, has arrived.
+        """Return the seconds of an exchange without a tree. slowest: the seconds until the last upload.
 
-        The exchange lasts at least as long as all bytes take on the server's link. If a client missed
-        the deadline, or got the broadcast and sent nothing (silent), it lasts until the deadline.
+        The exchange lasts at least as long as all bytes take on the server's link. If a client missed the
+        deadline, or got the broadcast and sent nothing (silent), the exchange lasts until the deadline.
         """
         if silent and self.deadline < math.inf:
             return self.deadline
@@ -223,13 +222,13 @@ class Clock:
         return d.rtt[clients] + down + up
 
     def _carried(self, clients: Ints, stream_bytes: int | Ints, rates: Floats) -> Floats:
-        """The seconds of messages in one direction. rates: of all clients in this direction, (K,)."""
+        """Return the seconds of messages in one direction. rates: of all clients in this direction, (K,)."""
         d = self.devices
         tcp = d.overhead[clients], d.loss[clients], d.initcwnd[clients]
         return tcp_links.seconds(stream_bytes, rates[clients], d.rtt[clients], *tcp)
 
     def _normals(self, round: int, exchange: int, clients: Ints) -> Floats:
-        """The y of every client, at the client's position in the stream of its block."""
+        """Return y of each client: the draw at the client's position in the stream of its block."""
         blocks, at = np.unique(clients // BLOCK, return_inverse=True)
         purpose = f"jitter.{exchange}"
         draws = standard_normals(self.seed, purpose, round, blocks.tolist(), "rtt", BLOCK)
@@ -257,8 +256,8 @@ class ExchangeClock:
         decided: Callable[[int], float] | None = None,
         sums: Callable[[int, int, int], int] | None = None,
     ) -> None:
-        """Start a clock. decided: a round's seconds if fedsim.asynchrony sets them; no upload is late then.
-        sums: with a tree, the bytes of an edge server's sums, by round, exchange and number of uploads."""
+        """Start a clock. decided: returns a round's seconds in an asynchronous run, where no upload is late.
+        sums: with a tree, returns the bytes of an edge server's sums by round, exchange and uploads."""
         self._clock, self._sizes, self._decided, self._sums = clock, sizes, decided, sums
         self._relayed, self._exchange = 0, 1
         self._counted: set[int] = set()
@@ -288,7 +287,7 @@ class ExchangeClock:
         self._down[client] = stream_bytes
 
     def late(self, task: TaskId, stream_bytes: int) -> bool:
-        """Return whether an upload of so many bytes arrives after the deadline."""
+        """Record the bytes of an upload, and return whether it arrives after the deadline."""
         k = task.client
         self._up[k] = stream_bytes
         if self._clock is None or (self._decided and task.round):
@@ -337,7 +336,7 @@ class ExchangeClock:
 def clock(
     link: str, compute: str, deadline: str, *, clients: int, seed: int, tree: Tree | None = None
 ) -> Clock | None:
-    """The clock that --link, --compute and --deadline describe; None if none of them is set."""
+    """Return the clock that --link, --compute and --deadline describe; None if none of them is set."""
     if not (link or compute or deadline):
         return None
     limit = parse_time(deadline, "--deadline") if deadline else math.inf
@@ -355,7 +354,7 @@ def clock(
 
 
 def _edge_links(described: Mapping[str, Mapping[str, float]], tree: Tree | None) -> EdgeLinks | None:
-    """The links of a tree's edge servers."""
+    """Return the links of a tree's edge servers."""
     if tree is None:
         if described:
             raise UsageError("--link describes edge servers, and there are none: add --tree")

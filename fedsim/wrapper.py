@@ -1,4 +1,4 @@
-"""The base class of wrappers around any algorithm, which delegate what they do not define to it."""
+"""The base class of wrappers, which delegate everything they do not define to an inner algorithm."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
 def _of_inner(name: str) -> Any:
-    """A property that returns the inner algorithm's attribute or method of this name."""
+    """Return a property that returns the inner algorithm's attribute or method of this name."""
     return property(attrgetter(f"inner.{name}"))
 
 
 @dataclass(frozen=True)
 class Wrapper(AnyAlgorithm):
-    """`inner` with something added to its clients or its server; see decision 011."""
+    """An algorithm that adds something to the clients or the server of `inner` (docs/decisions/011*.md)."""
 
     inner: AnyAlgorithm
 

@@ -1,8 +1,8 @@
 """The command line, run folders, their reports, sweeps, and the processes of a run.
 
-Functions of this package may raise the errors of fedsim.errors: UsageError for a wrong request of the user,
-DataError for a missing or damaged file, DiskError for a failure of the disk. Docstrings name errors only
-where that adds information.
+Functions of this package may raise the errors of fedsim.errors: UsageError for an invalid request, DataError
+for a missing or damaged file, and DiskError for a failed disk operation. Docstrings name errors only where
+that adds information.
 """
 
 import time

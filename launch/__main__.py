@@ -1,10 +1,10 @@
-"""The fedsim command, also as python -m launch."""
+"""The entry point of the `fedsim` command and of `python -m launch`."""
 
 import sys
 
 
 def run() -> None:
-    """Run the command line; Ctrl-C, even during the imports, prints one line and no traceback."""
+    """Run the command line. Ctrl-C prints one line without a traceback, even during the imports."""
     try:
         from launch.cli import main
 

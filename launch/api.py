@@ -1,12 +1,11 @@
-"""The Python interface: `fedsim.run` and its companions, which fedsim/__init__.py imports by name.
+"""The Python interface: `fedsim.run` and related functions, which fedsim/__init__.py imports by name.
 
 fedsim.run differs from the fedsim command in four ways:
 
-- The fork server is always a new interpreter, because the program has state that workers must not inherit.
-- Ctrl-C ends the run but not the program: it raises KeyboardInterrupt, and the run can be resumed.
+- The fork server is always a new interpreter, because workers must not inherit the calling program's state.
+- Ctrl-C raises KeyboardInterrupt, which ends the run but not the program. The run can be resumed.
 - Outside the main thread, where Python allows no signal handlers, none is installed.
-- What a run changes in this process (environment variables, torch's number of threads, the flushing of
-  denormals) is restored when it ends.
+- Environment variables, torch's number of threads and its flushing of denormals are restored after a run.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Run(RunFolder):
-    """A run folder, whose files are read when they are first needed.
+    """A run folder. Each file is read when it is first needed.
 
     Examples:
         >>> import fedsim, torch
@@ -73,7 +72,7 @@ class Run(RunFolder):
     """
 
     def bytes_to(self, *, accuracy: float, direction: Literal["down", "up"] | None = None) -> int | None:
-        """Return the algorithm's bytes until the first evaluated round with at least this test accuracy.
+        """Return the algorithm's bytes up to the first evaluated round with at least this test accuracy.
 
         Args:
             accuracy: Between 0 and 1.
@@ -102,7 +101,7 @@ class Run(RunFolder):
     def model(self) -> nn.Module:
         """Return the final model: a torch module with the weights of model.safetensors, in eval mode.
 
-        The data set's files must be available, as they were for the run: they give the shape of the inputs.
+        The data set's files must be available, because they determine the shape of the inputs.
 
         Raises:
             UsageError: if the run has not ended, or its task cannot be set up here.
@@ -112,21 +111,21 @@ class Run(RunFolder):
         return trained_model(self)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the run's page, one HTML file without external resources; return its path.
+        """Write the run's report, one HTML file without external resources, and return its path.
 
         Args:
             path: The file to write; by default RUN/report.html.
 
         Raises:
             DataError: if data is missing or damaged.
-            DiskError: if the page cannot be written.
+            DiskError: if the report cannot be written.
         """
         from launch.results.report import report
 
         return report(self.path, None if path is None else Path(path))
 
     def trace(self, path: str | Path | None = None) -> Path:
-        """Write the run's timeline for ui.perfetto.dev; return its path.
+        """Write the run's timeline for ui.perfetto.dev, and return its path.
 
         Args:
             path: The file to write; by default RUN/trace.json.
@@ -141,7 +140,7 @@ class Run(RunFolder):
         return write_trace(self, self.path / "trace.json" if path is None else Path(path))
 
     def _repr_html_(self) -> str:
-        """One line for a notebook's output cell."""
+        """Return one line of HTML for a notebook's output cell."""
         from html import escape
 
         return f"<code>{escape(str(self.path))}</code>: {escape(self.label)}, {escape(self.status)}"
@@ -150,17 +149,16 @@ class Run(RunFolder):
 def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **options: Unpack[Options]) -> Run:
     """Run an experiment and write a run folder, as `fedsim launch` does, with bit-identical results.
 
-    The arguments are the options of the command line: first the fields of fedsim.Experiment, then those of
-    the execution, which do not change the results. Instead of a name, FILE.py:NAME may be
-    given with any number of workers, and an object with workers=0.
+    The arguments are the options of the command line: the fields of fedsim.Experiment, and execution options,
+    which do not change the results. FILE.py:NAME may replace a name, and so may an object if workers=0.
 
     Args:
-        experiment: The experiment, such as fedsim.preset(...); the other arguments override its fields.
+        experiment: The experiment, such as fedsim.preset(...). The other arguments override its fields.
         quiet: Print nothing.
 
     Keyword Args:
         algo (str | type | Algorithm): A name, a subclass of fedsim.Algorithm, or an instance of one. The
-            fields of an instance are hyperparameters, which `hyperparameters` overrides.
+            fields of an instance are its hyperparameters; `hyperparameters` overrides them.
         dataset (str | Dataset | Callable): A name, a fedsim.Dataset, or a function without arguments that
             returns one.
         partition (str | Callable | Mapping): A name, a function (targets, clients, seed) that returns the
@@ -170,7 +168,7 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
         freeze (str): Patterns of the parameters that are not trained; they never cross the wire.
         statistics (str): The treatment of running statistics of batch normalisation: "average", "local" or
             "frozen"; "" (the default) refuses models that have them.
-        personalise (int): Local epochs by which each client trains and scores a model of its own at the end.
+        personalise (int): Local epochs for each client's personal model, trained and scored at the end.
         until (float | str): The test accuracy (0.78, "78%") at which the run ends, after the first evaluated
             round that reaches it; 0 means none.
         participation (str | float | int | Callable): A schedule as on the command line, a share of the
@@ -180,7 +178,7 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
         codecs (Mapping): Codecs by message field, {"up.precision": "log8"}.
         workers (int | str): Number of worker processes. 0 (the default) computes in this process; "auto" is
             as many as cores and memory allow.
-        asynchronous (str): "fedbuff:3" folds as soon as three uploads have arrived on the virtual clock.
+        asynchronous (str): With "fedbuff:3", the server aggregates every three uploads on the virtual clock.
         tree (str): "4x25" for four edge servers, each between the server and 25 clients (fedsim.tree), or a
             TOML file.
         data_dir (str | Path): The folder of data files; by default $FEDSIM_DATA.
@@ -210,19 +208,19 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
 
 
 def resume(run: RunFolder | str | Path, *, quiet: bool = False, **options: Unpack[Options]) -> Run:
-    """Continue a run after its last committed round, with results bit-identical to an uninterrupted run.
+    """Continue a run after its last committed round, with the bit-identical results of an uninterrupted run.
 
     Args:
         run: The run, or its folder.
         quiet: Print nothing.
 
     Keyword Args:
-        rounds (int): A new number of rounds in all, not below the old one.
+        rounds (int): The new total number of rounds, not below the old one.
         until (float | str): A new accuracy at which to end; 0 for none.
         workers (int | str): As in fedsim.run, like the other execution options; options that are left out
             keep their earlier values.
-        algo (str | type | Algorithm): The object again, if the run was started with an algorithm object of an
-            earlier process. The same applies to dataset, partition, model and participation.
+        algo (str | type | Algorithm): The algorithm again, if an earlier process started the run with
+            an object. The same applies to dataset, partition, model and participation.
 
     Raises:
         FedsimError: as in run; MismatchError for a change that is not allowed.
@@ -257,8 +255,8 @@ def open(
 
     Args:
         run: The run folder.
-        algo: The object again, if `model()` is called and the run was started with an algorithm object of an
-            earlier process. The same applies to dataset, partition, model and participation.
+        algo: The algorithm again, if an earlier process started the run with an object. Only `model()` needs
+            it. The same applies to dataset, partition, model and participation.
         dataset: See algo.
         partition: See algo.
         model: See algo.
@@ -288,8 +286,8 @@ def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
 
     Args:
         name: The preset's name, as in `fedsim list presets`.
-        algo: An algorithm's name. An algorithm that the preset lacks has its own defaults.
-        **changes: Fields of Experiment that override the preset's fields, in `hyperparameters` key by key.
+        algo: An algorithm's name. An algorithm without settings in the preset has its own defaults.
+        **changes: Fields of Experiment that override the preset's; `hyperparameters` overrides key by key.
 
     Raises:
         UsageError: for an unknown preset or field.
@@ -306,10 +304,10 @@ def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
 
 
 def plan(experiment: Experiment | None = None, /, **options: Unpack[Options]) -> dict[str, Any]:
-    """Compute what a run would send, without running it; return the document of `fedsim plan --json`.
+    """Compute the traffic of a run without running it; return the document of `fedsim plan --json`.
 
     Args:
-        experiment: As in run, like the options.
+        experiment: As in run. The options are also those of run.
 
     Raises:
         FedsimError: as in run.
@@ -341,7 +339,7 @@ def sweep(
     quiet: bool = False,
     **options: Unpack[ExperimentOptions],
 ) -> list[Run]:
-    """Run a grid of experiments side by side, as `fedsim sweep` does; return the runs in the grid's order.
+    """Run a grid of experiments in parallel, as `fedsim sweep` does; return the runs in the grid's order.
 
     A configuration that already has a run in the folder `runs` is not run again.
 
@@ -352,7 +350,7 @@ def sweep(
         seeds: The seeds of every configuration.
         runs: The folder of the runs.
         out: The folder for the page with its tables and plots; None writes no page.
-        jobs: Number of runs side by side; by default one per core.
+        jobs: Number of parallel runs; by default one per core.
         data_dir: The folder of data files; by default $FEDSIM_DATA.
         quiet: Print nothing.
         **options: Options of all runs, as in run; objects must be given as FILE.py:NAME.
@@ -360,7 +358,7 @@ def sweep(
     Raises:
         UsageError: for a grid that cannot be run.
         TaskError: if a run failed, after the others have ended.
-        KeyboardInterrupt: after Ctrl-C; the same call continues.
+        KeyboardInterrupt: after Ctrl-C; the same call continues the sweep.
 
     Examples:
         >>> import fedsim
@@ -416,13 +414,13 @@ def compare(
     markdown: str | Path | None = None,
     csv: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Compare runs by their cost for each accuracy; return the document of `fedsim compare --json`.
+    """Compare the costs at which runs reach accuracies; return the document of `fedsim compare --json`.
 
     Args:
         *runs: Runs, run folders, or folders of them.
-        to: Accuracies, as 0.75 or "75%"; by default the runs' own targets, or some that separate the runs.
+        to: Accuracies, as 0.75 or "75%"; by default the runs' targets, or accuracies that separate the runs.
         where: Conditions KEY=VALUE on the experiment; other runs are left out.
-        against: The label, or a part of it, of the group to which differences are taken; by default the best.
+        against: The label, or part of it, of the group to compare the others with; by default the best.
         out: The file for the page; None writes no page.
         markdown: The file for the tables as Markdown.
         csv: The file for the tables as CSV.
@@ -451,7 +449,7 @@ def compare(
 
 
 def algorithms() -> dict[str, dict[str, Any]]:
-    """Return every algorithm by name, with its cost per client and round, and its paper: `fedsim list`.
+    """Return all algorithms by name, with cost per client and round, and paper, as `fedsim list` does.
 
     Examples:
         >>> import fedsim
@@ -469,7 +467,7 @@ def _folder(run: RunFolder | str | Path) -> Path:
 
 @contextmanager
 def _process_restored() -> Iterator[None]:
-    """Restore what a run changes in this process, when the block ends."""
+    """Restore this process's environment variables and torch settings when the block ends."""
     environment = dict(os.environ)
     threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
     flushes = sys.float_info.min / 2.0 == 0.0  # this thread flushes denormal numbers to zero
@@ -488,7 +486,7 @@ def _process_restored() -> Iterator[None]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep new processes from importing the calling program: it needs no `if __name__ == "__main__"`."""
+    """Keep new processes from importing the calling program, so it needs no `if __name__ == "__main__"`."""
     program = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -498,7 +496,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _finished(job: Callable[[], Path]) -> Run:
-    """Run a job, and return the run that it has written."""
+    """Run a job that writes a run folder, and return the run."""
     try:
         with _process_restored():
             path = job()
@@ -508,7 +506,7 @@ def _finished(job: Callable[[], Path]) -> Run:
 
 
 def _with_defaults(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function with the keywords of Options, each with its default, for help()."""
+    """Return the function's signature for help(), with the keywords of Options and their defaults."""
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     known = {f.name: f.default for kind in (Experiment, Execution) for f in fields(kind)}
     known |= {"hyperparameters": None, "codecs": None, "workers": 0, "data_dir": None, "out": None}

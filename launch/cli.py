@@ -9,7 +9,7 @@ from launch.commands.errors import Commands
 from launch.configuration import completion  # noqa: F401 (it registers itself)
 
 IN_FILES = {**dict.fromkeys(("worker", "node", "edge", "revoke"), "workers"), "list": "lists"}
-"""The module of each verb whose module has another name."""
+"""The modules of the verbs that are not in a module of the same name."""
 VERBS = {
     "launch": "Run an experiment with real worker processes.",
     "resume": "Continue a run that was ended, however it was ended.",
@@ -35,7 +35,7 @@ VERBS = {
     "compare": "Compare runs: accuracy against bytes, tables, one page.",
     "relay": "Count the bytes of another tool, by round and connection.",
 }
-"""The text of `fedsim --help` for each verb."""
+"""The description of each verb in `fedsim --help`."""
 
 
 @click.group(

@@ -1,4 +1,4 @@
-"""The progress of a run, on a terminal or as plain lines. Must not import torch, for `fedsim watch`."""
+"""The progress of a run, on a terminal or as plain lines. `fedsim watch` uses it without importing torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ProgressDisplay:
             self._live.start(refresh=True)
 
     def committed(self, round: int, now: float | None = None) -> None:
-        """Show the number of committed rounds. now: the last commit, in seconds of any one clock."""
+        """Show the number of committed rounds. `now` is the commit's time in seconds, with any zero."""
         self._line.committed(round, time.monotonic() if now is None else now)
         if self._live:
             self._live.refresh()
@@ -70,18 +70,18 @@ class ProgressDisplay:
 
 
 GAP = 2
-"""Spaces between parts."""
+"""Number of spaces between parts."""
 LEAST_BAR = 8
-"""The narrowest useful bar: below it, none is shown."""
+"""The minimum width of the bar, which is left out if there is less room."""
 NEEDED = 2
 """Parts up to this rank take precedence over the bar."""
 RECENT = 10
-"""Number of last rounds from whose mean duration the time left is estimated."""
+"""The time left is estimated from the mean duration of this number of recent rounds."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the line. A narrow line leaves out the parts of high rank."""
+    """One part of the line. A narrow line leaves out parts of high rank."""
 
     text: str
     rank: int
@@ -89,7 +89,7 @@ class Part:
 
 @dataclass
 class ProgressLine:
-    """A renderable for rich: the round, the parts of the last evaluated round, the time left, and a bar."""
+    """A rich renderable with the round, the parts of the last evaluated round, the time left, and a bar."""
 
     rounds: int
     parts: Sequence[Part] = ()
@@ -97,7 +97,7 @@ class ProgressLine:
     _ends: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT + 1))
 
     def committed(self, round: int, now: float) -> None:
-        """Record a committed round. now: the time of the commit, in seconds of any one clock."""
+        """Record a committed round. `now` is the commit's time in seconds, with any zero."""
         self._done = round
         self._ends.append(now)
 
@@ -128,7 +128,7 @@ class ProgressLine:
 
 def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int | None) -> list[Part]:
     """Return the parts of an evaluated round: scores, bytes of the round and of all rounds so far, seconds.
-    bytes_so_far: the bytes of both directions; None if unknown, and then left out."""
+    `bytes_so_far` counts both directions; it is left out if None."""
     accuracy, nll = metrics["test_accuracy"], metrics["test_nll"]
     parts = [Part(f"accuracy {percentage(accuracy)}", 0)] if accuracy is not None else []
     down, up = metrics["bytes_down"], metrics["bytes_up"]

@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 CLEAR = "\r\x1b[2K"
 """Move the cursor to the beginning of the line, and clear the line."""
 UNFOLDED = 10_000
-"""Width of a console that is not a terminal, unless COLUMNS is set; so wide that no line is wrapped."""
+"""Width of a console that is not a terminal, unless COLUMNS is set. It is so large that no line wraps."""
 PROSE = 28
 """The minimum width of a column of text, unless all its cells are narrower."""
 GAP, INDENT = 2, 4
 
 
 REPLACED = "fedsim.replaced"
-"""Name of the codec error handler that replaces the characters which an encoding lacks."""
+"""Name of the codec error handler that replaces characters that an encoding lacks."""
 _SIMILAR = {ord("█"): "#", ord("·"): ".", ord("→"): ">", ord("━"): "-", ord("…"): "~", ord("×"): "x"}
 
 
 def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Replace each missing character by one ASCII character, so that columns align and marks still differ."""
+    """Replace each unencodable character by one similar ASCII character, so that columns stay aligned."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end].translate(_SIMILAR)
@@ -61,7 +61,7 @@ class OutputThatMayClose:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write if the stream is open; return the text's length. Characters it cannot encode are replaced."""
+        """Write if the stream is open; return the text's length. Unencodable characters are replaced."""
         try:
             if self._stream is not None:
                 self._stream.write(text)
@@ -79,7 +79,7 @@ class OutputThatMayClose:
             self._stream = None
 
     def isatty(self) -> bool:
-        """Return True for a terminal. An object without isatty counts as none."""
+        """Return True for a terminal, and False for an object without isatty."""
         with suppress(ValueError, AttributeError):
             return self._stream is not None and self._stream.isatty()
         return False
@@ -101,7 +101,7 @@ def output_that_may_close() -> Iterator[None]:
 
 def finish_output() -> OSError | None:
     """Flush standard output before the program ends, and return the error if flushing fails.
-    Unwritten text is dropped, because Python would try again at exit and print its own error."""
+    After an error, the text is dropped; otherwise Python would try again at exit and print an error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -151,7 +151,7 @@ def _is_terminal() -> bool:
 
 
 def console(**options: Any) -> Console:
-    """Create a console of rich, without any styles if NO_COLOR is set.
+    """Create a rich console, without any styles if NO_COLOR is set.
     Control characters in printed text are escaped, except those of rich's own styles."""
     from rich.console import Console
     from rich.segment import Segment
@@ -172,7 +172,7 @@ def print_table(out: Console, table: Table) -> None:
     """Print a table without cutting words: cells fold between words, and columns may move below the rows.
 
     A column is at least as wide as its longest word, and a column of text at least PROSE wide. If not all
-    columns fit, some go below each row, indented: those of text, widest first, then others, the last first.
+    columns fit, some move below each row: first text columns from the widest, then others from the last.
     """
     from rich.table import Table
 
@@ -214,7 +214,7 @@ def print_table(out: Console, table: Table) -> None:
 
 
 def _print_below(out: Console, cells: Sequence[tuple[Text, Text, bool]]) -> None:
-    """Print cells below their row: texts on their own lines, the other cells with their heads on one line."""
+    """Print cells below their row: each text on its own line, and all other cells, labelled, on one line."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -257,17 +257,17 @@ def _shared(natural: Sequence[int], least: Sequence[int], room: int) -> list[int
 
 
 def counted(n: int, noun: str) -> str:
-    """A number and its noun: 1 worker, 1,000 workers."""
+    """Return a number and its noun: 1 worker, 1,000 workers."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def percentage(share: float) -> str:
-    """The text of a share, such as an accuracy: 91.8 % for 0.91834. Files that programs read have 0.91834."""
+    """Format a share, such as an accuracy, for display: 91.8 % for 0.91834. Data files have 0.91834."""
     return f"{100 * share:.1f} %"
 
 
 def megabytes(n: float) -> str:
-    """The text of a number of bytes: 640 B, 21.4 kB, 1.21 MB, 2.50 GB."""
+    """Format a number of bytes: 640 B, 21.4 kB, 1.21 MB, 2.50 GB."""
     for unit, size, digits in (("GB", 1e9, 2), ("MB", 1e6, 2), ("kB", 1e3, 1)):
         if n >= size / 10 and n >= 1000:
             return f"{n / size:,.{digits}f} {unit}"
@@ -275,20 +275,20 @@ def megabytes(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The text of a time in hours, minutes and seconds: 0:12, 1:02:03."""
+    """Format seconds as minutes and seconds, or hours, minutes and seconds: 0:12, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def print_json(document: Any) -> None:
-    """Print JSON: dataclasses as objects, numbers of NumPy as numbers, NaN and infinity as null."""
+    """Print JSON, with dataclasses as objects, NumPy numbers as numbers, and NaN and infinity as null."""
     text = json.dumps(plain(document), indent=1, ensure_ascii=False, allow_nan=False)
     print("".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to JSON's types, as print_json prints it."""
+    """Convert a value to the JSON types that print_json prints."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -305,7 +305,7 @@ def plain(value: Any) -> Any:
 @contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file, and rename it to `path` when the block has ended without an error.
-    A link is kept, and its target is written. A pipe or a device is written directly."""
+    If `path` is a link, its target is replaced. A pipe or a device is written directly."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file")
     with disk_errors(f"cannot write {path}"):

@@ -1,11 +1,11 @@
-"""Data: named data sets as plain arrays, and the ways of dividing them among clients.
+"""Data sets as plain arrays, and the partitions that divide them among clients.
 
 catalogue    descriptions of the data sets, available without opening a file
 datasets     Dataset and load_dataset: read files into arrays, decoded once per machine (cache)
 arrays       dtypes, shapes, checks and digest of the arrays of a data set
 readers      one module per file format
-vocabulary   the numbering of words
-partitions   splits by name (computed by splits) or by a user (own_partitions)
+vocabulary   ids of words
+partitions   partitions by name (computed by splits) or by a user (own_partitions)
 holdout      training rows held out for evaluation
 """
 

@@ -34,7 +34,7 @@ It is a plain mapping because each entry becomes one file of the cache.
 """
 
 EXACT = 1 << 24
-"""Number up to which float32 represents all whole numbers."""
+"""The number up to which float32 represents all whole numbers."""
 
 REQUIRED = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
@@ -87,7 +87,7 @@ ARRAY_RULES: Mapping[str, ArrayRules] = MappingProxyType(
 def checked(
     owner: str, shape: tuple[int, ...], classes: int, arrays: Arrays, hint: str, likelihood: str
 ) -> Arrays:
-    """Return `arrays`, if they fit each other, the shape of one input, the classes and the likelihood."""
+    """Check that `arrays` fit each other, one input's shape, the classes and the likelihood; return them."""
     for part in ("train", "test"):
         inputs, targets = arrays[f"{part}_inputs"], arrays[f"{part}_targets"]
         if len(inputs) == len(targets) == 0:
@@ -125,7 +125,7 @@ def rounded(values: Array) -> npt.NDArray[np.bool_]:
     """Return a mask, with the shape of `values`, of the whole numbers that float32 would round."""
     result = (values > EXACT) | (values < -EXACT)
     wide = values[result]
-    # Python compares its own numbers exactly.
+    # Python compares an int with a float exactly.
     result[result] = wide.astype(np.float32).astype(np.float64).astype(object) != wide.astype(object)
     return result
 

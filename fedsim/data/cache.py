@@ -12,8 +12,8 @@ the sources have more than LARGEST bytes in total, the digest in the folder's na
 
 CACHE is $FEDSIM_CACHE, else $XDG_CACHE_HOME/fedsim, else ~/.cache/fedsim. A folder is written under a
 temporary name next to its final one and then renamed, so that a reader finds a complete folder or none. If
-several processes do so at once, the first rename succeeds and the others use its folder. The whole cache may
-be deleted while no run uses it.
+several processes write at once, the first rename succeeds and all use that folder. The whole cache may be
+deleted while no run uses it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 
 from fedsim.data.arrays import REQUIRED, Arrays
 
-# Increase it when a reader's output for the same source files changes.
+# Increase FORMAT when a reader's output for the same source files changes.
 FORMAT = 3
 LARGEST = 1 << 30
 """Largest total size of sources whose content is hashed, in bytes; hashing takes about a second."""
@@ -101,7 +101,7 @@ def _known(root: Path, name: str, state: str) -> Path | None:
 
 
 def _content(sources: Sequence[Path], state: str) -> str:
-    """The digest of the sources' bytes, or of their state if they are very large."""
+    """Return the digest of the sources' bytes, or `state` if the sources are very large."""
     if sum(path.stat().st_size for path in sources) > LARGEST:
         return state
     digest = hashlib.sha256()
@@ -112,14 +112,14 @@ def _content(sources: Sequence[Path], state: str) -> str:
 
 
 def _open(folder: Path) -> Arrays | None:
-    """Open the arrays of a folder. Return None if it is absent, or damaged, in which case it is removed."""
+    """Open the arrays of a folder; return None if it is absent or damaged. Remove a damaged folder."""
     if not folder.is_dir():
         return None
     try:
         arrays: Arrays = {}
         for path in folder.glob("*.npy"):
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-            # A plain view: np.memmap as a subclass makes every later slice slower.
+            # Use a plain view, because every slice of an np.memmap is slower.
             arrays[path.stem] = mapped.view(np.ndarray)
         if all(key in arrays for key in REQUIRED):
             return arrays
@@ -141,7 +141,7 @@ def _store(folder: Path, arrays: Arrays) -> None:
         try:
             draft.rename(folder)
         except OSError:
-            # A folder with files is never replaced by rename: another process was first.
+            # rename does not replace a folder with files; another process wrote it first.
             if not folder.is_dir():
                 raise
     finally:

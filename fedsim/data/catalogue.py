@@ -21,7 +21,7 @@ class DatasetInfo:
                     compressed (FILE.gz)
     source          origin and licence of the public data
     scale           "scaled" inputs are x / scale (images: in [0, 1]); 1 for tables
-    default_inputs  the choice in the published experiments on this data set
+    default_inputs  the kind of inputs in the published experiments on this data set
     likelihood      meaning of the targets: a name in fedsim.learning.likelihoods
     clients         default number of clients read from a data set that is too large to be read whole
                     (NAME:CLIENTS sets another number); 0 if all clients are always read

@@ -1,4 +1,4 @@
-"""Loading of data sets as plain arrays: from files, which are decoded once per machine, or a user's own."""
+"""Load data sets as plain arrays, from files (decoded once per machine) or from a user's Python file."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _checked(dataset: Dataset, owner: str) -> Dataset:
     hint = "train and test inputs must be alike"
     checked(owner, shape, dataset.classes, arrays, hint, dataset.likelihood)
     for array in arrays.values():
-        array.setflags(write=False)  # a view: the user's own array stays as it is
+        array.setflags(write=False)  # a view, so the user's own array stays writable
     changes: dict[str, Any] = {**arrays, "scale": float(dataset.scale)}
     return replace(dataset, **changes)
 

@@ -57,10 +57,10 @@ def hold_out(
 
 
 def set_aside(count: int, clients: tuple[Rows, ...], seed: int) -> tuple[tuple[Rows, ...], Rows]:
-    """Remove `count` random rows from the clients; return the clients' other rows and the removed rows.
+    """Remove `count` random rows from the clients; return the clients' remaining rows and the removed rows.
 
-    The inputs of the removed rows are public, without labels. They are drawn only from the clients' rows,
-    because other rows may be held out for evaluation. The result depends only on the arguments.
+    The inputs of the removed rows become public, without labels. Rows without a client are not removed,
+    because they may be held out for evaluation. The result depends only on the arguments.
     """
     used = np.unique(np.concatenate(clients))
     draws = np.random.Generator(np.random.PCG64([seed, 0x9B1]))

@@ -81,7 +81,6 @@ def _called(
 
 
 def _check(rows: npt.NDArray[Any], client: str, examples: int, owner: str, error: type[FedsimError]) -> None:
-    """Check the rows of one client."""
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
         raise error(
             f"{owner}: {client} needs at least one row, as a row of whole numbers; it has an array of "
@@ -146,7 +145,6 @@ def _in_order(names: Sequence[str], owner: str, error: type[FedsimError]) -> lis
 
 
 def _read(path: Path, owner: str) -> Mapping[str, Any]:
-    """Read the clients and their rows from a file."""
     if wrong := no_file(path):
         raise DataError(f"{owner}: {path} {wrong}")
     if path.suffix not in (".json", ".npz"):

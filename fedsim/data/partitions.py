@@ -165,7 +165,6 @@ def _drawn(
     clients: int,
     fraction: float,
 ) -> tuple[npt.NDArray[np.int64], ...]:
-    """Draw one split of this partition."""
     name = info.name
     if name == "iid":
         return splits.iid(rng, len(targets), clients, fraction)
@@ -283,7 +282,7 @@ def _centres(centres: npt.NDArray[np.int64] | None, examples: int, clients: int)
 def _large_centres(
     centres: npt.NDArray[np.int64], clients: int, fraction: float, least: int
 ) -> npt.NDArray[np.int64]:
-    """Renumber the centres with at least `least` used rows from 0; merge all others into one last centre."""
+    """Number the centres with at least `least` used rows from 0, and merge all others into a last centre."""
     kept = np.rint(fraction * np.bincount(centres)) >= least
     if least == 1 or kept.all():
         return centres

@@ -1,4 +1,4 @@
-"""Computation of the splits, which divide the training rows among clients.
+"""Compute splits, which divide the training rows among clients.
 
 Every function returns one int64 array of row indices per client, in the order in which the client sees the
 rows. It draws from a freshly seeded legacy numpy RandomState, because the published splits depend on that
@@ -96,12 +96,12 @@ def two_dirichlet(
 def two_classes(rng: RandomState, targets: Indices, classes: int, clients: int, points: int) -> Split:
     """Give clients `points` rows of each of two classes (S6, docs/references/published-numbers.md#splits).
 
-    The first class is the least used so far. The second is another one, drawn at random from the classes used
-    fewer than 20 times, or fewer than 2 * clients / classes times (rounded up) if that is more. If a class
-    runs out, a client gets the LAST `points` rows of the class, which other clients have too: on MNIST (5421
-    fives) clients overlap, as in the release.
+    A client's first class is the one that is least used so far. The second is a different class, drawn at
+    random from the classes used fewer than max(20, ceil(2 * clients / classes)) times. If a class runs out, a
+    client gets the LAST `points` rows of the class, which other clients also have: on MNIST (5421 fives)
+    clients overlap, as in the release.
 
-    Differs: if no second class qualifies, the release never returns; here the least used other one is taken.
+    Differs: if no second class qualifies, the release never returns; here it is the least used other class.
     """
     cap = max(_TWO_CLASSES_CAP, -(-2 * clients // classes))
     used = np.zeros(classes, dtype=np.int64)
@@ -135,9 +135,9 @@ def dirichlet(
 ) -> Split:
     """Divide every class among the clients in proportions ~ Dir(alpha) (Wang et al., arXiv:2002.06440).
 
-    Only a random `fraction` of every class is divided. It is cut at the rounded cumulative proportions, so no
-    row of it is left over. A client without rows (usual for alpha = .01, where a class goes to one or two
-    clients) takes 2 rows from the client with the most rows.
+    A random `fraction` of every class is divided completely, at the rounded cumulative proportions.
+    A client without rows (usual for alpha = .01, where a class goes to one or two clients) takes 2 rows from
+    the client with the most rows.
 
     Differs: Wang et al. draw again until every client has 10 rows. The Gaussian-product release truncates
     each share, drops the remaining rows, and gives a client without rows a row of class 0 that another client
@@ -154,7 +154,7 @@ def dirichlet(
 
 
 def natural(rng: RandomState, centres: Indices, clients: int, fraction: float) -> Split:
-    """Give client k a random `fraction` of the rows of centre k, in file order; skip further centres."""
+    """Give client k a random `fraction` of the rows of centre k, in file order; skip the other centres."""
     # Sort once: with thousands of centres and a million rows, one search per centre would take seconds.
     by_centre = np.argsort(centres, kind="stable").astype(np.int64)
     ends = np.cumsum(np.bincount(centres))[:clients]
@@ -199,19 +199,19 @@ def pachinko(
 
 
 def _mix(rng: RandomState, alpha: float, n: int) -> list[float]:
-    """Draw from Dir(alpha, ..., alpha), without zeros: the last remaining class may have a tiny share."""
+    """Draw from Dir(alpha, ..., alpha), without zeros, because a class with a tiny share may be the last."""
     return np.maximum(_small_dirichlet(rng, alpha, n), 1e-300).tolist()  # type: ignore[no-any-return]
 
 
 def _picked(mix: Sequence[float], still: Sequence[bool], draw: float) -> int:
-    """Return the index of an entry that `still` marks as available, by share; `draw` is in [0, 1)."""
+    """Return the index that `draw`, in [0, 1), selects in proportion to `mix` where `still` is true."""
     open_ = [i for i, there in enumerate(still) if there]
     target = draw * sum(mix[i] for i in open_)
     for i in open_:
         target -= mix[i]
         if target < 0:
             return i
-    return open_[-1]  # rounding
+    return open_[-1]  # reached only because of rounding
 
 
 def by_table(rng: RandomState, targets: Indices, table: Sequence[tuple[int, int]]) -> Split:
@@ -260,7 +260,7 @@ def _joined(parts: Sequence[Sequence[Indices]]) -> Split:
 def _small_dirichlet(rng: RandomState, alpha: float, n: int) -> npt.NDArray[np.float64]:
     """Draw from Dir(alpha, ..., alpha), (n,); exact even if Gamma(alpha) underflows to zero.
 
-    Gamma(a) = Gamma(a + 1) * U ** (1 / a); logarithms are used until all are divided by the largest.
+    Gamma(a) = Gamma(a + 1) * U ** (1 / a) is drawn as a logarithm, and all draws are divided by the largest.
     """
     log = np.log(rng.standard_gamma(alpha + 1, n)) + np.log1p(-rng.random_sample(n)) / alpha
     weights = np.exp(log - log.max())

@@ -1,4 +1,4 @@
-"""The numbering of words in data sets whose targets are tokens (the layout of TensorFlow Federated).
+"""The ids of words in data sets whose targets are tokens (the layout of TensorFlow Federated).
 
     0 PAD    1..V words, the most frequent first    V + 1 OOV    V + 2 BOS    V + 3 EOS        classes = V + 4
 

@@ -1,9 +1,9 @@
 """Formulas over whole parameter vectors, evaluated in blocks that stay in the processor's cache.
 
-A formula such as site * (q_k / q_g)^rho has six intermediate vectors in float64. For a model of 16 million
-parameters, each vector is 130 MB that is allocated, written, read and freed. In blocks, each is half a
-megabyte, and every number of the arguments is read once. The results have the same bits, because every entry
-is computed by the same operations.
+The formula site * (q_k / q_g)^rho has six intermediate vectors in float64. For a model of 16 million
+parameters, each vector takes 130 MB, which are allocated, written, read and freed. In blocks, each takes half
+a megabyte, and the arguments are read only once. The results have the same bits, because the operations on
+each entry are the same.
 
 An algorithm states its formula as a method and decorates it:
 
@@ -28,7 +28,7 @@ from fedsim.wire.schema import map_tensors, tensors_of
 BLOCK = 65_536
 """Number of entries of a block: 512 KiB in float64."""
 CACHED = 4
-"""Number of blocks that fit into the cache; a vector of up to this size is faster without blocks."""
+"""Number of blocks that fit into the cache; vectors of up to this many blocks are not cut."""
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def elementwise(formula: F) -> F:
     """Decorate a method that is a formula over vectors, so that it is evaluated block by block.
 
-    Positional arguments and result are as in `by_blocks`; keyword arguments are passed unchanged.
+    Positional arguments and the result are those of `by_blocks`; keyword arguments are passed unchanged.
     """
 
     @wraps(formula)
@@ -47,7 +47,7 @@ def elementwise(formula: F) -> F:
 
 
 def accumulating(formula: F) -> F:
-    """Decorate, like `elementwise`, a formula that returns the next value of its first argument.
+    """Decorate, as `elementwise` does, a formula that returns the next value of its first argument.
 
     If the owner has given up the first argument (fedsim.learning.ownership), the result overwrites it.
     """
@@ -63,11 +63,11 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
     """Return formula(*values), computed block by block.
 
     formula: a function, elementwise in all vectors (P,) of its arguments. It returns a tensor (P,), or a
-    dataclass of such tensors and of numbers that do not depend on the block. values: tensors and (nested)
-    dataclasses of tensors. Vectors (P,) are cut into blocks; 0-d tensors are passed unchanged. The formula is
-    called once, with whole tensors, if one of them is a matrix or on a GPU, or if the vectors fit into the
-    cache. out: tensors that the result may overwrite; `out` can be one of `values` that belongs to the caller
-    or that its owner has given up (fedsim.learning.ownership).
+    dataclass of tensors (P,) and of numbers that do not depend on the block. values: tensors and (nested)
+    dataclasses of tensors. Vectors (P,) are cut into blocks; 0-d tensors are passed unchanged. If a tensor is
+    a matrix or on a GPU, or if the vectors fit into the cache, the formula is called once with whole tensors.
+    out: tensors that the result may overwrite. One of `values` can be `out` if the caller owns it, or if its
+    owner has given it up (fedsim.learning.ownership).
     """
     tensors = [t for value in values for t in tensors_of(value)]
     size = max((t.numel() for t in tensors), default=0)
@@ -80,7 +80,7 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
         block = formula(*(_cut(value, part) for value in values))
         pieces = tensors_of(block)
         if result is None:
-            result = block  # keeps its numbers; its tensors are replaced below
+            result = block  # its numbers are final; its tensors are replaced below
             whole = _wholes(pieces, tensors_of(out), size)
         for vector, piece in zip(whole, pieces, strict=True):
             if piece.dim():
@@ -90,7 +90,7 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
 
 
 def _wholes(pieces: Sequence[Tensor], out: Sequence[Tensor], size: int) -> list[Tensor]:
-    """The vectors for these pieces: those of `out` if dtypes and shapes match, else new vectors."""
+    """Return the vectors for these pieces: those of `out` if dtypes and shapes match, else new ones."""
     kinds = [(t.dtype, (size,) if t.dim() else ()) for t in pieces]
     if [(t.dtype, tuple(t.shape)) for t in out] == kinds:
         return [o if t.dim() else t for o, t in zip(out, pieces, strict=True)]
@@ -106,7 +106,7 @@ def _cut(value: T, part: slice) -> T:
 
 
 def add_by_blocks(total: Tensor, x: Tensor, factor: float) -> None:
-    """Add factor * x to `total` in place. `x` has the same shape and may have another dtype."""
+    """Add factor * x to `total` in place; `x` has the shape of `total` and any dtype."""
     size = total.numel()
     if not _can_be_cut(total, size):
         total.add_(x, alpha=factor)

@@ -1,23 +1,23 @@
-"""Scores of the global model per client; clients neither send nor compute anything for them.
+"""Scores of the global model per client; clients neither send nor compute anything for these scores.
 
 If the data set assigns test rows to clients, and the partition is by the same clients, client k is scored on
-its own test rows; a client without test rows has no score (OwnTestRows). Otherwise client k's score is the
-score on the whole test set, with the classes weighted as in the client's training rows (LabelShares):
+its own test rows, and a client without test rows has no score (OwnTestRows). Otherwise, client k's score is
+the score on the whole test set with the classes weighted as in the client's training rows (LabelShares):
 
     accuracy_k = sum_c p_k(c) accuracy_c,    nll_k = sum_c p_k(c) nll_c
 
 p_k(c) is the share of class c among the rows of client k; accuracy_c is the accuracy on the test rows of
-class c. A class without test rows is left out, and the other shares of each client are divided by their sum.
-A client that has only such classes has no score.
+class c. Classes without test rows are left out, and a client's other shares are divided by their sum. If all
+classes of a client are left out, it has no score.
 
 The weighted score measures label skew. It is the expected score on test rows with the client's distribution
 of classes, if each class has the same inputs at all clients, as in partitions by label. It does not measure
-feature skew, such as hospitals with different devices or writers with different handwriting; scores on own
-test rows do.
+feature skew, for example different devices in hospitals or different handwriting of writers. Scores on a
+client's own test rows measure both.
 
-Mean, worst and spread (the population standard deviation) are over clients. Each client counts once, whatever
-its number of rows. The worst accuracy is the smallest, the worst nll the largest. A centralised algorithm is
-scored on the K clients whose rows it trains on.
+Mean, worst and spread (the population standard deviation) are over clients, each counted once. The worst
+accuracy is the smallest, the worst nll the largest. A centralised algorithm is scored on the K clients whose
+rows it trains on.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class LabelShares:
         return LabelShares(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
 
     def scores(self, tally: Sequence[float]) -> ClientScores:
-        """The scores of the clients that have a class with test rows.
+        """Return the scores of the clients that have a class with test rows.
 
-        tally: test rows of each class, then the correct ones, then their summed nll; 3 C entries.
+        tally: 3 C entries: the number of test rows per class, then of correct ones, then the summed nll.
         """
         counts, correct, nll = np.array(tally, dtype=np.float64).reshape(3, -1)
         tested = counts > 0
@@ -72,14 +72,14 @@ class LabelShares:
 
 @dataclass(frozen=True)
 class OwnTestRows:
-    """Each client has test rows of its own."""
+    """Scores on each client's own test rows. clients: K, the number of clients."""
 
     clients: int
 
     def scores(self, tally: Sequence[float]) -> ClientScores:
-        """The scores of the clients that have test rows.
+        """Return the scores of the clients that have test rows.
 
-        tally: test rows of each client, then the correct ones, then their summed nll; 3 K entries.
+        tally: 3 K entries: the number of test rows per client, then of correct ones, then the summed nll.
         """
         counts, correct, nll = np.array(tally, dtype=np.float64).reshape(3, self.clients)
         scored = counts > 0
@@ -89,10 +89,10 @@ class OwnTestRows:
 
 @dataclass(frozen=True)
 class ClientScores:
-    """Scores of the clients that have one: the share of correct examples, and nll per example in nats.
+    """The accuracy, and the nll per example in nats, of every client that has a score.
 
-    A score is nan if it is not finite, or if the score of one of the client's classes is not. scored: (K,)
-    bool, True for clients that have a score.
+    A score is nan if it, or the score of one of the client's classes, is not finite. scored: (K,) bool, True
+    for clients that have a score.
     """
 
     accuracy: Values
@@ -100,7 +100,7 @@ class ClientScores:
     scored: npt.NDArray[np.bool_]
 
     def numbers(self) -> dict[str, float | None]:
-        """The scores named in CLIENT_NUMBERS: None if no client has a score, nan if a client's is nan."""
+        """Return the scores of CLIENT_NUMBERS: None if no client has a score, nan if a client's is nan."""
         if not len(self.accuracy):
             return dict.fromkeys(CLIENT_NUMBERS)
         values: list[float] = []
@@ -109,7 +109,7 @@ class ClientScores:
         return dict(zip(CLIENT_NUMBERS, values, strict=True))
 
     def lists(self) -> dict[str, list[float | None]]:
-        """The scores by client id, with six significant digits; None if missing or not finite.
+        """Return the scores by client id, with six significant digits; None if missing or not finite.
 
         The result is empty if there are more than MOST_LISTED clients.
         """
@@ -122,7 +122,7 @@ class ClientScores:
         return result
 
     def histogram(self) -> list[int]:
-        """The number of clients with an accuracy in each of the HISTOGRAM_BINS."""
+        """Return the number of clients with an accuracy in each of the HISTOGRAM_BINS."""
         scores = np.clip(self.accuracy, 0, 1)  # a sum of shares may round to more than 1
         return [int(n) for n in np.histogram(scores, bins=HISTOGRAM_BINS, range=(0, 1))[0]]
 
@@ -130,7 +130,7 @@ class ClientScores:
 def _average(shares: Values, scores: Values) -> Values:
     """Average the scores of classes (C,) with the shares of each client (K, C); shape (K,)."""
     finite = np.isfinite(scores)
-    # einsum does not use BLAS here, whose order of additions may depend on the number of threads
+    # einsum does not use BLAS here; the order of additions in BLAS may depend on the number of threads
     result: Values = np.einsum("kc,c->k", shares, np.where(finite, scores, 0.0))
     if not finite.all():
         result[(shares[:, ~finite] > 0).any(axis=1)] = np.nan

@@ -32,7 +32,7 @@ class SeededDropout(nn.Dropout):
 
 
 def seed_dropout(module: nn.Module) -> Draws | None:
-    """Replace every nn.Dropout in the module by a SeededDropout; return None if there is no nn.Dropout."""
+    """Replace every nn.Dropout by a SeededDropout; return their Draws, or None if there is no nn.Dropout."""
     draws = Draws()
     replaced = False
     for parent in list(module.modules()):

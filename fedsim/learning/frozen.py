@@ -1,7 +1,7 @@
 """Selection of the trained parameters. Frozen parameters are never sent.
 
-A frozen parameter is part of the model but not of the Layout. Its values follow from the model (a seed or a
-user's file), so every process creates them itself. The digest in a run's manifest proves that they are equal.
+A frozen parameter is part of the model but not of the Layout. Its values follow from the seed or a user's
+file, so every process creates them itself. Processes compare a digest of them to detect differences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def freeze(module: nn.Module, train: str = "", freeze: str = "") -> None:
 
     train: comma-separated name patterns, with * and ?, of the parameters to train; '': all. Parameters that
     the model itself has frozen stay frozen unless `train` matches them. freeze: patterns of the parameters
-    not to train. A parameter that modules share matches by any of its names.
+    not to train. A shared parameter matches by any of its names.
     """
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -63,14 +63,14 @@ def frozen_tensors(module: nn.Module, kept: Collection[nn.Module] = ()) -> Itera
 
 
 def put_frozen(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Point the named frozen tensors at other memory with the same values; their own memory is freed."""
+    """Make the named frozen tensors use the memory of tensors with equal values, and free their own."""
     for name, there in tensors:
         owner, _, leaf = name.rpartition(".")
         getattr(module.get_submodule(owner), leaf).data = there
 
 
 def frozen_digest(module: nn.Module, kept: Collection[nn.Module] = ()) -> str:
-    """sha256 over the names, dtypes, shapes and values of frozen_tensors; '' if there are none."""
+    """Return the SHA-256 of the names, dtypes, shapes and values of frozen_tensors; '' if there are none."""
     hashed, empty = sha256(), True
     for name, tensor in frozen_tensors(module, kept):
         hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -80,13 +80,13 @@ def frozen_digest(module: nn.Module, kept: Collection[nn.Module] = ()) -> str:
 
 
 def is_frozen(part: nn.Module) -> bool:
-    """Return whether a module has parameters of its own, none of which is trained."""
+    """Return whether a module, without its submodules, has parameters and trains none of them."""
     own = list(part.parameters(recurse=False))
     return bool(own) and not any(p.requires_grad for p in own)
 
 
 def running_statistics(module: nn.Module) -> dict[str, nn.Module]:
-    """Batch-normalisation modules, by name, whose running statistics training would change: not frozen."""
+    """Return by name the batch-normalisation modules whose running statistics training would change."""
     return {
         name: part
         for name, part in module.named_modules()
@@ -95,11 +95,11 @@ def running_statistics(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def kept_in_evaluation(module: nn.Module, statistics: str = "") -> list[nn.Module]:
-    """The modules that stay in evaluation mode, so that training does not change their float buffers.
+    """Return the modules that stay in evaluation mode, so that training does not change their float buffers.
 
-    These are frozen modules and, with statistics 'frozen', batch normalisation. statistics: the rule for
-    trained batch normalisation (Experiment.statistics); '': it raises a UsageError. Other trained modules
-    with floating-point buffers always raise a UsageError.
+    These are frozen modules and, if `statistics` is 'frozen', batch normalisation. statistics: the rule for
+    trained batch normalisation (Experiment.statistics). If it is '', trained batch normalisation raises a
+    UsageError. Other trained modules with floating-point buffers always raise a UsageError.
     """
     kept, running = [], running_statistics(module)
     if statistics and not running:

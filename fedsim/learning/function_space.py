@@ -24,8 +24,8 @@ MemoryGradient = Annotated[
 class Memory:
     """Some of a client's examples, without their labels.
 
-    inputs: (M, I), as stored, flattened. weights: (M,), the number of the client's examples of the point's
-    class divided by the number of memory points of that class; the weights add up to N_k.
+    inputs: (M, I), as stored, flattened. weights: (M,), for each point the number of the client's examples
+    of its class divided by the number of memory points of this class. The weights add up to N_k.
     """
 
     inputs: Tensor
@@ -43,24 +43,24 @@ class Held:
 
     @staticmethod
     def nothing() -> Held:
-        """No memory points."""
+        """Return an empty memory."""
         return Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 
     @staticmethod
     def of(inputs: Tensor, weights: Tensor, owner: int) -> Held:
-        """The memory of one client."""
+        """Return the memory points of the client `owner`."""
         return Held(inputs, weights, torch.full((len(weights),), owner, device=weights.device))
 
     def rows(self, selected: Tensor) -> Held:
-        """The rows that a mask selects."""
+        """Return the rows where the mask `selected` is True."""
         return Held(self.inputs[selected], self.weights[selected], self.owners[selected])
 
     def order_with(self, other: Held) -> Tensor:
-        """The permutation that sorts the rows of both memories by owner and keeps the order per owner."""
+        """Return the stable permutation that sorts the rows of both memories, concatenated, by owner."""
         return torch.cat([self.owners, other.owners]).argsort(stable=True)
 
     def joined(self, other: Held) -> Held:
-        """The rows of both memories, sorted by owner."""
+        """Return the rows of both memories, sorted by owner."""
         if not len(self.weights):
             return other
         order = self.order_with(other)
@@ -73,10 +73,11 @@ class Held:
     def labelled(
         self, labels: Tensor, owner: int, latest: Tensor, first: Memory | None
     ) -> tuple[Held, Tensor]:
-        """The memory and its labels after an upload of the client `owner`.
+        """Return the memory and its labels after an upload of the client `owner`.
 
-        labels: (M, C), labels so far. latest: the upload's labels of the owner's rows, in order. first: the
-        owner's memory, if uploaded. A wrong number of labels, or a second memory, raises a WireError.
+        labels: (M, C), the labels so far. latest: the uploaded labels of the owner's rows, in order. first:
+        the owner's memory, which only its first upload contains; else None. A wrong number of labels or a
+        second memory raises a WireError.
         """
         known = int((self.owners == owner).sum())
         if len(latest) != (known if first is None else len(first.weights)) or (first is not None and known):
@@ -92,10 +93,10 @@ class Held:
 
 @dataclass(frozen=True)
 class FunctionTerm:
-    """sum_i weight_i * (- sum_c target_ic log softmax(f(x_i; w))_c).
+    """The function term sum_i weight_i * (- sum_c target_ic log softmax(f(x_i; w))_c).
 
-    inputs: (M, *shape) float32. targets: (M, C), soft labels or a difference of two soft labels (the term is
-    linear in the targets, so a point with two terms of opposite sign needs one pass). weights: (M,).
+    inputs: (M, *shape) float32. weights: (M,). targets: (M, C), soft labels or a difference of two soft
+    labels. The term is linear in the targets, so two terms of opposite sign at a point cost one pass.
     """
 
     inputs: Tensor
@@ -105,8 +106,8 @@ class FunctionTerm:
     def divided(self, count: int, draws: torch.Generator) -> Iterator[FunctionTerm | None]:
         """Split the points at random into `count` terms, one per step, with weights times `count`.
 
-        Every point is in one of the terms, so all terms together cost one pass over the points. The mean of
-        the terms is this term, and each is an unbiased estimate of this term. None: a part without points.
+        Every point is in exactly one part, so all parts cost one pass over the points. Every part is an
+        unbiased estimate of the whole term, which is their mean. None stands for a part without points.
         """
         order = torch.randperm(len(self.weights), generator=draws).to(self.weights.device)
         for i in range(count):
@@ -122,10 +123,7 @@ class FunctionTerm:
 
 
 def choose(inputs: Tensor, targets: Tensor, points: int, draws: torch.Generator) -> Memory:
-    """Choose `points` random examples of every class that is present, ordered by class.
-
-    A class with fewer examples contributes all of them.
-    """
+    """Choose `points` random examples (or all, if fewer) of every class that is present, sorted by class."""
     rows, weights = [], []
     for c in sorted(set(targets.tolist())):
         members = (targets == c).nonzero()[:, 0].cpu()

@@ -1,10 +1,10 @@
 """Gaussians and Gaussian factors in natural parameters, closed under *, / and **.
 
 A factor is exp(shift . w - 1/2 w' S w) up to a constant, with precision S. The shape of S determines the
-family: a float (S I, isotropic or a fixed scale), a vector (P,) (diagonal), a matrix (P, P) (full,
-symmetric). A site t_k (or dual) is such a factor, too; its precision may be zero or negative. Sign
-convention: a client minimises l_k(w) + log t_k(w), so that the prior of the local problem is the cavity
-q / t_k (docs/references/equations.md#notation-and-signs).
+family: a float s is isotropic (s I), a vector (P,) is diagonal, and a symmetric matrix (P, P) is full. A site
+t_k (or dual) is also a factor, whose precision may be zero or negative. Sign convention: a client minimises
+l_k(w) + log t_k(w), so the prior of its local problem is the cavity q / t_k
+(docs/references/equations.md#notation-and-signs).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedsim.errors import TaskError
 
 
 def product(factors: Iterable[Gaussian]) -> Gaussian:
-    """The product of at least one factor, in the order given."""
+    """Return the product of at least one factor, multiplied in the order given."""
     return reduce(mul, factors)
 
 
@@ -31,10 +31,11 @@ def _relative_difference(a: Tensor, b: Tensor) -> float:
 
 
 def kl_divergence(mean: Tensor, precision: Tensor, other_mean: Tensor, other_precision: Tensor) -> float:
-    """KL(q || p) in nats of diagonal Gaussians, q = N(mean, 1 / precision); all (P,), precisions positive.
+    """Return KL(q || p) in nats, with q = N(mean, 1/precision) and p = N(other_mean, 1/other_precision).
 
-    1/2 sum [log(S / S_p) + S_p / S - 1 + S_p (m - m_p)^2], in float64. A sample of q can be sent in about
-    this many nats to a receiver that knows p (Havasi et al. 2019, https://arxiv.org/abs/1810.00440).
+    KL = 1/2 sum [log(S / S_p) + S_p / S - 1 + S_p (m - m_p)^2], in float64; all (P,), precisions positive. A
+    sample of q can be sent in about KL nats to a receiver that knows p (Havasi et al. 2019,
+    https://arxiv.org/abs/1810.00440).
     """
     ratio = other_precision.double() / precision.double()
     distance = mean.double() - other_mean.double()
@@ -75,7 +76,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """shift = S m (P,), precision = S: float (isotropic), (P,) (diagonal) or (P, P) (full).
+    """A Gaussian factor: shift = S m (P,), precision = S, a float, a vector (P,) or a matrix (P, P).
 
     Examples:
         >>> import fedsim, torch
@@ -92,13 +93,13 @@ class Gaussian:
 
     @staticmethod
     def at(mean: Tensor, precision: Tensor | float) -> Gaussian:
-        """N(mean, S^-1), in float64 because natural parameters add and subtract large numbers."""
+        """Return N(mean, S^-1) in float64, because natural parameters add and subtract large numbers."""
         exact = precision.double() if isinstance(precision, Tensor) else precision
         return Gaussian(times(exact, mean.double()), exact)
 
     @staticmethod
     def one(like: Tensor) -> Gaussian:
-        """The factor 1 of the diagonal family: zero shift and precision, (P,) float64."""
+        """Return the factor 1 of the diagonal family: zero shift and precision, (P,) float64."""
         zero = torch.zeros_like(like, dtype=torch.float64)
         return Gaussian(zero, zero)
 
@@ -152,17 +153,17 @@ class Gaussian:
         return Gaussian(power * self.shift, power * self.precision)
 
     def floored(self, least: float) -> Gaussian:
-        """The same shift with a precision of at least `least`; see `raised`."""
+        """Return a factor with the same shift and a precision of at least `least` (see `raised`)."""
         return Gaussian(self.shift, raised(torch.as_tensor(self.precision), least))
 
     def mismatch(self, other: Gaussian) -> float:
-        """The largest difference in shift or precision, relative to the largest absolute entry of each."""
+        """Return the largest difference in shift or precision, relative to its largest absolute entry."""
         pairs = ((self.shift, other.shift), (self.precision, other.precision))
         exact = partial(torch.as_tensor, dtype=torch.float64)
         return max(_relative_difference(exact(a), exact(b)) for a, b in pairs)
 
     def to(self, like: Tensor) -> Gaussian:
-        """The same factor in the dtype and on the device of `like`."""
+        """Return the same factor in the dtype and on the device of `like`."""
         precision = self.precision.to(like) if isinstance(self.precision, Tensor) else self.precision
         return Gaussian(self.shift.to(like), precision)
 
@@ -178,35 +179,35 @@ class Gaussian:
 
 
 def is_full(precision: Tensor | float) -> bool:
-    """True if a precision is a matrix."""
+    """Return whether a precision is a matrix."""
     return isinstance(precision, Tensor) and precision.dim() == 2
 
 
 def times(precision: Tensor | float, vector: Tensor) -> Tensor:
-    """The product S x, (P,), for any family."""
+    """Return the product S x, (P,), for any family."""
     return precision @ vector if is_full(precision) else precision * vector  # type: ignore[operator]
 
 
 def diagonal(precision: Tensor | float, like: Tensor) -> Tensor:
-    """The diagonal of S as a vector (P,) in the dtype of `like` (P,)."""
+    """Return the diagonal of S as a vector (P,) in the dtype of `like` (P,)."""
     if is_full(precision):
         return precision.diagonal().to(like)  # type: ignore[union-attr]
-    # a product with ones, because torch.as_tensor would round a float to float32
+    # torch.as_tensor would round a float to float32
     return torch.ones_like(like) * precision
 
 
 def identity(like: Tensor, scale: float, *, full: bool) -> Tensor:
-    """scale * I in float64: (P,) for the diagonal family, (P, P) for the full family."""
+    """Return scale * I in float64: (P,) for the diagonal family, (P, P) for the full family."""
     values = torch.full((len(like),), scale, dtype=torch.float64, device=like.device)
     return torch.diag(values) if full else values
 
 
 def raised(precision: Tensor, least: float) -> Tensor:
-    """Raise a precision to at least `least` > 0, a bound that only rounding can violate.
+    """Raise a precision that rounding has lowered to at least `least` > 0.
 
-    A diagonal precision is clamped by entry. All eigenvalues of a full precision are clamped if a Cholesky
-    factorisation shows that one is below least / 2. This threshold leaves directions without data alone:
-    their eigenvalue is `least` up to rounding.
+    The entries of a diagonal precision are clamped. The eigenvalues of a full precision are clamped if a
+    Cholesky factorisation shows that one of them is below least / 2. The threshold is below `least`, because
+    directions without data have the eigenvalue `least` up to rounding.
     """
     if not is_full(precision):
         return precision.clamp(min=least)
@@ -218,8 +219,8 @@ def raised(precision: Tensor, least: float) -> Tensor:
 
 
 def count_raised(precision: Tensor, least: float) -> int:
-    """Count the entries of least I + `precision` below `least`, for a diagonal precision.
-    For a full precision, count the eigenvalues below least / 2, as in `raised`."""
+    """Count the entries below `least` of the diagonal precision least I + `precision`.
+    For a full precision, count the eigenvalues below least / 2, the threshold of `raised`."""
     if not is_full(precision):
         return int((precision < 0).sum())
     if _exceeds(precision, -least / 2):
@@ -228,12 +229,12 @@ def count_raised(precision: Tensor, least: float) -> int:
 
 
 def _exceeds(precision: Tensor, least: float) -> bool:
-    """True if all eigenvalues of a full precision exceed `least`."""
+    """Return whether all eigenvalues of a full precision exceed `least`."""
     return Gaussian(precision[0], precision - identity(precision[0], least, full=True)).is_proper
 
 
 def relative(matrix: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """Ratios (P,) and axes (P, P) with matrix = axes diag(ratios) axes', unit = axes axes'.
+    """Return ratios (P,) and axes (P, P) with matrix = axes diag(ratios) axes' and unit = axes axes'.
 
     matrix: (P, P), symmetric. unit: (P, P), symmetric positive definite.
     """
@@ -245,16 +246,14 @@ def relative(matrix: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def packed(matrix: Tensor) -> Tensor:
-    """The lower triangle of a symmetric matrix (P, P), row by row, shape (P(P+1)/2,).
-
-    The two triangles are averaged, because rounding may make them differ.
-    """
+    """Return the lower triangle of a symmetric matrix (P, P), row by row, (P(P+1)/2,).
+    The two triangles are averaged, because rounding may make them differ."""
     rows, columns = torch.tril_indices(*matrix.shape, device=matrix.device)
     return (matrix[rows, columns] + matrix[columns, rows]) / 2
 
 
 def unpacked(triangle: Tensor) -> Tensor:
-    """The symmetric matrix (P, P) with the lower triangle (P(P+1)/2,); the inverse of `packed`."""
+    """Return the symmetric matrix (P, P) of a lower triangle (P(P+1)/2,); the inverse of `packed`."""
     size = side_of(len(triangle))
     rows, columns = torch.tril_indices(size, size, device=triangle.device)
     matrix = triangle.new_empty((size, size))
@@ -264,16 +263,16 @@ def unpacked(triangle: Tensor) -> Tensor:
 
 
 def side_of(count: int) -> int:
-    """The side P of a matrix whose triangle has `count` = P(P+1)/2 entries."""
+    """Return the side P of a matrix whose triangle has `count` = P(P+1)/2 entries."""
     return int(((8 * count + 1) ** 0.5 - 1) / 2 + 0.5)
 
 
 @dataclass(frozen=True)
 class Distance:
-    """The penalty (strength / 2) ||w - centre||, the norm NOT squared.
+    """The penalty (strength / 2) ||w - centre||, with the norm NOT squared.
 
     The released code of the FedLap paper computes this penalty where the paper has the squared norm
-    (docs/references/misprints.md). The gradient at w = centre, the first step of a round, is defined as 0.
+    (docs/references/misprints.md). The gradient at w = centre (at the start of a round) is defined as 0.
     """
 
     centre: Tensor
@@ -292,7 +291,7 @@ Penalty = Gaussian | Distance
 
 
 def constant_part(penalty: Penalty) -> tuple[object, ...]:
-    """The Python numbers in a penalty's gradient and the shape of a tensor precision."""
+    """Return a penalty's part of a recording's key: its Python numbers and the shape of its precision."""
     if isinstance(penalty, Distance):
         return "distance", penalty.strength
     precision = penalty.precision
@@ -305,7 +304,7 @@ Plain = Point | Gaussian | Samples
 
 @dataclass(frozen=True)
 class Normalised:
-    """A model of a network with batch normalisation, with the running statistics (R,) float32."""
+    """A model of a network with batch normalisation, and its running statistics (R,) float32."""
 
     model: Plain
     statistics: Tensor
@@ -321,5 +320,5 @@ Model = Plain | Normalised
 
 
 def taken_apart(model: Model) -> tuple[Plain, Tensor | None]:
-    """Split a model into the plain model and its running statistics (None: it has none)."""
+    """Return the plain model and its running statistics, or None if it has none."""
     return (model.model, model.statistics) if isinstance(model, Normalised) else (model, None)

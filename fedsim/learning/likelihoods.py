@@ -8,8 +8,8 @@
 
 Losses are MEANS over the examples (tokens: over the tokens) of a batch, in nats, without constants.
 
-A tally is a tuple of float64 sums over examples. Tallies of parts are added, so it does not matter which
-worker computes which part. Counts of examples are whole numbers, hence exact.
+A tally is a tuple of float64 sums over examples. Tallies of parts of the data are added, so the assignment of
+parts to workers does not matter. Counts of examples are whole numbers, hence exact.
 
     likelihood    test_accuracy                               test_nll (nats)        more
     categorical   share of examples                           per example
@@ -20,12 +20,13 @@ worker computes which part. Counts of examples are whole numbers, hence exact.
     token_classes share of tokens                             per token
     gaussian      None                                        per example, 1/2 |y - f|^2
 
-All likelihoods but gaussian also have test_ece and test_brier (fedsim.learning.calibration): a calibration
-tally follows their own part of the tally. In a categorical tally, sums per class follow: the test examples of
-each class, then the correct ones, then their summed nll. fedsim.learning.client_scores uses these sums.
+All likelihoods but gaussian also have test_ece and test_brier: a calibration tally
+(fedsim.learning.calibration) follows the likelihood's own part of the tally. A categorical tally ends with
+sums per class, for fedsim.learning.client_scores: the test examples of each class, then the correct ones,
+then the summed nll.
 
 precision and micro_f1 are over all pairs. macro_f1 is the mean of F1 over all tags; a tag that neither occurs
-nor is predicted counts as 0. recall_at_5 is the share of an example's tags that are among the 5 largest
+nor is predicted has F1 = 0. recall_at_5 is the share of an example's tags that are among the 5 largest
 outputs, averaged over the examples with a tag. micro_recall_at_5 is the same share over the tags of all
 examples together, as in TensorFlow's Recall(top_k=5) and thus in FedPA's table. A ratio with denominator 0
 is None, except that precision and micro_f1 are 0, as in other libraries.
@@ -55,11 +56,11 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Likelihood:
-    """A row of the tables above: how a network is trained and evaluated.
+    """A likelihood with its training loss and test scores, as in the tables above.
 
     Attributes:
         loss: Function from a batch's outputs and targets to the mean negative log-likelihood, 0-d.
-        own: Function from the number of classes to the length of the likelihood's own part, a tally's start.
+        own: Function from the number of classes to the length of the likelihood's own part of a tally.
         tally: Function from outputs (n, ..., C) float64 and their targets to their tally.
         numbers: Function from a sum of tallies to test_accuracy, test_nll and further scores by name.
         calibration: Position of the calibration tally in a tally; None: there is none.
@@ -81,7 +82,7 @@ class Likelihood:
     has_accuracy: bool = True
 
     def width(self, classes: int) -> int:
-        """The length of a tally."""
+        """Return the length of a tally."""
         return (
             self.own(classes)
             + (calibration.SIZE if self.calibration else 0)
@@ -89,7 +90,7 @@ class Likelihood:
         )
 
     def reliability(self, tally: Tally) -> ReliabilityTable | None:
-        """The reliability table of a sum of tallies; None without one or if a prediction is nan."""
+        """Return the reliability table of a sum of tallies, or None without one or if a prediction is nan."""
         return calibration.table(tally[self.calibration]) if self.calibration else None
 
     def classes_only(self, what: str) -> None:
@@ -105,7 +106,7 @@ class Likelihood:
 
 
 def _fits(outputs: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Check the shape of outputs, because a loss would fail obscurely or broadcast."""
+    """Check the shape of outputs, because a loss could broadcast or fail with an obscure message."""
     if outputs.shape != shape:
         raise UsageError(
             f"the model gives outputs of shape {tuple(outputs.shape)} where {what} need {tuple(shape)}"
@@ -137,14 +138,14 @@ def added(one: Tally, other: Tally) -> Tally:
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
-# ---- categorical: examples, correct, nll; calibration; per class its examples, then correct ones, then nll
+# ---- categorical tally: examples, correct, nll; calibration; then per class examples, correct, nll
 
 _CATEGORICAL = 3
 _OF_CLASSES = slice(_CATEGORICAL, _CATEGORICAL + calibration.SIZE)
 
 
 def classified(log_probabilities: Tensor, targets: Tensor) -> Tally:
-    """The categorical tally of log-probabilities (n, C)."""
+    """Return the categorical tally of log-probabilities (n, C)."""
     nll = F.nll_loss(log_probabilities, targets, reduction="sum")
     right = log_probabilities.argmax(dim=1) == targets
     head = (float(len(targets)), float(right.sum()), float(nll))
@@ -174,7 +175,7 @@ def _per_group(
 
 
 def by_client(outputs: Tensor, targets: Tensor, clients: Tensor, count: int) -> Tally:
-    """The tally of each client's own rows, 3 `count` entries: examples, then correct ones, then nll.
+    """Return the tally of the clients' own rows, 3 `count` entries: examples, correct ones, summed nll.
 
     outputs: (n, C) logits. targets: (n,) classes. clients: (n,) client ids 0 to count-1, on the CPU; -1 for
     rows that belong to no client.
@@ -194,7 +195,7 @@ def _categorical_numbers(tally: Tally) -> Numbers:
     }
 
 
-# ---- bernoulli: examples, nll, examples with a tag, their summed recall, found tags, then per class
+# ---- bernoulli tally: examples, nll, examples with a tag, their summed recall, found tags; then per class
 # true positives, false positives, false negatives; calibration
 
 _HEAD = 5
@@ -204,7 +205,7 @@ _OF_TAGS = slice(-calibration.SIZE, None)
 def _bernoulli_tally(outputs: Tensor, targets: Tensor) -> Tally:
     applies, predicted = targets > 0, outputs > 0
     nll = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="sum")
-    # stable, so that equal outputs (of a model of zeros) are in the order of their classes
+    # a stable sort keeps equal outputs (of a model of zeros) in the order of their classes
     order = outputs.sort(dim=1, descending=True, stable=True).indices[:, :TOP]
     result, tags = applies.gather(1, order).sum(dim=1), applies.sum(dim=1)
     tagged = tags > 0
@@ -241,14 +242,14 @@ def _bernoulli_numbers(tally: Tally) -> Numbers:
     }
 
 
-# ---- tokens: tokens, nll, content words, correct ones; calibration
+# ---- tokens tally: tokens, nll, content words, correct ones; calibration
 
 _TOKENS = 4
 _OF_TOKENS = slice(_TOKENS, _TOKENS + calibration.SIZE)
 
 
 def _tokens_tally(outputs: Tensor, targets: Tensor, every: bool = False) -> Tally:
-    """The tally of tokens. With `every`, all targets count as content words."""
+    """Return the tally of tokens. every: if True, all targets count as content words."""
     there = targets >= 0
     log_probabilities, target = outputs[there].log_softmax(dim=1), targets[there]
     nll = F.nll_loss(log_probabilities, target, reduction="sum")
@@ -267,7 +268,7 @@ def _tokens_numbers(tally: Tally) -> Numbers:
     }
 
 
-# ---- gaussian: examples, nll
+# ---- gaussian tally: examples, nll
 
 
 def _gaussian_tally(outputs: Tensor, targets: Tensor) -> Tally:
@@ -339,7 +340,6 @@ SEQUENCES = ("tokens", "token_classes")
 
 
 def likelihood(name: str) -> Likelihood:
-    """Return the likelihood with this name."""
     if name not in LIKELIHOODS:
         raise unknown("likelihood", name, LIKELIHOODS)
     return LIKELIHOODS[name]

@@ -1,7 +1,7 @@
-"""A network's parameters as one flat float32 vector, of which the module's parameters are views.
+"""One flat float32 vector of a network's trained parameters; the module's parameters are views of it.
 
-The vector crosses the wire. The optimiser updates it in one kernel, and prox terms, duals and priors act on
-it, so parameters are never concatenated or scattered.
+The vector is sent over the wire. Optimisers, prox terms, duals and priors work on the whole vector, so
+parameters are never concatenated or split.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of trained parameters in the flat vector: module.parameters() order, each row-major.
+    """The positions of the trained parameters in the flat vector, in the order of module.parameters().
 
-    A parameter that several modules share appears once, under its first name.
+    Each parameter is flattened row by row. A parameter that several modules share appears once, under its
+    first name.
     """
 
     slices: tuple[Slice, ...]
@@ -62,7 +63,7 @@ class Layout:
 
     @staticmethod
     def vector(size: int) -> Layout:
-        """A single block of `size` values, named "w", for problems without a network."""
+        """Return the layout of one parameter "w" with `size` values, for problems without a network."""
         return Layout((Slice("w", (size,), 0, size),))
 
     @property
@@ -71,16 +72,16 @@ class Layout:
         return sum(s.size for s in self.slices)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views of `vector` (P,) by parameter name."""
+        """Return views of `vector` (P,) by parameter name."""
         return {s.name: vector[s.offset : s.offset + s.size].view(s.shape) for s in self.slices}
 
 
 class Net:
     """A module whose trained parameters and gradients are views of `weights` and `grads`, (P,) float32.
 
-    Both buffers are scratch space for one task; no result is read from them afterwards. `weights` does not
-    require gradients, so that each view can be a leaf. backward() adds to the views of `grads` in place: zero
-    the gradients with `grads.zero_()`, never with set_to_none, which drops the views.
+    Both buffers are scratch space: nothing reads them after the task. `weights` itself does not require
+    gradients, so each view can be a leaf. backward() adds to the views of `grads` in place. Zero the
+    gradients with `grads.zero_()`; set_to_none would drop the views.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Net:
         likelihood: Likelihood = CATEGORICAL,
         statistics: str = "",
     ) -> None:
-        """Use flat buffers. statistics: rule for batch normalisation (Experiment.statistics)."""
+        """Move the parameters into the buffers. statistics: Experiment.statistics."""
         device = device or torch.device("cpu")
         for name, parameter in _trained(module):
             if parameter.dtype != torch.float32:
@@ -104,7 +105,7 @@ class Net:
         self.grads = torch.zeros_like(self.weights)
         grads = self.layout.unflatten(self.grads)
         for name, view in self.layout.unflatten(self.weights).items():
-            leaf = module.get_parameter(name)  # the same object, which other modules may share
+            leaf = module.get_parameter(name)  # other modules may share this object
             leaf.data, leaf.grad = view, grads[name]
         self.kept = kept_in_evaluation(module, statistics)
         """The modules that stay in evaluation mode."""
@@ -116,7 +117,7 @@ class Net:
             if buffer.is_floating_point()
         ]
         self.running = Layout.named(running)
-        """The layout in `statistics`, (R,) float32, of the running statistics that training changes."""
+        """The layout of `statistics`, (R,) float32: the running statistics that training changes."""
         self.statistics = torch.cat([self.weights[:0], *(b.reshape(-1) for _, b in running)])
         for name, view in self.running.unflatten(self.statistics).items():
             module.get_buffer(name).data = view
@@ -131,7 +132,7 @@ class Net:
 
     @contextmanager
     def noise(self, key: int) -> Iterator[None]:
-        """Seed the module's own draws (dropout) with `key` for a block; other generators do not change."""
+        """Seed the module's random draws (dropout) with `key` in a block; then restore torch's generators."""
         globally = self.draws_globally
         with seeded_torch(key, self.device) if self.stochastic else nullcontext():
             self.draws_globally = globally or self.stochastic
@@ -159,26 +160,26 @@ class Net:
             self.recordings.refuse(why)
 
     def hold(self, name: str, value: T) -> T:
-        """Copy the value into buffers with fixed addresses, if steps are recorded; else return it unchanged.
-        The next task overwrites these buffers; `owned_copy` makes a held tensor safe to keep."""
+        """Return the value in buffers with fixed addresses if steps are recorded, else unchanged.
+        The next task overwrites these buffers; `owned_copy` returns a tensor that is safe to keep."""
         return value if self.recordings is None else self.recordings.hold(name, value)
 
     def hold_rows(self, name: str, rows: Tensor) -> Tensor:
-        """Hold rows (n, ...) whose number may grow in later tasks; the returned buffer may be longer."""
+        """Hold rows (n, ...) if later tasks may have more rows; the returned buffer may be longer."""
         return rows if self.recordings is None else self.recordings.hold_rows(name, rows)
 
     @property
     def asks_freely(self) -> bool:
-        """True if a step may read numbers from the device: on a CPU without recordings this is free."""
+        """True if reading a number from the device is free: on a CPU, without recordings."""
         return self.recordings is None and self.device.type == "cpu"
 
     def owned_copy(self, held: Tensor) -> Tensor:
-        """Return a held tensor in a form that is safe to keep: a copy, if steps are recorded."""
+        """Return a tensor that is safe to keep after the task: a copy of `held` if steps are recorded."""
         return held if self.recordings is None else held.clone()
 
     def number(self, name: str, value: float) -> float | Tensor:
-        """Return a factor of float32 vectors that may differ between tasks, as a number or a 0-d tensor.
-        It is a tensor off the CPU, and where steps are recorded: Python numbers are fixed in a recording."""
+        """Return a scalar whose value may differ between tasks, as a float or a 0-d float32 tensor.
+        It is a tensor on a GPU and if steps are recorded, because a recording fixes Python numbers."""
         if self.asks_freely:
             return value
         return self.hold(name, torch.tensor(value, dtype=torch.float32, device=self.device))
@@ -219,7 +220,7 @@ class Net:
                 buffer.untyped_storage().resize_(buffer.nbytes)
 
     def snapshot(self) -> Tensor:
-        """A copy of the current weights, safe to send."""
+        """Return a copy of the current weights, which is safe to send."""
         return self.weights.clone()
 
     def loss_gradient(
@@ -244,8 +245,8 @@ class Net:
         return loss.detach()
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """The network's outputs in its current mode.
-        For one example, which has no variance, batch normalisation uses and keeps its running statistics."""
+        """Return the network's outputs in its current mode.
+        For a single example, batch normalisation uses its running statistics unchanged."""
         alone = [part for part in self._normalising.values() if part.training] if len(inputs) == 1 else []
         for part in alone:
             part.eval()
@@ -255,9 +256,9 @@ class Net:
         return outputs
 
     def logits(self, weights: Tensor, inputs: Tensor, of_batch: bool = False) -> Tensor:
-        """The network's outputs (n, C) at `weights`, in evaluation mode, without gradients.
+        """Return the network's outputs (n, C) at `weights`, in evaluation mode, without gradients.
 
-        of_batch: batch normalisation uses the statistics of these inputs and keeps its running statistics.
+        of_batch: batch normalisation uses the statistics of `inputs`; running statistics do not change.
         """
         self.load(weights)
         self.module.eval()
@@ -276,7 +277,7 @@ def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _may_draw(module: nn.Module) -> bool:
-    """True for dropout other than SeededDropout, RReLU and user-defined modules, which may do anything."""
+    """Return whether a module may use torch's generators: unseeded dropout, RReLU, user-defined modules."""
     if isinstance(module, SeededDropout):
         return False
     own = not type(module).__module__.startswith("torch.nn.modules.")
@@ -318,7 +319,7 @@ def _trial(net: Net, recordings: Recordings, shard: Shard, size: int) -> str:
 
 
 def _default_states(device: torch.device) -> list[bytes]:
-    """The states of torch's global generators."""
+    """Return the states of torch's global generators."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))

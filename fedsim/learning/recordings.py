@@ -1,13 +1,12 @@
-"""Recordings of training steps, which a device repeats without Python in one task after another.
+"""Recordings of training steps, which the device repeats without Python in one task after another.
 
-A step of a small network has about forty kernels, and on a GPU, launching them from Python takes longer than
-computing them. A recording launches all of them at once: the same kernels on the same addresses, hence the
-same bits. Everything that a step reads or writes must therefore be in buffers with fixed addresses, which
-exist as long as the network. A task copies its values into them and its results out of them. The device
-selects the batch by a counter that the step itself advances, so that one recording can have several steps.
-
-A recorded step must not read a number from the device. Python numbers are fixed in a recording, so they are
-part of its key.
+A step of a small network has about forty kernels. On a GPU, launching them from Python takes longer than
+computing them. A recording launches all of them at once. They are the same kernels on the same addresses, so
+the results have the same bits. Everything that a step reads or writes must be in buffers with fixed
+addresses, which exist as long as the network. A task copies its values into these buffers and its results out
+of them. The device selects the batch by a counter that the step itself advances, so one recording can have
+several steps. A recorded step must not read a number from the device. A recording fixes Python numbers, so
+they are part of its key.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ Work = Callable[[], object]
 """A function that launches kernels on buffers with fixed addresses."""
 Record = Callable[[Work, Sequence[torch.Generator]], Callable[[], object]]
 """A function that executes work once and returns a function that repeats it. Work may draw from the given
-generators; a repetition draws from their states at the time of the repetition."""
+generators; a repetition draws from their current states."""
 
 STEPS = 8
-"""Number of training steps in one recording; a network also has recordings of a single step."""
+"""Number of training steps in one recording. Recordings of a single step execute the remainder."""
 KEPT = 64
-"""Largest number of recordings of a network; the least recently used one is dropped."""
+"""Largest number of recordings of a network. The least recently used recording is dropped."""
 T = TypeVar("T")
 
 
@@ -45,9 +44,9 @@ class Recordings:
     def __init__(self, record: Record, device: torch.device, steps: int = STEPS) -> None:
         self.steps = steps
         self.before: Callable[..., None] = _nothing
-        """Called before every repetition, like a hook of the forward pass."""
+        """A function that is called before every repetition, in place of a hook of the forward pass."""
         self.settle: Callable[[], None] = _nothing
-        """Called before reading a number that the device may still be computing."""
+        """A function that is called before a number is read that the device may still be computing."""
         self.refusals: dict[str, None] = {}
         """The reasons why steps were not recorded, each once."""
         self._record, self._device = record, device
@@ -71,10 +70,8 @@ class Recordings:
         return map_tensors(value, buffer)
 
     def hold_rows(self, name: str, rows: Tensor) -> Tensor:
-        """Copy rows (n, ...) to the beginning of a buffer that is as long as the most rows so far.
-
-        A buffer that must grow gets a new address, so all recordings are dropped.
-        """
+        """Copy rows (n, ...) to the beginning of a buffer, which is as long as the largest n so far.
+        A buffer that must grow gets a new address, so all recordings are dropped."""
         old = self._buffers.get(name)
         if old is None or old.shape[1:] != rows.shape[1:] or old.dtype != rows.dtype or len(old) < len(rows):
             self._buffers[name] = torch.empty_like(
@@ -85,14 +82,14 @@ class Recordings:
         return self._buffers[name]
 
     def generator(self, name: str, seed: int) -> torch.Generator:
-        """The generator of this name on the device, seeded."""
+        """Return the device's generator of this name, seeded with `seed`."""
         if name not in self._generators:
             self._generators[name] = torch.Generator(self._device)
             self._repeats.clear()  # the recordings do not know the new generator
         return self._generators[name].manual_seed(seed)
 
     def run(self, key: Hashable, times: int, step: Work) -> None:
-        """Execute `step` as often as `times` says.
+        """Execute `step` the given number of `times`.
 
         The first step under a key is not recorded, because libraries initialise themselves in it. Later steps
         are recorded the first time and then repeated.
@@ -134,7 +131,7 @@ class Recordings:
 
 
 def cuda_graphs() -> Record:
-    """Return a Record that makes CUDA graphs on the current GPU. All graphs share one memory pool."""
+    """Return a Record that makes CUDA graphs on the current GPU, with one memory pool for all graphs."""
     stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
     kept: list[torch.cuda.CUDAGraph] = []
 
@@ -151,7 +148,7 @@ def cuda_graphs() -> Record:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         graph.replay()
-        kept[:] = [graph]  # torch cannot reuse a pool after all of its graphs are deleted
+        kept[:] = [graph]  # a pool is only usable while one of its graphs exists
         return graph.replay
 
     return record

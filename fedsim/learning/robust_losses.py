@@ -6,9 +6,9 @@
 As c falls to 0, both losses become -log p_y. The gradient of gce is p_y^c times the gradient of -log p_y, so
 an example whose class has a small probability p_y has little influence.
 
-Source: Mildner et al. 2025 (FedGVI), https://arxiv.org/abs/2502.00846, and its released code:
-`robust_cross_entropy`, and the formula above `expected_beta_loss` with beta = 1 + c, up to a constant (the
-function itself uses other exponents).
+Source: Mildner et al. 2025 (FedGVI), https://arxiv.org/abs/2502.00846, and its released code. gce is its
+`robust_cross_entropy`. density_power is the formula above its `expected_beta_loss` with beta = 1 + c, up to a
+constant; the function `expected_beta_loss` itself uses other exponents.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LossName = Literal["nll", "gce", "density_power"]
 
 @dataclass(frozen=True)
 class RobustLoss:
-    """The mean loss of a batch, from outputs (n, C) and classes (n,); 0-d.
+    """A function from outputs (n, C) and classes (n,) of a batch to its mean loss, 0-d.
 
-    power: c, in (0, 1]. Equal instances compute the same, so a loss can be part of a recording's key.
+    power: c, in (0, 1]. Equal instances compute equal losses, so a recording's key can contain an instance.
     """
 
     name: Literal["gce", "density_power"]
@@ -43,5 +43,5 @@ class RobustLoss:
 
 
 def robust_loss(name: LossName, power: float) -> RobustLoss | None:
-    """Return the loss of this name; None stands for the likelihood's own loss."""
+    """Return the loss of this name, or None for 'nll', the likelihood's own loss."""
     return None if name == "nll" else RobustLoss(name, power)

@@ -6,10 +6,10 @@ This module does not import torch, because programs that only read a run need th
 from __future__ import annotations
 
 CALIBRATION = ("test_ece", "test_brier")
-"""Keys of metrics.jsonl for likelihoods with a calibration tally: all but gaussian."""
+"""Keys of metrics.jsonl for all likelihoods but gaussian (fedsim.learning.calibration)."""
 
 EXTRA = ("recall_at_5", "micro_recall_at_5", "precision", "micro_f1", "macro_f1")
-"""Keys of metrics.jsonl for some likelihoods, besides test_accuracy and test_nll."""
+"""Keys of metrics.jsonl that only some likelihoods have (fedsim.learning.likelihoods)."""
 
 CLIENT_NUMBERS = (
     *("client_accuracy_mean", "client_accuracy_worst", "client_accuracy_spread"),

@@ -1,7 +1,7 @@
 """A client's local loss, as an algorithm uses it: gradients, batches, curvature, memory points.
 
-A Shard has examples and a network. A QuadraticShard has a loss in closed form, and also its minimiser
-(`exact`). Both have the same methods for algorithms.
+A Shard has examples and a network. A QuadraticShard has a quadratic loss, whose minimiser is known in closed
+form (`exact`). Both offer algorithms the same methods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
 
 SEQUENCES_AT_ONCE = 32
-"""Sequences per backward pass of the diagonal GGN; each has a softmax at every position."""
+"""Sequences per backward pass of the diagonal GGN, few because each has a softmax at every position."""
 
 
 def as_floats(rows: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
@@ -48,10 +48,8 @@ class Batch:
         return len(self.targets)
 
     def loss_gradient(self, weights: Tensor) -> tuple[Tensor, float]:
-        """The gradient of the mean loss in training mode, and the mean loss.
-
-        The gradient is the network's own buffer, valid until the network is used again.
-        """
+        """Return the gradient of the mean loss in training mode, and the mean loss.
+        The gradient is a buffer of the network, valid until the network is used again."""
         self.net.refuse("the algorithm asks for every gradient")
         self.net.load(weights)
         self.net.train()
@@ -64,8 +62,8 @@ class Shard:
     """One client's examples and the network they train.
 
     inputs: (N_k, *shape), as stored (uint8 images stay uint8 until they are batched). targets: (N_k,) int64
-    classes, or the targets of the network's likelihood. scale: divisor of the inputs when they are converted
-    to float32 (1 for raw inputs).
+    classes, or the targets of the network's likelihood. scale: divisor of the inputs after conversion to
+    float32 (1 for raw inputs).
 
     Examples:
         >>> import fedsim, torch
@@ -106,7 +104,7 @@ class Shard:
         return choose(self.inputs, self.targets, points, draws)
 
     def logits(self, weights: Tensor, stored: Tensor) -> Tensor:
-        """The network's outputs (n, C) at `weights` for stored inputs."""
+        """Return the network's outputs (n, C) at `weights` for stored inputs."""
         return self.net.logits(weights, self.floats(stored))
 
     @property
@@ -116,18 +114,18 @@ class Shard:
 
     def rows(self, size: int, order: torch.Generator, used: int | None = None) -> Iterator[Tensor]:
         """Yield the row numbers, int64, of each batch of one epoch in random order.
-        The short last batch is kept, as in the released code. used: number of rows to use; None: all."""
+        The last batch may be short, as in the released code. used: number of rows to use; None: all."""
         rows = torch.randperm(self.size, generator=order)[:used].to(self.targets.device)
         yield from torch.split(rows, size)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The network's inputs and the targets for these rows."""
+        """Return the network's inputs and the targets for these rows."""
         return self.floats(self.inputs[rows]), self.targets[rows]
 
     def batches(
         self, size: int, order: torch.Generator, used: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs and targets of each batch of one epoch in random order, of all or `used` rows."""
+        """Yield inputs and targets of each batch of one epoch in random order (see `rows`)."""
         return map(self.batch, self.rows(size, order, used))
 
     def epoch(self, size: int, order: torch.Generator) -> Iterator[Batch]:
@@ -136,11 +134,11 @@ class Shard:
             yield Batch(self.net, inputs, targets)
 
     def noise(self, key: int) -> AbstractContextManager[None]:
-        """Seed the network's own draws (dropout) with `key` for a block."""
+        """Seed the network's random draws (dropout) with `key` in a block."""
         return self.net.noise(key)
 
     def mean_fisher(self, weights: Tensor, chunk: int = 64) -> Tensor:
-        """The diagonal of the empirical Fisher, (1/N_k) sum_i (grad log p(y_i | x_i, w))^2: (P,)."""
+        """Return the diagonal of the empirical Fisher, (1/N_k) sum_i (grad log p(y_i | x_i, w))^2, (P,)."""
         total = torch.zeros_like(weights)
         chunks = (torch.split(part, chunk) for part in (self.inputs, self.targets))
         for inputs, targets in zip(*chunks, strict=True):
@@ -148,9 +146,9 @@ class Shard:
         return total / self.size
 
     def curvature(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
-        """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative.
+        """Return the diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative.
 
-        For sequences, whose loss is a mean over positions, this sum is N_k times the mean over all positions.
+        For sequences, the summed loss is N_k times the mean loss over all positions.
         """
         sequences = self.net.likelihood.name in SEQUENCES
         if not sequences:
@@ -168,7 +166,7 @@ class Shard:
         return total * (self.size / max(int(counted.sum()), 1)) if sequences else total
 
     def full_curvature(self, weights: Tensor) -> Tensor:
-        """The GGN of the SUMMED loss at `weights`: (P, P) float32, symmetric."""
+        """Return the GGN of the SUMMED loss at `weights`: (P, P) float32, symmetric."""
         self.net.likelihood.classes_only("the full GGN")
         self.net.load(weights)
         self.net.module.eval()
@@ -176,7 +174,7 @@ class Shard:
         return full_ggn(self.net.module, (self.floats(chunk) for chunk in chunks))
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """Gradient of the SUMMED loss over all examples, in evaluation mode: (P,) float32."""
+        """Return the gradient of the SUMMED loss over all examples, in evaluation mode: (P,) float32."""
         self.net.load(weights)
         self.net.module.eval()
         total = torch.zeros_like(self.net.grads)
@@ -189,7 +187,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class QuadraticShard:
-    """A client with l_k(w) = 1/2 w' A w - b' w in closed form, for ridge regression and checks of identities.
+    """A client with the loss l_k(w) = 1/2 w' A w - b' w, for ridge regression and checks of identities.
 
     hessian: A, (P, P). linear: b, (P,). size: N_k, as used in averages.
     """
@@ -199,7 +197,6 @@ class QuadraticShard:
     size: int = 1
 
     exact: ClassVar[bool] = True
-    """True if the loss has a minimiser in closed form."""
 
     @property
     def like(self) -> Tensor:
@@ -207,7 +204,7 @@ class QuadraticShard:
         return self.linear[0]
 
     def minimiser(self, weight: float, penalties: tuple[Penalty, ...]) -> Tensor:
-        """The minimiser of weight/N_k * l_k(w) - sum of log factors (the penalties).
+        """Return the minimiser of weight/N_k * l_k(w) - sum of log factors (the penalties).
 
         Raises:
             UsageError: If a penalty is not quadratic.
@@ -225,25 +222,25 @@ class QuadraticShard:
         return minimum
 
     def loss(self, weights: Tensor) -> float:
-        """l_k(w) / N_k."""
+        """Return l_k(w) / N_k."""
         w = weights.to(self.linear)
         return float(w @ (self.hessian @ w) / 2 - self.linear @ w) / self.size
 
     def curvature(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
-        """The diagonal of the Hessian."""
+        """Return the diagonal of the Hessian, (P,)."""
         return self.hessian.diagonal().clone()
 
     def full_curvature(self, weights: Tensor) -> Tensor:
-        """The Hessian (P, P)."""
+        """Return the Hessian, (P, P)."""
         return self.hessian.clone()
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """A w - b."""
+        """Return A w - b."""
         gradient: Tensor = self.hessian @ weights.to(self.linear) - self.linear
         return gradient
 
     def loss_gradient(self, weights: Tensor) -> tuple[Tensor, float]:
-        """The gradient of the mean loss, and the mean loss."""
+        """Return the gradient of the mean loss, and the mean loss."""
         return self.gradient(weights) / self.size, self.loss(weights)
 
     def epoch(self, size: int, order: torch.Generator) -> Iterator[QuadraticShard]:
@@ -251,19 +248,19 @@ class QuadraticShard:
         yield self
 
     def noise(self, key: int) -> AbstractContextManager[None]:
-        """Return a block without effect, because a quadratic loss makes no random draws."""
+        """Return a context without effect, because a quadratic loss makes no random draws."""
         return nullcontext()
 
     def mean_fisher(self, weights: Tensor, chunk: int = 64) -> Tensor:
-        """The diagonal of A / N_k, which is the Fisher information of a linear-Gaussian model."""
+        """Return the diagonal of A / N_k, the Fisher information of a linear-Gaussian model."""
         return self.hessian.diagonal() / self.size
 
     def memory(self, points: int, draws: torch.Generator) -> Memory:
-        """No memory points, because there are no examples."""
+        """Return an empty memory, because there are no examples."""
         return Memory(torch.zeros(0, 0), torch.zeros(0))
 
     def logits(self, weights: Tensor, stored: Tensor) -> Tensor:
-        """No outputs, because there are no examples."""
+        """Return an empty tensor, because there are no examples."""
         return torch.zeros(0, 0)
 
     def floats(self, rows: Tensor) -> Tensor:
@@ -281,7 +278,7 @@ def endless_batches(
 
 
 def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
-    """Check that the optimiser is 'exact' if and only if the loss has a closed-form minimiser."""
+    """Raise a UsageError unless the optimiser is 'exact' if and only if the loss is quadratic."""
     if shard.exact and optimiser != "exact":
         raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
     if not shard.exact and optimiser == "exact":

@@ -106,7 +106,7 @@ def unfit(
 
 
 def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
-    """Return whether a message with `field`, or the broadcast it answers, has a scale of all parameters."""
+    """Return whether a message with `field`, or the broadcast it answers, has a scale for all parameters."""
     messages = (exchange.down, exchange.up) if side == "up" else (exchange.down,)
     if field not in {f.name for f in all_fields(messages[-1])}:
         return True
@@ -114,7 +114,7 @@ def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
 
 
 def _refers(exchange: Exchange, field: str, kind: FieldKind) -> bool:
-    """Return whether the broadcast of an exchange that uploads `field` has it with the same shape."""
+    """Return whether the broadcast has `field` with the same shape, or the exchange does not upload it."""
     if field not in {f.name for f in all_fields(exchange.up)}:
         return True
     down = {f.name: f for f in schema(exchange.down) if f.python is Tensor and not f.kind.elastic}

@@ -45,7 +45,7 @@ class Envelope:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of every frame: the header frame, then the parts, as the header announces them."""
+        """The size of every frame in bytes: the header frame, then the parts as announced in the header."""
         return [len(self.head), *(p.nbytes for f in self.header.fields for p in f.parts)]
 
     def total_bytes(self) -> int:
@@ -87,7 +87,6 @@ def unpack(frames: Sequence[Buffer], owner: str) -> Envelope:
 
 
 def frames_by_field(fields: Sequence[FieldHeader], frames: Sequence[Buffer]) -> list[tuple[Buffer, ...]]:
-    """The frames of each field."""
     rest = iter(frames)
     return [tuple(islice(rest, len(f.parts))) for f in fields]
 
@@ -102,7 +101,7 @@ def slices_of(data: memoryview, sizes: Iterable[int]) -> list[memoryview]:
 
 
 def _as_tensor(value: Any, field: Field) -> Tensor:
-    """Convert a field's value to its wire dtype; only here are float64 sums converted to float32."""
+    """Convert a field's value to its wire dtype. No other code converts float64 sums to float32."""
     dtype = DTYPES[field.kind.dtype]
     if isinstance(value, Tensor):
         return value if field.kind.stored and value.dtype == torch.uint8 else value.to(dtype)
@@ -114,7 +113,7 @@ def _as_tensor(value: Any, field: Field) -> Tensor:
 def field_spec(
     f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None, context: MessageContext = NOTHING
 ) -> Spec:
-    """Return the spec of a field, equal on both sides; a field of shape (P,) has the model's layers."""
+    """Return the spec of a field, which both sides know; fields of dims (P,) have the model's layers."""
     layers = layout if f.kind.dims == ("P",) else None
     stream = replace(context.stream, purpose=f"{context.stream.purpose} {f.name}") if context.stream else None
     known = Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
@@ -126,12 +125,12 @@ def reference(selected: Codec, name: str, context: MessageContext) -> Tensor | N
 
 
 def scaled(codecs: Mapping[str, str]) -> bool:
-    """Return whether a field's codec needs a precision as its unit (MessageContext.scale)."""
+    """Return whether any of the codecs needs a precision as its unit (MessageContext.scale)."""
     return any(codec(name).scaled for name in codecs.values())
 
 
 def _scaled_last(fields: Sequence[Field], codecs: Mapping[str, str]) -> list[int]:
-    """The indices of fields in the order of encoding: the scale before the field that it scales."""
+    """Return the indices of the fields in encoding order: fields with a scaled codec come last."""
     return sorted(range(len(fields)), key=lambda i: codec(codecs.get(fields[i].name, "dense")).scaled)
 
 
@@ -144,10 +143,10 @@ def encode(
 ) -> Payload:
     """Encode every field of a message; `codecs` maps field names to codecs (others are dense).
 
-    context: the context that the receiver also has. layout: the layers of fields (P,); None: one layer.
+    context: the context that the receiver also has. layout: the layers of fields (P,); without it, one layer.
 
     Raises:
-        WireError: If a tensor's shape differs from its schema and `dims`, which is a bug of the algorithm.
+        WireError: If a tensor's shape does not match its schema and `dims`, which is a bug in the algorithm.
     """
     all_values = values_of(message)
     headers: dict[int, FieldHeader] = {}
@@ -168,7 +167,7 @@ def encode(
             selected = codec(selected.alone)
         ref, spec = reference(selected, f.name, context), field_spec(f, shape, dtype, layout, context)
         name, parts = pack_or_dense(selected, tensor, spec, ref)
-        if scales and context.scale is None and f.name in SCALES:  # as the other side will decode it
+        if scales and context.scale is None and f.name in SCALES:  # as the receiver will decode it
             seen = codec(name).unpack(tuple(data for _, data in parts), spec, ref)
             context = replace(context, scale=scale_of(f.name, seen))
         frames[place] = [data for _, data in parts]
@@ -189,8 +188,8 @@ def decode(
 ) -> M:
     """Decode an envelope that unpack has checked; check it against the schema, the layout and the codecs.
 
-    context and layout must equal the sender's. Tensors are read-only views of the received frames. No partial
-    message is ever returned.
+    context and layout must equal the sender's. Treat the tensors as read-only, because they may share memory
+    with the received frames. A partial message is never returned.
     """
     headers = envelope.header.fields
     expected, part = schema(message), optional_group(message)
@@ -228,7 +227,7 @@ def check_fields(
     owner: str,
     layout: Layout | None = None,
 ) -> None:
-    """Check the fields that a header announces as decode does, but without their frames."""
+    """Check the fields that a header announces, as decode does, without their frames."""
     for f, h in zip(_present(message, headers, owner), headers, strict=True):
         label = f"{owner}: field {f.name!r}"
         _agreed(f, h, codecs, dims, label)
@@ -237,7 +236,7 @@ def check_fields(
 
 
 def _present(message: type[Any], headers: Sequence[FieldHeader], owner: str) -> tuple[Field, ...]:
-    """The fields that are present in a message, with or without its optional part."""
+    """Return the fields that a message contains, with or without its optional part."""
     names = [h.name for h in headers]
     for expected in (all_fields(message), schema(message)):
         if names == [f.name for f in expected]:
@@ -249,7 +248,7 @@ def _present(message: type[Any], headers: Sequence[FieldHeader], owner: str) -> 
 def _agreed(f: Field, h: FieldHeader, codecs: Mapping[str, str], dims: Dims, label: str) -> Codec:
     """Return the codec of a field; refuse a codec, dtype or shape that differs from those of the run."""
     selected = codec(codecs.get(f.name, "dense"))
-    # dense: the codec would not make the field smaller; alone: there was no earlier broadcast
+    # A sender uses `dense` if the codec does not save bytes, and `alone` if there is no earlier broadcast.
     if h.codec not in (selected.name, "dense", *([selected.alone] if selected.last else [])):
         raise WireError(f"{label} is encoded as {h.codec!r}; this run uses {selected.name!r}")
     if h.dtype not in f.dtypes:
@@ -260,7 +259,7 @@ def _agreed(f: Field, h: FieldHeader, codecs: Mapping[str, str], dims: Dims, lab
 
 
 def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], owner: str) -> None:
-    """Check that elastic fields of a message with the same name of the first size have equally many rows."""
+    """Check that elastic fields whose first dimension has the same name have equally many rows."""
     rows: dict[str, tuple[str, int]] = {}
     for f in fields:
         if f.kind.elastic:
@@ -271,7 +270,7 @@ def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], owner: str)
 
 
 def _scalar(tensor: Tensor, field: Field, label: str) -> Any:
-    """Return a group, a float or a bool; a flag's byte must be 0 or 1, so that it encodes to itself."""
+    """Convert a tensor to a group, a float or a bool. Refuse a bool whose byte is neither 0 nor 1."""
     if field.members:
         return field.python(*tensor.tolist())
     value = tensor.item()
@@ -288,14 +287,14 @@ def decode_own(
     context: MessageContext = NOTHING,
     layout: Layout | None = None,
 ) -> M:
-    """Decode an own message as the other side does; both sides compute with the result."""
+    """Decode a message of this side as the other side does, because both compute with the decoded values."""
     envelope = Envelope(Header(VERSION, "own", "", fields=payload.fields), b"", payload.frames)
     return decode(message, envelope, codecs, dims, "own message", context, layout)
 
 
 def without_references(payload: Payload, message: object, dims: Dims, layout: Layout | None) -> Payload:
     """Replace fields that refer to the last broadcast by dense fields, for clients without that broadcast.
-    These clients then decode the same values. message: the decoded broadcast."""
+    All clients then decode the same values. message: the decoded broadcast."""
     if not any(codec(f.codec).last for f in payload.fields):
         return payload
     dense = encode(message, {}, dims, layout=layout)
@@ -310,6 +309,6 @@ def without_references(payload: Payload, message: object, dims: Dims, layout: La
 
 
 def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:
-    """One field of plain bytes (JSON of control envelopes)."""
+    """Return one field of plain bytes, such as the JSON of a control envelope."""
     part = PartHeader("values", len(data), digest(data))
     return (FieldHeader(name, "bytes", "u8", (len(data),), (part,)),), (data,)

@@ -64,9 +64,9 @@ class FieldHeader(msgspec.Struct, frozen=True):
 class Header(msgspec.Struct, frozen=True):
     """The subject of an envelope, and the headers of its fields.
 
-    `base` is the version of the client's state that the task starts from, `micros` the time that the sender
-    spent computing, `folds` the number of rounds folded so far, and `asked` the number of clients that get
-    the round's broadcast.
+    `base` is the version of the client's state that the task starts from. `micros` is the sender's computing
+    time in microseconds. `folds` is the number of rounds so far with at least one aggregated upload. `asked`
+    is the number of clients that get the round's broadcast.
     """
 
     version: int
@@ -84,7 +84,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class _WirePart(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A part as msgpack carries it; _WireField is a field and _WireHeader a header."""
+    """A part in the msgpack layout. _WireField is the same for a field, and _WireHeader for a header."""
 
     layer: _Name
     numbers: Annotated[bytes, Meta(min_length=_SIZE_AND_DIGEST.size, max_length=_SIZE_AND_DIGEST.size)]
@@ -118,13 +118,12 @@ def _plain(field: FieldHeader) -> list[Any]:
 
 @lru_cache(maxsize=8)
 def _encoded_fields(fields: tuple[FieldHeader, ...]) -> bytes:
-    """Encode the headers of fields; cached, because many envelopes carry the same broadcast."""
+    """Encode the headers of fields; cached, because many envelopes contain the same broadcast."""
     encoded: bytes = _packer.pack([_plain(f) for f in fields])
     return encoded
 
 
 def digest(data: Buffer) -> int:
-    """The checksum of one frame."""
     return xxhash.xxh3_64_intdigest(data)
 
 
@@ -153,7 +152,7 @@ class _Reader:
 
     The caller specifies where an array is allowed. Elsewhere, the first byte of an array is refused, so that
     nested arrays are never built: 64 KiB of them would become megabytes of objects. Maps and extensions must
-    be empty. Every method raises ValueError for bytes of another form, and msgpack.OutOfData for too few.
+    be empty. Every method raises ValueError for malformed bytes, and msgpack.OutOfData for truncated bytes.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -178,7 +177,7 @@ class _Reader:
         return self._unpacker.unpack()
 
     def array(self, most: int) -> range:
-        """Read the length of an array, whose items follow; return the range of item numbers."""
+        """Read the length of an array, and return the range of its indices; the items follow."""
         length = self._unpacker.read_array_header()
         if length > most:
             raise ValueError(f"an array of {length} items, where at most {most} may stand")
@@ -222,7 +221,7 @@ def _checked(wire: _WireHeader) -> Header:
     if min(folds, asked, micros) < 0:
         raise ValueError(f"{folds} folds, {asked} asked and {micros} micros; none is ever negative")
     names = (s for f in wire.fields for s in (f.name, f.codec, f.dtype, *(p.layer for p in f.parts)))
-    for name in (wire.kind, wire.run, *names):  # names go into the ledger and into messages
+    for name in (wire.kind, wire.run, *names):  # names appear in the ledger and in error messages
         if one_line(name) != name:
             raise ValueError(f"{name!r} has control characters")
     fields = tuple(_checked_field(f) for f in wire.fields)

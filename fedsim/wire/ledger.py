@@ -1,9 +1,14 @@
-"""The ledger, which books every byte on the streams by its meaning, at the endpoint that handles it.
+"""The ledger, a record of every byte that an endpoint sends or receives, by kind, direction and layer.
 
-kind: algorithm (tasks and uploads), simulation (evaluation and other traffic that a real federation would not
-have; for a centralised reference also tasks and uploads), control (handshakes, set-up, stop), retry, edge
-(broadcasts and sums of uploads between edge servers and the root; the column hop names the edge server).
-direction: up is towards the coordinator. layer: values or indices (of a field), header, or ZMTP framing.
+Kinds (the tasks and uploads of a centralised reference are simulation):
+
+    algorithm    tasks and uploads
+    simulation   evaluation, and other traffic that a real federation would not have
+    control      handshakes, set-up, stop
+    retry        duplicate uploads, and the messages of repeated tasks
+    edge         broadcasts and sums between edge servers and the root; the column hop names the edge server
+
+The direction "up" is towards the coordinator. Layers: values and indices (of a field), header, ZMTP framing.
 """
 
 from __future__ import annotations
@@ -29,8 +34,8 @@ KINDS = {
     "relayed": "edge",
     "sums": "edge",
 }
-"""The kind of ledger entry for each kind of envelope; all other envelopes are control. A "gone" envelope has
-the bytes of a task, for a client that the schedule drops after the download."""
+"""The kind of ledger entry for each kind of envelope; all other envelopes are control. A "gone" envelope is
+the task of a client that drops out after the download, according to the schedule of the run."""
 
 
 def kind_of(message: str) -> str:
@@ -39,25 +44,25 @@ def kind_of(message: str) -> str:
 
 
 class Ledger:
-    """Entries not yet written, and totals of all entries ever booked."""
+    """The entries that are not written yet, and the totals of all entries."""
 
     def __init__(self, mechanism: Mechanism = NULL, *, centralised: bool = False) -> None:
-        """Start empty. centralised: True for a centralised reference, whose traffic is all simulation."""
+        """Start empty. centralised: True if tasks and uploads are simulation, in a centralised reference."""
         self.mechanism = mechanism
         self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
         self.hops: Mapping[int, str] = {}
-        """Names of edge servers by their numbers and their workers' numbers, if they are processes."""
+        """Names of edge servers that are processes, by their own numbers and by their workers' numbers."""
         self._streams: Counter[str] = Counter()
         """Bytes on this process's streams, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
         """Bytes of kind algorithm in rounds that are not closed, by round and direction."""
         self.edge_rounds: Counter[tuple[int, str]] = Counter()
-        """Bytes of kind edge in these rounds, by round and direction."""
+        """Bytes of kind edge in rounds that are not closed, by round and direction."""
 
     def book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
-        """Book one envelope that crosses the socket, every frame and its framing.
+        """Book the frames and the framing of an envelope that crosses the socket.
 
         retry: True if the task is repeated because its worker was lost.
         """
@@ -73,13 +78,12 @@ class Ledger:
     def book_edge(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
         """Book an envelope between an edge server and the root if edge servers are not processes.
 
-        No socket carries the envelope, so its bytes are computed. number: the edge server's number in the
-        column worker."""
+        No socket carries the envelope, so its size is computed. number: the entry in the column worker."""
         for entry in self.rows_of(envelope, number, direction, retry=False):
             self._add(entry._replace(kind="edge", hop=name))
 
     def book_as_retry(self, envelope: Envelope, worker: int) -> None:
-        """Move a booked upload to retry: it was a duplicate, or the task is computed once more."""
+        """Change the kind of a booked upload to retry: it is a duplicate, or its task is repeated."""
         counted = self.rows_of(envelope, worker, "up", retry=False)
         for entry, instead in zip(counted, self.rows_of(envelope, worker, "up", retry=True), strict=True):
             self._open.remove(entry)
@@ -87,7 +91,7 @@ class Ledger:
             self._add(instead)
 
     def rows_of(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> list[Entry]:
-        """Return the rows of an envelope without booking them; only its header and sizes are needed."""
+        """Return the rows of an envelope, from its header and sizes, without booking them."""
         h = envelope.header
         kind, hop = "retry" if retry else self._kinds.get(h.kind, "control"), self.hops.get(worker, "")
         if hop and kind == "algorithm":
@@ -104,7 +108,7 @@ class Ledger:
         return entries
 
     def book_handshake(self, worker: int) -> None:
-        """Book a connection's ZMTP greeting and commands, both directions."""
+        """Book the ZMTP greeting and commands of a connection in both directions."""
         for direction in ("up", "down"):
             size, hop = self.mechanism.handshake[direction], self.hops.get(worker, "")
             label = ("control", NONE, NONE, NONE, worker, direction, "handshake")
@@ -123,13 +127,13 @@ class Ledger:
             self.edge_rounds[entry.round, entry.direction] += sign * entry.bytes
 
     def restore(self, rows: Iterable[Entry]) -> None:
-        """Add the rows that an earlier start of the run wrote to the totals."""
+        """Add to the totals the rows that an earlier start of this run wrote."""
         for row in rows:
             self.totals[row.kind, row.direction, row.field, row.layer] += row.bytes
 
     def close(self, round: int) -> list[Entry]:
-        """Remove and return, sorted, the entries of rounds up to `round` and those without a round.
-        Also remove the byte counts of these rounds."""
+        """Remove the entries and byte counts of rounds up to `round`, and the entries without a round.
+        Return these entries in sorted order."""
         ready = [e for e in self._open if e.round <= round]
         self._open = [e for e in self._open if e.round > round]
         for rounds in (self.rounds, self.edge_rounds):
@@ -149,14 +153,14 @@ class Ledger:
         self._open = [e for e in self._open if e.round <= after]
 
     def booked(self, direction: str) -> int:
-        """All bytes of one direction on this process's streams, of any kind."""
+        """Return the bytes of all kinds in one direction on this process's streams."""
         return self._streams[direction]
 
     def bytes_of(self, kind: str, direction: str) -> int:
         return sum(n for (k, d, _, _), n in self.totals.items() if (k, d) == (kind, direction))
 
     def nested(self) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
-        """{kind: {direction: {field: {layer: bytes}}}}, as in summary.json."""
+        """Return the totals as {kind: {direction: {field: {layer: bytes}}}}, as in summary.json."""
         out: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
         for (kind, direction, field, layer), n in sorted(self.totals.items()):
             out.setdefault(kind, {}).setdefault(direction, {}).setdefault(field, {})[layer] = n
@@ -164,7 +168,7 @@ class Ledger:
 
 
 def stream_bytes(envelope: Envelope) -> int:
-    """Return the bytes of an envelope on an unencrypted stream, as the virtual clock counts them.
+    """Return the bytes of an envelope on an unencrypted stream.
 
-    The time of the virtual clock must not depend on the workers or the transport of the run."""
+    The virtual clock counts these bytes, because it must not depend on the workers or transport of a run."""
     return sum(envelope.sizes) + framing(envelope.sizes)

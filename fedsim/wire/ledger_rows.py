@@ -1,4 +1,4 @@
-"""The rows of ledger.csv. This module does not import torch, so that runs are read without it."""
+"""The rows of ledger.csv. This module does not import torch, so that runs can be read without it."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The cost of a message and its limits: bits on the wire, entropy of its integers, KL divergence.
+"""Measure the cost of messages, and the limits of this cost: bits on the wire, entropy, KL divergence.
 
     bits       bits of a field's frames per value
     entropy    zeroth-order entropy of the integers of an entropy-coded field, in bits per value
     step       step c of a mean (codec sigma), in units of the posterior's standard deviation
-    rounding   root mean square of the rounding of a mean, relative to that of the upload's change of the mean
+    rounding   root mean square of a mean's rounding error, divided by the root mean square of its change
     kl         KL(q_k || q_g) per parameter, in bits; q_k is an upload with mean and diagonal precision, and
                q_g the broadcast that it answers. A sample of q_k costs about kl if the receiver knows q_g
 
-A run measures one upload per round, so that the cost of measuring does not grow with K. Clients differ, so
-they take turns: participant number (round mod M) of the M is measured, or the next one that is folded.
-Sources: docs/compression.md#the-limit-as-a-column; for the KL, Havasi et al. 2019,
-https://arxiv.org/abs/1810.00440.
+A run measures one upload per round, so the cost of measuring does not grow with the number of clients. The
+clients take turns: of M participants, the one with index (round mod M) is measured, or the next participant
+whose upload is aggregated. Sources: docs/compression.md#the-limit-as-a-column; for the KL divergence, Havasi
+et al. 2019, https://arxiv.org/abs/1810.00440.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def measured(opened: Open) -> int:
 
 
 def of_message(kind: type, payload: Payload, layout: Layout) -> dict[str, Any]:
-    """Return the cost of every entropy-coded field, by name, in an encoded message of class `kind`."""
+    """Return the cost of each entropy-coded field of an encoded message of class `kind`, by field name."""
     known, out = {f.name: f for f in all_fields(kind)}, {}
     frames_of = frames_by_field(payload.fields, payload.frames)
     for header, frames in zip(payload.fields, frames_of, strict=True):
@@ -54,7 +54,7 @@ def of_message(kind: type, payload: Payload, layout: Layout) -> dict[str, Any]:
 
 
 def with_rounding(measured: dict[str, Any], up: Any, down: Any, scale: Tensor | None) -> dict[str, Any]:
-    """Add the rounding of the mean to the `measured` cost of an upload; scale: S of the broadcast, (P,)."""
+    """Add `rounding` to the `measured` cost of an upload. scale: the broadcast's precision S, (P,)."""
     mean, before = _vector(up, "mean"), _vector(down, "mean")
     if "step" not in measured.get("mean", {}) or mean is None or before is None or scale is None:
         return measured

@@ -1,9 +1,9 @@
 """The context that both ends of a message share: reference tensors, and a random stream.
 
 An upload refers to the broadcast that it answers, as the client decoded it. A broadcast refers to the last
-one if the client is known to have it (workers.coordinator.broadcasts). The codec sigma scales the mean of an
-upload by the broadcast's precision. If that is missing or not positive, and for a broadcast, the codec scales
-the mean by the message's own precision.
+broadcast if the client is known to have it (workers.coordinator.broadcasts). The codec sigma scales the mean
+of an upload by the broadcast's precision. For a broadcast, or if that precision is missing or not positive,
+it scales the mean by the precision of the same message.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from fedsim.seeds import RandomStream
 from fedsim.wire.schema import schema
 
 SCALES = ("precision", "curvature")
-"""Fields whose values are the scale of a scaled codec."""
+"""The fields whose values can be the scale of a scaled codec."""
 FLOOR = 1e-3
-"""The floor of a curvature, which may be 0, as a fraction of its mean."""
+"""The lower limit of a curvature that is used as a scale, as a fraction of its mean."""
 
 
 @dataclass(frozen=True)
 class MessageContext:
-    """Tensors by field name, to which a message may refer, and the scale and the random stream of codecs.
-    fields: of the broadcast, for uploads. last: of the last broadcast, for broadcasts. scale: a positive
-    precision, (P,). stream: the random stream of random codecs; None if no codec is random."""
+    """The references, the scale and the random stream of a message's codecs.
+
+    fields, last: reference tensors by field name, of the answered broadcast (for an upload) and of the last
+    broadcast (for a broadcast). scale: a positive precision, (P,). stream: the stream of random codecs."""
 
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     last: Mapping[str, Tensor] = field(default_factory=dict)
@@ -40,7 +41,7 @@ NOTHING = MessageContext()
 
 
 def of_upload(down: object, stream: RandomStream | None = None, scaled: bool = True) -> MessageContext:
-    """The context of an upload: the decoded broadcast that it answers, and the task's stream.
+    """Return the context of an upload, from the decoded broadcast that it answers and the task's stream.
 
     scaled: True if a codec may need the scale; checking the scale takes time and memory.
     """
@@ -50,17 +51,17 @@ def of_upload(down: object, stream: RandomStream | None = None, scaled: bool = T
 
 
 def of_broadcast(last: object | None, stream: RandomStream | None = None) -> MessageContext:
-    """The context of a broadcast: the last broadcast as decoded, None if there is none."""
+    """Return the context of a broadcast. last: the last broadcast as decoded; None if there is none."""
     return MessageContext(last={} if last is None else _tensors(last), stream=stream)
 
 
 def codec_stream(seed: int, round: int, exchange: int, client: int = -1) -> RandomStream:
-    """The random stream of a message's codecs. client: -1 for a broadcast."""
+    """Return the random stream of a message's codecs. client: -1 for a broadcast."""
     return RandomStream(seed, "codec", round, client).part(exchange - 1)
 
 
 def scale_of(name: str, values: Tensor) -> Tensor | None:
-    """Return a field of SCALES as a scale, (P,); None if its values cannot be a scale."""
+    """Convert the values of a field of SCALES to a scale, (P,); return None if they cannot be a scale."""
     if values.dim() != 1 or not values.numel():
         return None
     least, most = (float(end) for end in torch.aminmax(values))  # NaN if any value is NaN

@@ -20,14 +20,14 @@ BURST = 0.05
 
 @dataclass(frozen=True)
 class Silence:
-    """Rule that begins a round: the server sends a burst after a silence.
+    """The rule by which a round begins: the server sends a burst after a silence.
 
     A burst is a series of pieces that the server sends over one connection with gaps below BURST seconds.
-    Only bursts of at least `smallest` bytes count, so that heartbeats and polls do not end a silence. Data
-    from clients does not begin a round, because the server is also silent while clients train.
+    Only bursts of at least `smallest` bytes count, which excludes heartbeats and polls. Data from clients
+    does not begin a round, because the server is also silent while clients train.
 
     Attributes:
-        seconds: Shortest silence before a round, in seconds; the server sends no such burst during it.
+        seconds: Shortest silence before a round, in seconds.
         smallest: Smallest size of a burst that counts, in bytes.
     """
 
@@ -40,7 +40,7 @@ class RelayedRound:
     """A round and its bytes.
 
     Attributes:
-        number: 0 is the traffic before the first round.
+        number: Number of the round; 0 for the traffic before the first round.
         began: Seconds since the relay began.
         ended: Time of the last piece, in seconds since the relay began; `began` if there is no piece.
         down, up: Bytes from and to the server.
@@ -82,7 +82,7 @@ class RelayedRounds:
         self._bytes: Counter[tuple[int, int, str]] = Counter()
         self._times: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
         self._last: float | None = None
-        """When the server sent the last piece of a large burst."""
+        """The time of the last piece of a large burst."""
         self._bursts: dict[int, _Burst] = {}
         """Last burst of each connection."""
         self.round = 0
@@ -135,12 +135,12 @@ class RelayedRounds:
     def begin(self, time: float, number: int | None = None) -> None:
         """Begin the next round, or round `number`; do nothing if `number` is not above the current round."""
         following = self.round + 1 if number is None else number
-        if following > self.round:  # programs write the same line to several logs
+        if following > self.round:  # a program may write the same line to several logs
             self.round = following
             self._times[following] = (time, time)
 
     def rounds(self) -> list[RelayedRound]:
-        """All rounds in ascending order; round 0 only if something passed before round 1."""
+        """Return all rounds in ascending order, with round 0 only if data passed before round 1."""
         rows = defaultdict[int, list[tuple[int, str, int]]](list)
         for (number, connection, direction), size in self._settled().items():
             rows[number].append((connection, direction, size))
@@ -153,7 +153,7 @@ class RelayedRounds:
         return result
 
     def entries(self) -> list[Entry]:
-        """The rows of ledger.csv, ordered by round, connection and direction."""
+        """Return the rows of ledger.csv, ordered by round, connection and direction."""
         return [
             Entry(KIND, number, NONE, NONE, connection, direction, "", "", LAYER, "", 0, size)
             for (number, connection, direction), size in sorted(self._settled().items())

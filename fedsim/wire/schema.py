@@ -98,7 +98,7 @@ Check = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
 Draws = Annotated[Tensor, FieldKind("mean", ("L", "P"), elastic=True)]
 """At most L samples of the weights, in evaluation requests."""
 Sum = Annotated[Tensor, FieldKind("sum", dtype="f64")]
-"""A sum over an edge server's uploads (fedsim.tree); float64, so that sums of sums agree."""
+"""A sum over an edge server's uploads (fedsim.tree), in float64 to keep sums of sums precise."""
 FullSum = Annotated[Tensor, FieldKind("sum", (TRIANGLE,), dtype="f64")]
 Count = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
 """A sum of weights, or a number of uploads."""
@@ -120,7 +120,7 @@ class Field:
     members: tuple[Field, ...] = ()
 
     def shape(self, dims: Dims) -> tuple[int, ...]:
-        """The shape of the field; for an elastic field, the largest shape."""
+        """Return the shape of the field; for an elastic field, the largest shape."""
         return (len(self.members),) if self.members else tuple(dims[d] for d in self.kind.dims)
 
     def fits(self, shape: tuple[int, ...], dims: Dims) -> bool:
@@ -136,7 +136,7 @@ class Field:
         return (self.kind.dtype, "u8") if self.kind.stored else (self.kind.dtype,)
 
     def dense_bytes(self, dims: Dims) -> int:
-        """Bytes of the field without a codec; for an elastic field, the largest number of bytes."""
+        """Return the bytes of the field without a codec; for an elastic field, the largest number."""
         return math.prod(self.shape(dims)) * DTYPES[self.kind.dtype].itemsize
 
 
@@ -149,7 +149,7 @@ class OptionalGroup:
 
 
 def schema(message: type[Any]) -> tuple[Field, ...]:
-    """The fields of a message class that every envelope carries, in order.
+    """Return the fields of a message class that every envelope contains, in order.
 
     Raises:
         UsageError: If the class is not a frozen dataclass of annotated fields.
@@ -158,12 +158,12 @@ def schema(message: type[Any]) -> tuple[Field, ...]:
 
 
 def optional_group(message: type[Any]) -> OptionalGroup | None:
-    """The optional part of a message class, None if it has none."""
+    """Return the optional part of a message class; None if the class has none."""
     return _schema(message)[1]
 
 
 def all_fields(message: type[Any]) -> tuple[Field, ...]:
-    """The fields of a message class, followed by those of its optional part."""
+    """Return the fields of a message class, followed by those of its optional part."""
     part = optional_group(message)
     return schema(message) + (schema(part.message) if part else ())
 
@@ -235,7 +235,7 @@ def summed_scalars(message: Any) -> dict[str, float]:
 
 
 def _optional(hint: Any) -> type | None:
-    """The dataclass X of an annotation `X | None`."""
+    """Return the dataclass X of an annotation `X | None`; None for any other annotation."""
     if get_origin(hint) not in (Union, UnionType):
         return None
     inner = [a for a in get_args(hint) if a is not NoneType]
@@ -243,7 +243,7 @@ def _optional(hint: Any) -> type | None:
 
 
 def values_of(message: Any) -> list[tuple[Field, Any]]:
-    """Fields and values of a message, followed by those of its optional part if it has one."""
+    """Return the fields and values of a message, followed by those of its optional part if present."""
     out = [(f, getattr(message, f.name)) for f in schema(type(message))]
     part = optional_group(type(message))
     inner = getattr(message, part.name) if part else None
@@ -313,7 +313,7 @@ def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """All tensors of a (nested) dataclass or tuple, in the order of map_tensors."""
+    """Return all tensors of a (nested) dataclass or tuple, in the order of map_tensors."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, tuple):

@@ -1,8 +1,8 @@
-"""Encoding of states as bytes, for files and digests; tensors are encoded as on the wire, without pickle.
+"""Encode states as bytes, for files and digests. Tensors are encoded as on the wire, without pickle.
 
 A state is a frozen dataclass of tensors, numbers, strings, None, tuples and nested dataclasses of this kind.
-Decoding follows the annotations of the class and checks a checksum: a damaged or foreign file raises
-WireError and is never decoded in part.
+Decoding verifies a checksum and checks every value against the annotations of the class. A damaged or foreign
+file raises WireError; a partial state is never returned.
 
 bytes = b"FEDSTATE" | xxh3_64 of the rest | header length (u32) | msgpack header | tensors, in order
 """
@@ -35,8 +35,8 @@ S = TypeVar("S")
 def _plain(value: Any, hint: Any, tensors: list[Tensor]) -> Any:
     """Replace every tensor in `value` by its description, and append the tensor to `tensors`.
 
-    An int in a field that is annotated as float only is written as a float, because equal states must have
-    equal bytes and the decoder is strict.
+    If a field allows float but not int, an int is written as a float: equal states must have equal bytes, and
+    the decoder accepts no int there.
     """
     accepted = _alternatives(hint)
     if isinstance(value, Tensor):
@@ -73,7 +73,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _inner(hint: Any, count: int) -> tuple[Any, ...]:
-    """Return the annotation of each of `count` items of a tuple: tuple[X, ...], or tuple[X, Y] for two."""
+    """Return one annotation for each of the `count` items of a tuple[X, ...] or a tuple[X, Y]."""
     inner = get_args(hint)
     if inner[-1:] == (Ellipsis,):
         return inner[:1] * count
@@ -83,10 +83,10 @@ def _inner(hint: Any, count: int) -> tuple[Any, ...]:
 
 
 def state_chunks(state: object) -> list[bytes | memoryview]:
-    """Return the bytes of a state in pieces, which encode_state joins; tensors are not copied.
+    """Return the bytes of a state as a list of chunks, without copying the tensors.
 
     Raises:
-        UsageError: If a state cannot hold a value, or has too many values that are not in tensors.
+        UsageError: If a value has an unsupported type, or if too many values are outside tensors.
     """
     tensors: list[Tensor] = []
     try:
@@ -104,7 +104,7 @@ def state_chunks(state: object) -> list[bytes | memoryview]:
 
 
 def encode_state(state: object) -> bytes:
-    """The bytes of a state; equal states have equal bytes."""
+    """Return the bytes of a state; equal states have equal bytes."""
     return b"".join(state_chunks(state))
 
 
@@ -118,7 +118,7 @@ def decode_state(kind: type[S], data: bytes | memoryview, owner: str) -> S:
 
 
 class _Reader:
-    """Builds values from a decoded header by annotations, and reads tensors in order from one buffer."""
+    """Builds the values of a state from its decoded header and one buffer of tensors, read in order."""
 
     def __init__(self, data: memoryview, owner: str) -> None:
         self.data, self.at, self.owner = data, 0, owner

@@ -1,4 +1,4 @@
-"""Reader of the header of an encoded state (fedsim.wire.state_file), without importing torch."""
+"""Read the header of an encoded state (fedsim.wire.state_file) without importing torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedsim.errors import WireError
 
 MAGIC = b"FEDSTATE"
 MAX_HEADER = 1 << 19
-"""Bytes. A foreign header may take up to seventy times as many in memory before it is refused."""
+"""Largest size of a header in bytes. A foreign header may take 70 times its size in memory when decoded."""
 
 
 def state_header(data: bytes, owner: str) -> dict[str, Any]:
     """Return the fields of a state whose class is not known.
 
-    Unlike decode_state, it returns tensors and nested states as lists and mappings that describe them.
+    Tensors and nested states are returned as the lists and mappings that describe them.
     """
     header, _ = opened_state(data, owner)
     if not isinstance(header, dict):

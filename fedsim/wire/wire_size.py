@@ -1,8 +1,8 @@
-"""The bytes of an envelope, from its schema, the model's layout and the codecs, without encoding anything.
+"""Compute the bytes of an envelope from its schema, the model's layout and the codecs, without encoding it.
 
-ZMTP 3.1 adds bytes to frames on the stream. docs/wire.md and docs/references/bytes.md have the formulas, and
-their check, exact to the byte, against a counting relay. The formulas are the same for ipc and tcp;
-connections have no routing id.
+ZMTP 3.1 adds bytes to every frame. docs/wire.md and docs/references/bytes.md have the formulas, and compare
+them with the bytes that a relay counts; they agree exactly. The formulas are the same for ipc and tcp.
+Connections have no routing id.
 
 The size is exact for codecs whose size does not depend on the values (dense, bf16, f16, log8, csr). For other
 codecs, and for parts of a message that may be absent or shorter, it is an upper bound.
@@ -37,7 +37,7 @@ class Mechanism:
     handshake: Mapping[str, int]
 
     def framing(self, frame_bytes: Iterable[int]) -> int:
-        """Overhead of one message: for each frame, encryption, a flag byte and a length of 1 or 8 bytes."""
+        """Return the overhead of a message: per frame, encryption, a flag byte and a 1 or 8 byte length."""
         extra = self.per_frame
         return sum(extra + (2 if n + extra <= 255 else 9) for n in frame_bytes)
 
@@ -51,7 +51,7 @@ framing = NULL.framing
 
 @dataclass(frozen=True)
 class EnvelopeSize:
-    """Size of an envelope. rows: bytes by (field, layer), as in the ledger ('' for header and framing)."""
+    """The size of an envelope. rows: bytes by (field, layer); the field is '' for header and framing."""
 
     rows: Mapping[tuple[str, str], int]
     exact: bool
@@ -71,7 +71,7 @@ def envelope_size(
     run: str,
     stored: str = "f32",
 ) -> EnvelopeSize:
-    """Return the size of an envelope of this kind ('task', 'upload') with all parts of a message.
+    """Return the size of an envelope of this kind ('task', 'upload') with all fields of a message.
 
     message: the class of the message. codecs: codecs by field; others are dense. run: the name of the run,
     which the header contains. stored: the dtype of fields that are sent as they are stored.
@@ -93,7 +93,7 @@ def envelope_size(
 
 
 def without_fields(kind: str, run: str) -> int:
-    """Return the bytes of an envelope without fields, which replaces a message that +event does not send."""
+    """Return the bytes of an envelope without fields, which +event sends in place of a skipped message."""
     envelope = pack(Header(VERSION, kind, run))
     return len(envelope.head) + framing(envelope.sizes)
 

@@ -1,4 +1,4 @@
-"""The arguments of fedsim.run and its companions: their types, and their conversion to an experiment."""
+"""The arguments of fedsim.run and related functions: types, and conversion to an experiment."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OBJECTS = ("algo", "dataset", "partition", "model", "participation")
 
 
 class ExperimentOptions(TypedDict, total=False):
-    """The fields of fedsim.Experiment, which determine a run's results; missing ones have their defaults."""
+    """The fields of fedsim.Experiment, which determine a run's results. A missing field has its default."""
 
     algo: AlgorithmChoice
     dataset: DatasetChoice
@@ -133,19 +133,19 @@ def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple
 
 
 def text_of(key: str, value: Any) -> str:
-    """Return an argument as text of the command line; an object gets a name (fedsim.live_objects)."""
+    """Return an argument as command-line text; an object is registered by name (fedsim.live_objects)."""
     if key == "algo":
         return _algorithm(value)[0]
     if key == "participation" and isinstance(value, numbers.Integral):
         return str(int(value))
-    if key == "participation" and isinstance(value, numbers.Real):  # a share needs a decimal point
+    if key == "participation" and isinstance(value, numbers.Real):  # a decimal point marks a share
         text = repr(float(value))
         return text if "e" not in text else f"{float(value):.20f}".rstrip("0")
     return value if isinstance(value, str) else live_objects.register(value, key)
 
 
 def text_in_file(key: str, value: Any) -> Any:
-    """Return an argument for a sweep. Objects are refused, because the runs are other processes."""
+    """Return an argument for a sweep. Objects are refused, because other processes compute the runs."""
     if key not in OBJECTS:
         return str(value) if isinstance(value, Path) else value
     text = text_of(key, value)
@@ -160,7 +160,7 @@ def setting(value: Any) -> str:
 
 
 def _algorithm(choice: Any) -> tuple[str, dict[str, Any]]:
-    """Return an algorithm as text (its name if it is one of ours), and the hyperparameters of an instance."""
+    """Return an algorithm's text (the name, if built in), and the hyperparameters of an instance."""
     if isinstance(choice, str):
         return choice, {}
     brought: dict[str, Any] = {}
@@ -176,7 +176,7 @@ def _plain(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _execution(values: Mapping[str, Any]) -> Execution:
-    """Return the execution: in this process, unless workers are given."""
+    """Return the execution, by default in this process without workers."""
     texts = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
     if not texts.get("remote_workers"):
         texts.setdefault("workers", 0)

@@ -1,6 +1,7 @@
-"""Completion of values on the command line: names, codecs, hyperparameters, run folders. Imports no torch.
+"""Shell completion of values: names, codecs, hyperparameters, run folders. This module does not import torch.
 
-eval "$(_FEDSIM_COMPLETE=bash_source fedsim)"       in ~/.bashrc; zsh_source and fish_source likewise
+Completion is enabled by this line in ~/.bashrc (other shells: zsh_source, fish_source):
+    eval "$(_FEDSIM_COMPLETE=bash_source fedsim)"
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from launch.tracking import TRACKERS
 if TYPE_CHECKING:
     Item = CompletionItem[str]
 else:
-    Item = CompletionItem  # before click 8.5 it is not generic
+    Item = CompletionItem  # not generic before click 8.5
 Completer = Callable[[click.Context, click.Parameter, str], list[Item]]
 BREAKS = "=:"
 """Characters at which bash divides words."""
@@ -43,7 +44,7 @@ def named(kind: str) -> Completer:
 
 
 def _names(kind: str) -> list[tuple[str, str]]:
-    """Return the names, with a colon if an argument must follow, and their descriptions."""
+    """Return the names and their descriptions. A name that needs an argument ends with a colon."""
     return [
         (name + ":" * (len(known.form.arguments) > known.form.optional), known.cells[-1])
         for name, known in names.names(kind).items()
@@ -52,7 +53,7 @@ def _names(kind: str) -> list[tuple[str, str]]:
 
 
 def codecs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """Complete FIELD= by a message field of the selected algorithm, then the codec."""
+    """Complete FIELD= with a message field of the selected algorithm, then with the codec."""
     field, equals, _ = incomplete.partition("=")
     if equals:
         return _items(((f"{field}={name}", text) for name, text in _names("codecs")), incomplete)
@@ -62,12 +63,12 @@ def codecs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 
 def hyperparameters(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """Complete KEY= by a hyperparameter of the selected algorithm."""
+    """Complete KEY= with a hyperparameter of the selected algorithm."""
     return _items(((f"{key}=", "") for key in _algorithm(ctx).hyperparameters), incomplete)
 
 
 def _algorithm(ctx: click.Context) -> names.Name:
-    """Return the command line's algorithm; the default one if none is given, or for a user's file."""
+    """Return the selected algorithm, or the default one if none is selected or it is a user's file."""
     known, selected = names.names("algorithms"), ctx.params.get("algo") or DEFAULTS.algo
     return known.get(selected, known[DEFAULTS.algo])
 
@@ -78,14 +79,14 @@ def preset_names(ctx: click.Context, parameter: click.Parameter, incomplete: str
 
 
 def trackers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """Complete a list of trackers, separated by commas."""
+    """Complete a comma-separated list of trackers."""
     before, comma, _ = incomplete.rpartition(",")
     left = [choice for choice in TRACKERS.values() if choice.name not in before.split(",")]
     return _items(((f"{before}{comma}{choice.name}", choice.title) for choice in left), incomplete)
 
 
 def run_folders(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """Complete run folders in runs/ and in the folder typed so far; any folder if none matches."""
+    """Complete run folders in runs/ and in the folder typed so far, or any folder if none matches."""
     typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     bases = dict.fromkeys((Path("runs"), typed))
     matches = (base.glob(f"{depth}/manifest.json") for base in bases for depth in ("*", "*/*"))
@@ -104,7 +105,7 @@ OF_FIELDS: dict[str, Completer] = {
     "hyperparameters": hyperparameters,
     "track": trackers,
 }
-"""Completers of the options that are generated from an experiment and its execution."""
+"""Completers of options, by field of the experiment or the execution."""
 
 
 class BashWords(BashComplete):
@@ -117,7 +118,7 @@ class BashWords(BashComplete):
     _typed = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Join the parts to words; return the words before the cursor, and the word at the cursor."""
+        """Join the parts into words; return the words before the cursor, and the word at the cursor."""
         arguments, incomplete = super().get_completion_args()
         words: list[str] = []
         for word in (*arguments, incomplete):
@@ -130,7 +131,7 @@ class BashWords(BashComplete):
         return words[:-1], words[-1]
 
     def format_completion(self, item: Item) -> str:
-        """Format the line for the script, without the part that bash keeps."""
+        """Format a completion for the shell script, without the part of the word that bash keeps."""
         value = item.value.removeprefix(self._typed)
         return f"{item.type},{value}"
 

@@ -1,7 +1,7 @@
-"""The execution and the resolved configuration: command line over file over defaults.
+"""The resolved configuration of a run. The command line overrides the file, which overrides the defaults.
 
-Relative paths, even those in a file, are relative to the working directory. This module imports nothing
-heavy, because options are resolved before the fork server starts.
+Relative paths, even those in a file, are relative to the working directory. This module does not import
+torch, because options are resolved before the fork server starts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from workers.transport.tcp_address import TcpAddress
 class Overrides:
     """The values that differ from the defaults, with absolute paths.
 
-    origins: where each value was set, for error messages. preset: the preset that they override.
+    `origins` tells where each value was set, for errors. `preset` names the preset that the values override.
     """
 
     experiment: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Overrides:
 
     @staticmethod
     def typed(values: Mapping[str, Any]) -> Overrides:
-        """Take values for the fields of Experiment and Execution from Python; None means the default."""
+        """Take Python values of fields of Experiment and Execution; None means the default."""
         experiment = {key: value for key, value in values.items() if value is not None}
         execution = {key: experiment.pop(key) for key in EXECUTION if key in experiment}
         hyperparameters, codecs = experiment.pop("hyperparameters", {}), experiment.pop("codecs", {})
@@ -85,7 +85,7 @@ class Overrides:
         )
 
     def resolve(self, here: bool = True) -> tuple[Experiment, Execution]:
-        """Fill in the defaults and check all values. here: True if the run uses this machine's GPUs."""
+        """Fill in defaults and check all values. `here` is True if the run uses this machine's GPUs."""
         execution = check_execution(self.execution, self)
         values = {**self.experiment, "hyperparameters": self.hyperparameters, "codecs": self.codecs}
         experiment = convert(Experiment, values, self.where("experiment"), self.named("experiment"))
@@ -97,15 +97,15 @@ class Overrides:
         return experiment, execution
 
     def remarks(self, experiment: Experiment) -> tuple[str, ...]:
-        """Remarks on hyperparameters that were left at their defaults."""
+        """Return remarks on hyperparameters that were left at their defaults."""
         return remarks(experiment, self.preset)
 
     def where(self, table: str) -> str:
-        """Name the origin of a table's values in an error text."""
+        """Return the origin of a table's values, for an error."""
         return f"[{table}] of {self.origins.file}" if self.origins.file else "the options"
 
     def named(self, table: str) -> Named:
-        """Return a function that names a table's values, its hyperparameters and its codecs in errors."""
+        """Return a function that names a value of a table, a hyperparameter or a codec in errors."""
 
         def of(key: str, value: Any) -> str:
             inner, dot, name = key.partition(".")
@@ -122,7 +122,7 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
 
 
 def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Execution:
-    """Build the execution and check that its settings are compatible."""
+    """Build the execution, and check that its settings are compatible."""
     named = overrides.named("execution")
     values = with_auto(values, named)
     execution = convert(Execution, values, overrides.where("execution"), named)
@@ -165,7 +165,7 @@ def with_auto(values: Mapping[str, Any], named: Named) -> Mapping[str, Any]:
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert values that may be written as a percentage: until (78%) and a share of the clients (30%)."""
+    """Convert the values that may be percentages: until (78%) and participation (30% of the clients)."""
     result = dict(values)
     if isinstance(result.get("until"), str):
         result["until"] = parsed_until(result["until"])
@@ -175,11 +175,11 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 USERS = ("algo", "model", "dataset", "partition")
-"""Keys whose whole value may be FILE.py:NAME. `participation` may have modifiers and is handled apart."""
+"""Keys whose whole value may be FILE.py:NAME. `participation`, not listed here, may add modifiers to it."""
 
 
 def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Make paths of files absolute, so that any working directory, such as a worker's, will do."""
+    """Make paths of files absolute, so that they are valid in any working directory, such as a worker's."""
     absolute = absolute_users_files(values)
     if isinstance(absolute.get("participation"), str):
         absolute["participation"] = traces.absolute(absolute["participation"])
@@ -190,7 +190,7 @@ def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absolute_users_files(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Make FILE.py:NAME of a user's algorithm, data and schedule mean the same in every working directory."""
+    """Make the paths of the files of a user's algorithm, model, data and schedule absolute."""
     changes = {key: absolute_choice(values[key]) for key in USERS if isinstance(values.get(key), str)}
     if isinstance(values.get("model"), str) and model_specs.is_model_spec(values["model"]):
         changes["model"] = model_specs.absolute(values["model"])
@@ -208,12 +208,12 @@ def absolute_users_files(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absolute_choice(choice: str) -> str:
-    """Make FILE.py:NAME mean the same in every working directory; anything else stays."""
+    """Make the path in FILE.py:NAME absolute; return any other choice unchanged."""
     return plugins.absolute(choice) if isinstance(choice, str) and plugins.is_spec(choice) else choice
 
 
 def _refuse_unset(experiment: Mapping[str, Any], origins: Origins) -> None:
-    """Refuse the numbers of rounds and samples that internally mean "as the algorithm sets it"."""
+    """Refuse values of rounds and eval_samples that internally mean "as the algorithm sets it"."""
     for key, least, otherwise in (("rounds", 1, ""), ("eval_samples", 0, "; 0: none")):
         value = experiment.get(key)
         if isinstance(value, int) and value < least:
@@ -222,7 +222,7 @@ def _refuse_unset(experiment: Mapping[str, Any], origins: Origins) -> None:
 
 
 def _remote(execution: Execution, here: int) -> Execution:
-    """Count remote workers and workers of this machine together, all over tcp."""
+    """Return the execution with tcp, and with `here` workers of this machine in addition to remote ones."""
     if not execution.bind:
         raise UsageError(
             f"--remote-workers {execution.remote_workers} needs an address for them: "
@@ -233,11 +233,7 @@ def _remote(execution: Execution, here: int) -> Execution:
 
 
 def once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the KEY=VALUE pairs of a repeatable option as a table.
-
-    Raises:
-        UsageError: If a key is repeated. Otherwise its last value would silently win.
-    """
+    """Return the KEY=VALUE pairs of a repeatable option as a table; raise UsageError if a key is repeated."""
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
@@ -247,12 +243,12 @@ def once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def general_first(codecs: Mapping[str, str]) -> dict[str, str]:
-    """Sort codecs so that codecs of one direction (up.mean) follow and override codecs of both (mean)."""
+    """Sort codecs so that those of one direction (up.mean) follow and override those of both (mean)."""
     return dict(sorted(codecs.items(), key=lambda item: "." in item[0]))
 
 
 def _codec_setting(text: str) -> tuple[str, str]:
-    """Split FIELD=CODEC of --codec."""
+    """Split a value FIELD=CODEC of --codec."""
     name, equals, codec = text.partition("=")
     if not equals:
         raise UsageError(f"--codec {text!r}: give field=codec, such as --codec up.precision=bf16")

@@ -5,7 +5,7 @@
     runs/20261121-fedlap_cov-0/manifest.json, or the run folder    manifest: its experiment, for a new run
 
 A variant gets the recipe's first seed, so the run equals the sweep's first run of that variant.
-Imports nothing heavy, because options are resolved before the fork server is made.
+This module does not import torch, because options are resolved before the fork server starts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 def read_config(text: str) -> Tables:
-    """Read the tables of a --config; hyperparameters by dotted names."""
+    """Read the tables of a --config file. Hyperparameters have dotted names."""
     path, label = _split(text)
     if path.is_dir() or path.suffix == ".json":
         return _of_manifest(path / MANIFEST if path.is_dir() else path)
@@ -45,8 +45,8 @@ def read_config(text: str) -> Tables:
 def merged(*layers: Mapping[str, Mapping[str, Any]]) -> Tables:
     """Merge tables by dotted key; a later layer overrides an earlier one.
 
-    The [local] table of a variant overrides only the keys that it contains, not the recipe's whole [local]
-    table. An overridden key moves to the end, because lr and local.lr may name the same hyperparameter.
+    A nested table overrides only the keys that it contains. An overridden key moves to the end, because `lr`
+    and `local.lr` may name the same hyperparameter, and the last value applies.
     """
     result: Tables = {table: {} for table in TABLES}
     for layer in layers:
@@ -58,7 +58,7 @@ def merged(*layers: Mapping[str, Mapping[str, Any]]) -> Tables:
 
 
 def _split(text: str) -> tuple[Path, str]:
-    """Split FILE.toml:LABEL; a label may hold any character."""
+    """Split FILE.toml:LABEL. A label may contain any character."""
     path, colon, label = text.partition(".toml:")
     return (Path(f"{path}.toml"), label) if colon else (Path(text), "")
 
@@ -96,7 +96,7 @@ def _of_recipe(path: Path, file: Mapping[str, Any], label: str) -> Tables:
 
 
 def _of_manifest(path: Path) -> Tables:
-    """Return the experiment without the entries that the run derived from its data and its algorithm."""
+    """Return a manifest's experiment without the entries that were derived from data and algorithm."""
     try:
         described = json.loads(read_text(path))["experiment"]
         own = {f.name: described[f.name] for f in fields(Experiment) if f.name in described}
@@ -105,15 +105,14 @@ def _of_manifest(path: Path) -> Tables:
     except (ValueError, KeyError, TypeError):
         raise DataError(f"--config {path} is no manifest of a run, or it is damaged") from None
     check_lanes(described, f"--config {path}")
-    own.pop("device", None)  # follows from --devices
+    own.pop("device", None)  # --devices determines it
     tables = {name: own.pop(name, None) or {} for name in ("hyperparameters", "codecs")}
     return merged({"experiment": own}, tables)
 
 
 def check_lanes(described: Mapping[str, Any], owner: str) -> None:
-    """Refuse a run whose workers computed several clients at once (`lanes`, decision 050): without lanes,
-    its results would differ.
-    """
+    """Refuse a run whose workers computed several clients at once on CPUs (`lanes`, decision 050).
+    Without lanes, its results would differ."""
     if (lanes := described.get("lanes", 1)) != 1:
         raise MismatchError(
             f"{owner} has lanes = {lanes}: lanes are no longer computed on CPUs, and without them "

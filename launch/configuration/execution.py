@@ -1,6 +1,6 @@
 """The fields of an execution, from which its options are generated.
 
-Imports nothing heavy, because options are resolved before the fork server is made.
+This module does not import torch, because options are resolved before the fork server starts.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 from fedsim.experiment import option
 
 AUTO = -1
-"""The value of `workers = auto` (launch.configuration.worker_count), and of `lanes = auto`."""
+"""The value of `workers` and `lanes` that stands for `auto` (launch.configuration.worker_count)."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """The execution of a run. Its settings do not change a bit of the results.
+    """The settings of a run that do not change the results in any bit.
 
-    `workers` includes the workers on other machines; on the command line it is the number on this machine.
+    `workers` includes the workers on other machines. The option --workers counts only this machine's.
     """
 
     workers: Annotated[
@@ -75,7 +75,7 @@ class Execution:
             "Edge servers of --tree as processes, over tcp; where the workers are.", "", "execution resume"
         ),
     ] = False
-    """Otherwise the coordinator computes the edge servers' sums, and a closed form gives their traffic."""
+    """If False, the coordinator computes the edge servers' sums, and a closed form gives their traffic."""
     devices: Annotated[
         str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST", "execution resume")
     ] = "auto"
@@ -105,7 +105,7 @@ class Execution:
     allow_drift: Annotated[
         bool, option("Admit workers and machines that compute other bits.", "", "execution resume")
     ] = False
-    """Such workers are named in manifest, summary and report: results then depend on who computes them."""
+    """The manifest, summary and report name these workers, because the results then depend on them."""
     durability: Annotated[
         Literal["", "process", "power", "none"],
         option(
@@ -115,13 +115,13 @@ class Execution:
             default="power; process from 4 million parameters on",
         ),
     ] = ""
-    """power syncs a round's files before the round counts; process leaves syncing to the kernel; none keeps
-    states in memory, and the run cannot be resumed."""
+    """With power, a round's files are synced before the round is committed. With process, the kernel decides
+    when to sync. With none, states stay in memory, and the run cannot be resumed."""
     lease: Annotated[
         float,
         option("Replace a worker that has been silent for this long.", "SECONDS", "execution resume", gt=0),
     ] = 120.0
-    """A worker that computes sends a heartbeat every second from inside its loop, however slow it is."""
+    """A computing worker sends a heartbeat every second from inside its loop, even if it is slow."""
     patience: Annotated[
         float, option("Stop if nothing happens for this long.", "SECONDS", "execution resume", gt=0)
     ] = 3600.0
@@ -129,7 +129,7 @@ class Execution:
 
     @property
     def local_workers(self) -> int:
-        """Worker processes that the run starts on this machine."""
+        """The number of worker processes that the run starts on this machine."""
         return self.workers - self.remote_workers
 
 

@@ -12,7 +12,7 @@ from workers.transport.tcp_address import TcpAddress, interfaces
 def check_bind(bind: str) -> None:
     """Refuse an address that is not tcp://ADDRESS:PORT, or at which this machine cannot listen."""
     address = TcpAddress.to_listen(bind)
-    if address.host in interfaces():  # the name of an interface, which ZeroMQ resolves
+    if address.host in interfaces():  # an interface's name, which ZeroMQ resolves
         return
     try:
         family, host = address.resolved()[0]
@@ -42,7 +42,7 @@ def _cause(error: OSError, address: TcpAddress) -> str:
 
 
 def own_address() -> str:
-    """Return this machine's address as others would see it; '' without a network. Nothing is sent."""
+    """Return this machine's address in its network, or '' without a network. Nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))

@@ -1,7 +1,8 @@
-"""The names from which users choose, by kind, without importing the named objects: torch takes seconds.
+"""The names from which users choose, by kind.
 
-They are in names.json. `python -m launch.configuration.write_names` writes that file from the registries,
-and tests/launch/test_names.py compares the file with the registries.
+They are read from names.json, because importing the registries and torch takes seconds. `python -m
+launch.configuration.write_names` writes that file, and tests/launch/test_names.py compares it with the
+registries.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ class Name:
     Attributes:
         usage: The name with all its arguments.
         cells: The cells of the line, one per column.
-        form: The form of its arguments, for parsing.
-        hyperparameters: The names of an algorithm's hyperparameters, for --set.
+        form: The syntax of its arguments, for parsing.
+        hyperparameters: The names of an algorithm's hyperparameters in --set.
         fields: The fields of an algorithm's messages.
         once: The fields that an algorithm sends once per client, as (exchange, direction, field).
         defaults: An algorithm's defaults for an experiment.
         url: The address of an algorithm's paper.
         differs: The differences of an algorithm from its paper; "" if there are none.
-        steps: The hyperparameters of an algorithm whose default, such as 1/K, counts all K clients, and which
-            also accept |S| in place of K, with their defaults.
+        steps: The defaults of an algorithm's step sizes that count all K clients, such as 1/K, by name. These
+            step sizes also accept |S|, the number of clients asked in a round, in place of K.
     """
 
     usage: str
@@ -104,7 +105,7 @@ def heads(kind: str) -> tuple[str, ...]:
 def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda table, key: "") -> None:
     """Refuse unknown names before anything is imported; other values are checked where they are used.
 
-    whence: a function from a table and a key to the file that contains the key, for errors.
+    `whence(table, key)` returns a text about the place of the key, for errors.
     """
     check_name("algorithms", experiment.algo)
     if not experiment.dataset.startswith(("hf:", "leaf:")) and not is_table(experiment.dataset):
@@ -135,7 +136,7 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
 
 
 def of_those_asked(step: str) -> str:
-    """Return a step that counts the |S| clients asked in a round instead of all K: 1/|S| for 1/K."""
+    """Return a step size with the |S| clients asked in a round in place of all K: 1/|S| for 1/K."""
     return f"{step.removesuffix('K')}|S|"
 
 
@@ -154,7 +155,7 @@ def asks_fewer(experiment: Experiment) -> bool:
 def check_once(algo: str, hyperparameters: Iterable[str], where: str) -> None:
     """Refuse a hyperparameter that is set twice, by its short and by its dotted name.
 
-    The hyperparameters of a user's own algorithm are not known here. where: their origin, for the error.
+    Short names of a user's algorithm cannot be resolved here. `where` is the origin of the names, for errors.
     """
     known = names("algorithms").get(algo)
     full: dict[str, str] = {}
@@ -177,7 +178,7 @@ _LABELS = {
 
 
 def check_name(kind: str, spec: str) -> None:
-    """Check the name of a spec NAME[:ARGUMENTS], and how many arguments it has; users' files are accepted."""
+    """Check the name and the number of arguments of a spec NAME[:ARGUMENTS]; accept users' files."""
     if plugins.is_spec(spec):
         return
     if kind in ("algorithms", "models"):
@@ -188,7 +189,7 @@ def check_name(kind: str, spec: str) -> None:
 
 
 def _check_model(text: str) -> None:
-    """Check the name of a model and its arguments, and that its files exist."""
+    """Check that a model's name, arguments and files exist."""
     spec = ModelSpec.parse(text)
     if not spec.library:
         check_name("models", spec.base)
@@ -196,7 +197,7 @@ def _check_model(text: str) -> None:
 
 
 def check_schedule(spec: str) -> None:
-    """Check the name of a schedule, and its modifiers."""
+    """Check the name and the modifiers of a schedule."""
     spec, *_ = event_rules.split(spec)
     if spec.startswith(traces.PREFIX) or plugins.is_spec(traces.split(spec)[0]):
         return

@@ -30,13 +30,13 @@ SECTIONS = {
     "engine": "On an engine",
     "output": "Output",
 }
-"""The sections of --help-all, in their order. The others are under "Other options"."""
+"""The sections of --help-all, in order. Options without a section are under "Other options"."""
 NOT_FIELDS = {
     **dict.fromkeys(("preset", "config"), "algorithm"),
     **dict.fromkeys(("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"), "engine"),
     **dict.fromkeys(("quiet", "as_json"), "output"),
 }
-"""The sections of options that are not fields of an experiment or its execution."""
+"""The sections of options that are no fields of an experiment or an execution."""
 USUAL = ("preset", "quiet")
 """Options of NOT_FIELDS that --help shows."""
 _EVERY = "fedsim.every_option"
@@ -57,10 +57,10 @@ _FILES: tuple[Callable[[Function], Function], ...] = (
 
 
 class Configured(Command):
-    """A command with the options of a configuration: its help has sections, and --lr suggests --set lr."""
+    """A command with configuration options. Its help has sections; an error about --lr suggests --set lr."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The parameters, with --help and --help-all."""
+        """Return the parameters, including --help and --help-all."""
         return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -124,7 +124,7 @@ def _described() -> Mapping[str, Mapping[str, Any]]:
 
 
 def section(name: str) -> str:
-    """Return the section of an option; '' for an option of the command alone."""
+    """Return the section of an option; '' for an option that only this command has."""
     return str(_described().get(name, {}).get("section") or NOT_FIELDS.get(name, ""))
 
 
@@ -135,9 +135,9 @@ def _is_usual(name: str) -> bool:
 def configuration_of(verb: str = "", default: str | None = None) -> Callable[[Function], Function]:
     """Give a command the options of an experiment and of its execution, --config and --preset.
 
-    A command accepts all options, so that errors can name an option that does not fit. Its help shows all of
-    them, but with the `verb` "plan" or "resume" only the fields that list it (fedsim.experiment.option). A
-    "sweep" has the experiment's options except the seed. default: the help's text for all defaults, if any.
+    A command accepts all options, so that an error can name an unsuitable one. The help of the verbs "plan"
+    and "resume" shows only the fields that list the verb (fedsim.experiment.option). "sweep" has only the
+    experiment's options, except the seed. `default`, if given, replaces all defaults in the help.
     """
     kinds = (Experiment,) if verb == "sweep" else (Experiment, Execution)
     shown = verb if verb in ("plan", "resume") else ""
@@ -154,7 +154,7 @@ def configuration_of(verb: str = "", default: str | None = None) -> Callable[[Fu
 def _options(
     kind: type, shown: str, default: str | None, sweep: bool
 ) -> Iterator[Callable[[Function], Function]]:
-    """Yield one option per field, in order. An option that is not given is None, or an empty tuple."""
+    """Yield one option per field, in order. A missing option is None, or an empty tuple."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         hint, meta = _annotation(hints[field.name])
@@ -175,7 +175,7 @@ def _options(
 
 
 def _number_or_auto(option: str, least: int) -> Callable[[str], int | str]:
-    """Return a function that reads a number of at least `least`, or auto."""
+    """Return a parser of numbers of at least `least`, and of auto."""
 
     def parse(text: str) -> int | str:
         if text == "auto":
@@ -192,11 +192,11 @@ PARSED: Mapping[str, Callable[[str], Any]] = {
     "workers": _number_or_auto("--workers", 0),
     "lanes": _number_or_auto("--lanes", 1),
 }
-"""Parsers of the fields whose texts are not values of the field's type."""
+"""Parsers of fields whose text, such as auto, is not a value of the field's type."""
 
 
 def _annotation(hint: Any) -> tuple[Any, Meta]:
-    """Return the type of a field, and its description."""
+    """Return the type and the description of a field."""
     if get_origin(hint) is not Annotated:
         raise TypeError(f"{hint} has no description: write Annotated[..., option(...)]")
     kind, *metas = get_args(hint)
@@ -204,7 +204,7 @@ def _annotation(hint: Any) -> tuple[Any, Meta]:
 
 
 def _help(field: Field[Any], meta: Meta, general: str | None) -> str:
-    """Return the help of an option, with its default in brackets; a switch has no default."""
+    """Return the help of an option, with its default in brackets unless it is a switch."""
     shown = (meta.extra or {})["default"]
     if shown is None and isinstance(field.default, bool):
         shown = ""
@@ -216,7 +216,7 @@ def _help(field: Field[Any], meta: Meta, general: str | None) -> str:
 
 
 def _values(hint: Any) -> dict[str, Any]:
-    """Return click's arguments for a type. Limits are checked with the rest of the configuration."""
+    """Return click's arguments for a type. Limits are checked later, with the whole configuration."""
     if hint is bool:
         return {"is_flag": True, "default": None}
     if get_origin(hint) is Literal:

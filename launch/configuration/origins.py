@@ -1,7 +1,7 @@
-"""The origin of a value, and its name in errors: --clients 0, clients = 0 in FILE, or clients=0.
+"""The origin of a value, which determines its name in errors: --clients 0, clients = 0 in FILE, clients=0.
 
-Most checks name an option of the command line. If the value came from a file or from Python, the name is
-changed to the form used there before the error is shown.
+Most checks name an option of the command line. If the value came from a file or from Python, the error is
+reworded to name the file's key or the Python argument.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _OPTION = re.compile(
     r"(?: ('[^']*'|[^\s']\S*(?=:\s)|tcp://[^\s,;]+|[^\s:=]+=[^\s,;:]+|\d[\w.%]*|"
     r"(?:auto|cpu|native|none|portable|tcp)\b|[A-Z]+\b))?"
 )
-"""Pattern of an option in a message, with any value: --clients 0: ..., --set lr=1, --link 'up=x'."""
+"""Pattern of an option and its value, if any, in an error: --clients 0: ..., --set lr=1, --link 'up=x'."""
 
 
 @cache
 def options() -> Mapping[str, str]:
-    """Return the option of every field of Experiment and of Execution."""
+    """Return the option of every field of Experiment and Execution."""
     result = {}
     for kind in (Experiment, Execution):
         hints = get_type_hints(kind, include_extras=True)
@@ -44,7 +44,7 @@ def options() -> Mapping[str, str]:
 
 @cache
 def _fields() -> Mapping[str, str]:
-    """Return the argument of each option, including the options of fedsim.compare and fedsim.sweep."""
+    """Return the Python argument for each option, including those of fedsim.compare and fedsim.sweep."""
     others = {f"--{name}": name for name in ("to", "where", "over", "seeds", "jobs", "runs")}
     return {option: name for name, option in options().items() if option} | others
 
@@ -64,7 +64,7 @@ class Origins:
     written: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def named(self, table: str, key: str, value: Any) -> str:
-        """Return a key with its value in the form in which they were given."""
+        """Return a key and its value in the form that the user wrote."""
         if self.file == PYTHON:
             return f"{table}={{{key!r}: {value!r}}}" if table in REPEATED else f"{key}={value!r}"
         if self._in_file(table, key):
@@ -75,7 +75,7 @@ class Origins:
         return f"{options().get(key) or key} {text}"
 
     def whence(self, table: str, key: str) -> str:
-        """Return the place of a key, for an error about it; "" for the command line."""
+        """Return a text about the place of a key, for an error; "" for the command line."""
         return f"it is in {self.file}" if self._in_file(table, key) else ""
 
     def _in_file(self, table: str, key: str) -> bool:
@@ -83,7 +83,7 @@ class Origins:
 
     @contextmanager
     def own_words(self) -> Iterator[None]:
-        """Reword errors that name options of the command line, so that they name what the user gave."""
+        """Reword errors in the block, so that they name file keys or arguments if the user gave those."""
         try:
             yield
         except (UsageError, DataError, MismatchError) as e:
@@ -93,7 +93,7 @@ class Origins:
             raise type(e)(text) from None
 
     def reworded(self, text: str) -> str:
-        """Replace options in a message by the user's form: all of them (Python) or the first (files)."""
+        """Replace all options in an error by arguments (Python), or the first one by its key (file)."""
         if self.file == PYTHON:
             return _OPTION.sub(_as_argument, text)
         first = _OPTION.match(text)

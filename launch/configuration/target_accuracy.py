@@ -16,7 +16,7 @@ NONE = "none"
 
 
 def parsed(text: str, option: str) -> float:
-    """Read an accuracy, such as 0.75 or 75%; `option` is named in the error."""
+    """Parse an accuracy, such as 0.75 or 75%. The error names `option`."""
     try:
         number = Decimal(text.strip().removesuffix("%"))
         value = float(number / 100 if text.strip().endswith("%") else number)  # 76.4% is exactly 0.764
@@ -28,17 +28,17 @@ def parsed(text: str, option: str) -> float:
 
 
 def parsed_until(text: str) -> float:
-    """Read --until: an accuracy, such as 0.78 or 78%; none is 0."""
+    """Parse --until: an accuracy, such as 0.78 or 78%, or none, which is 0."""
     return 0.0 if text == NONE else parsed(text, "--until")
 
 
 def percent(target: float) -> str:
-    """Return the text of a target accuracy: 78 % for 0.78, 78.25 % for 0.7825."""
+    """Format a target accuracy: 78 % for 0.78, 78.25 % for 0.7825."""
     return f"{float(100 * Decimal(str(target))):.6g} %"
 
 
 def below_target(accuracy: float) -> str:
-    """Return the text of an accuracy, rounded down: less than 78 % is never shown as 78.0 %."""
+    """Format an accuracy, rounded down, so that less than 78 % is never shown as 78.0 %."""
     return percentage(math.floor(1000 * accuracy + 1e-9) / 1000)
 
 
@@ -70,7 +70,7 @@ class TargetAccuracy:
         return result
 
     def outcome(self, spent: int | None) -> str:
-        """Return the output's last line. spent: the algorithm's bytes until the target was reached."""
+        """Return the last line of the output. `spent` is the algorithm's bytes up to the target."""
         if self.reached is not None and spent is not None:
             return f"reached {percent(self.until)} after round {self.reached} with {megabytes(spent)}"
         if self.best is None:

@@ -1,4 +1,4 @@
-"""The values of --workers auto, by cores, memory and clients, and of --lanes auto."""
+"""The number of workers for --workers auto, and of lanes for --lanes auto."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from fedsim.errors import UsageError
 from launch.configuration.execution import AUTO, Execution
 from workers.devices import gpus_of
 
-if TYPE_CHECKING:  # imports torch; the fork server must be made before
+if TYPE_CHECKING:  # imports torch, but the fork server must start before
     from fedsim.problem import Problem
 
 SHARE = 0.7
-"""The share of the available memory to use. The rest is left to the page cache and other programs."""
+"""The share of the available memory to use. The rest is for the page cache and other programs."""
 PROCESS_BYTES = 60 * 2**20
-"""Memory of a process besides its vectors, in bytes."""
+"""Memory of a process without its vectors, in bytes."""
 VECTORS, PER_STATE_VECTOR = 20, 6
-"""Number of vectors of P float32 in a process: VECTORS, and PER_STATE_VECTOR for each vector in a client's
+"""A process has VECTORS vectors of P float32 values, and PER_STATE_VECTOR more for each vector in a client's
 first state (docs/benchmarks.md, "Models of millions of parameters")."""
 
 
 def by_cores(threads: int, clients: int, gpus: int) -> tuple[int, str]:
     """Return the number of workers before the model is known, and the reason.
 
-    It is one worker per GPU, or one for every `threads` cores if gpus is 0 (the run computes on the CPU), but
-    at most one worker per client.
+    The number is one per GPU, or one for every `threads` cores if `gpus` is 0 (the run computes on the CPU),
+    but at most one per client.
     """
     cores = len(os.sched_getaffinity(0))
     workers, why = (gpus, f"{gpus} GPUs") if gpus else (max(1, cores // threads), f"{cores} cores")
@@ -46,7 +46,7 @@ def by_memory(problem: Problem) -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes that new processes may use: of the machine, or of the control group if fewer."""
+    """Return the available memory in bytes, of the machine or of the control group if that has less."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     available = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     group = Path("/sys/fs/cgroup")
@@ -58,7 +58,7 @@ def available_memory() -> int:
 
 
 def decide(workers: int, why: str, problem: Problem) -> tuple[int, str]:
-    """Return the number of workers for this problem, and one line with the reason."""
+    """Return the number of workers for this problem, and a line with the reason."""
     fit = by_memory(problem)
     if fit < workers:
         memory = f"{available_memory() / 2**30:.0f} GiB of memory for {problem.net.layout.size:,} parameters"
@@ -68,12 +68,12 @@ def decide(workers: int, why: str, problem: Problem) -> tuple[int, str]:
 
 
 LANES, LARGE = 10, 1 << 22
-"""Number of simultaneous tasks of small networks that fill a GPU with kernels (docs/benchmarks.md), and
-number of parameters from which the kernels of one task fill it."""
+"""The number of parallel tasks with which small networks use a GPU fully (docs/benchmarks.md), and the number
+of parameters from which one task does."""
 
 
 def lanes_of(execution: Execution, problem: Problem) -> int:
-    """Return the number of tasks that a worker computes at once: 1 on CPUs, by default 1 for large models."""
+    """Return the number of parallel tasks of a worker: 1 on a CPU, and by default 1 for a large model."""
     where = "on the CPU" if problem.experiment.device == "cpu" else "" if execution.workers else "in process"
     if where:
         if execution.lanes > 1:

@@ -67,7 +67,7 @@ def _entry(form: Form, description: str, usage: str = "") -> dict[str, Any]:
 
 
 def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
-    """Return an algorithm's entry: its cost per client and round, paper, hyperparameters and fields."""
+    """Return an algorithm's entry, with its cost per client and round, paper, hyperparameters and fields."""
     costs = [all_exchanges(algorithm, side) for side in ("down", "up")]
     return {
         "usage": algorithm.name,
@@ -92,7 +92,7 @@ def _differs(algorithm: AnyAlgorithm) -> str:
 
 
 def _steps(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str]]:
-    """Yield the hyperparameters whose default counts all K clients, and which also accept |S|."""
+    """Yield name and default of hyperparameters whose default counts all K clients and that accept |S|."""
     for name, value in resolved_hyperparameters(algorithm).items():
         if isinstance(value, str) and value.endswith("/K"):
             with suppress(UsageError):

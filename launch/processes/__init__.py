@@ -1,1 +1,1 @@
-"""Worker processes: the fork server, and the supervisor that starts and ends them."""
+"""Worker processes, and the fork server and supervisor that start and end them."""

@@ -1,19 +1,19 @@
 """Start workers by forking a process that has already imported torch.
 
-Ten workers cost about one CPU-second instead of thirteen, and share the memory of torch. The server only
-imports: it has no ZeroMQ context, makes no CUDA call (a forked process could not use the GPU after one), and
-limits libraries to one thread. The kernel ends the server with the coordinator (PR_SET_PDEATHSIG is the first
-thing that the server sets), and every worker with the server.
+Ten workers start in about one CPU-second instead of thirteen, and share the memory of torch. The server only
+imports modules. It has no ZeroMQ context, limits libraries to one thread, and makes no CUDA call, because a
+forked process could then not use the GPU. The kernel kills the server when the coordinator ends, and every
+worker when the server ends (PR_SET_PDEATHSIG, which the server sets first).
 
-The coordinator talks to it over a socket pair with JSON datagrams:
+The coordinator and the server exchange JSON datagrams over a socket pair:
     {"start": {...}}            ->  {"started": index, "pid": pid}
     a worker has ended          ->  {"ended": index, "status": exit code, negative for a signal}
-End of file ends the server and the workers.
+When the coordinator closes the socket, the server and the workers end.
 
-ForkServer, the coordinator's side, starts the server by forking the coordinator. A process that has done
-nothing but import is safe to fork, and forking it saves a second import of torch: 300 MB and more than a
-CPU-second. A process with threads, or one in which another program has imported torch (pytest, a
-notebook), starts a new interpreter instead.
+ForkServer, the coordinator's side, starts the server by forking the coordinator. This saves a second import
+of torch (300 MB and more than a CPU-second), and is safe because the coordinator has only imported modules.
+If the process has several threads, or another program in it has imported torch (pytest, a notebook),
+ForkServer starts a new interpreter instead.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "THP_MEM_ALLOC_ENABLE": "1",
 }
-"""--threads sets the threads per task; by themselves, libraries use one thread. Tensors of 2 MiB and more use
-huge pages: a new tensor of 65 MB then costs a third (docs/decisions/026-large-models.md)."""
+"""Libraries use one thread, unless --threads sets another number per task. Tensors of 2 MiB and more use huge
+pages, which reduce the cost of a new 65 MB tensor to a third (docs/decisions/026-large-models.md)."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,14 +62,14 @@ def _pristine() -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends; exit if the parent has already ended."""
+    """Make the kernel kill this process when its parent ends; exit if the parent has already ended."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def main(fd: int, packages: Sequence[str] = ()) -> None:
-    """Run the server. fd: its end of the socket pair. packages: imported once, for all workers."""
+    """Run the server on its end `fd` of the socket pair. Import `packages` once, for all workers."""
     link = socket.socket(fileno=fd)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -94,7 +94,7 @@ def main(fd: int, packages: Sequence[str] = ()) -> None:
         except BlockingIOError:
             continue
         if not request:
-            os._exit(0)  # the coordinator is gone; PDEATHSIG takes the workers
+            os._exit(0)  # the coordinator has ended; PDEATHSIG ends the workers
         spec = json.loads(request)["start"]
         server = os.getpid()
         pid = os.fork()
@@ -116,9 +116,9 @@ def _tell(link: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _preload(packages: Sequence[str]) -> None:
-    """Import what every worker needs before the first fork, and initialise the BLAS by one product.
+    """Import the modules that every worker needs, and initialise the BLAS by one matrix product.
 
-    There is no backward pass, because autograd's engine must not be started before a fork.
+    A backward pass would start autograd's engine, which must not run before a fork.
     """
     import numpy.ma  # noqa: F401 (np.unique imports it late: 12 MB in every worker)
     import torch
@@ -126,14 +126,14 @@ def _preload(packages: Sequence[str]) -> None:
     import workers.worker.remote  # noqa: F401
 
     for package in packages:
-        with suppress(UsageError):  # a worker that needs it reports the error
+        with suppress(UsageError):  # a worker that needs the package reports the error
             needed(package, "the run's model")
     torch.set_num_threads(1)
     torch.nn.functional.linear(torch.zeros(32, 8), torch.zeros(8, 8))
 
 
 def _become_worker(spec: dict[str, Any]) -> None:
-    """Set log file, environment and cores in the child, then run the worker's main function."""
+    """Set the child's log file, environment and cores, then run the worker's main function."""
     code = 1
     try:
         log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -166,19 +166,19 @@ class ForkServer:
         """Start the server, which the kernel ends when the calling thread ends.
 
         Args:
-            fresh: Always start a new interpreter, which shares nothing with this process.
-            packages: Further packages for this run's workers, imported once and shared by all workers.
+            fresh: Always start a new interpreter, which shares no memory with this process.
+            packages: Further packages that this run's workers need; they are imported once, for all workers.
         """
         self._packages = tuple(packages)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._output: IO[bytes] = _temporary_file()
         pristine = not fresh and _pristine()
-        if pristine:  # Ctrl-C may end the import
+        if pristine:  # Ctrl-C, which is blocked below, may end the import
             os.environ.update(ENVIRONMENT)
             importlib.import_module("workers.worker.main")
             gc.collect()
-            gc.freeze()  # a collection would touch, and so unshare, every object's page
-        # Ctrl-C reaches the whole foreground group; the coordinator alone decides what it means
+            gc.freeze()  # a collection would write to, and so unshare, every object's page
+        # Ctrl-C reaches every process of the foreground group, but only the coordinator handles it
         old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.pid = self._fork(theirs) if pristine and _threads() == 1 else self._spawn(theirs)
@@ -188,7 +188,7 @@ class ForkServer:
         self._pidfd = os.pidfd_open(self.pid)
         self._status: int | None = None
         self.output = ""
-        """The server's output, once it has ended."""
+        """The server's output, after it has ended."""
 
     def _fork(self, theirs: socket.socket) -> int:
         parent = os.getpid()
@@ -225,7 +225,7 @@ class ForkServer:
         return self._process.pid
 
     def end(self, patience: float) -> int:
-        """Close the link, wait, and kill the server after `patience` seconds; return its exit code."""
+        """Close the link, and wait for the server; kill it after `patience` seconds. Return its exit code."""
         if self._status is None:
             self.link.close()
             deadline = time.monotonic() + patience
@@ -241,11 +241,7 @@ class ForkServer:
 
 
 def _temporary_file() -> IO[bytes]:
-    """Open a file without a name, for the output of the server.
-
-    Raises:
-        DiskError: if no temporary file can be made.
-    """
+    """Open an unnamed file for the output of the server; raise DiskError if that fails."""
     try:
         return tempfile.TemporaryFile()
     except OSError as e:

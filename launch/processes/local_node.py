@@ -1,7 +1,7 @@
-"""The node agent on the coordinator's own machine, in a run that also has remote workers.
+"""The node agent on the coordinator's machine, in a run that also has remote workers.
 
-Workers of this machine then join as remote workers do: with a key, over CURVE. All workers of a run are thus
-of one kind, and their messages and bytes do not depend on their machine.
+The workers of this machine join like remote workers, with a key and over CURVE. Their messages and bytes thus
+do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from workers.transport.join_credentials import JoinCredentials
 from workers.transport.tcp_address import TcpAddress
 
 END = 10.0
-"""Seconds for the agent to end with the run, before it is killed."""
+"""Seconds that the agent has to end with the run before it is killed."""
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
-"""Addresses at which to listen but not to connect, and the address to which this machine connects."""
+"""Addresses for listening on all interfaces, and the addresses for connecting on this machine."""
 
 
 class LocalNode:
-    """A `fedsim node` for the run's workers with the highest numbers; it ends with this process."""
+    """A `fedsim node` for the run's highest-numbered workers, which ends with this process."""
 
     def __init__(self, join: Path, *, threads: int, devices: str, data_dir: str | None) -> None:
-        """Start the agent. join: its workers' join file. threads: cores per worker. devices: as in node."""
+        """Start the agent. `join` is its workers' join file, and `threads` the number of cores per worker."""
         keys = JoinCredentials.read(join)
         here = TcpAddress.to_connect(keys.url, "address")
         here = replace(here, host=ANYWHERE.get(here.host, here.host))
@@ -49,11 +49,11 @@ class LocalNode:
                     stdout=log,
                     stderr=log,
                     preexec_fn=lambda: die_with_parent(parent),
-                    start_new_session=True,  # Ctrl-C is for the coordinator, which commits first
+                    start_new_session=True,  # only the coordinator gets Ctrl-C, and commits first
                 )
 
     def end(self, gently: bool) -> None:
-        """Wait until the agent has ended with the run, or end it; none of its processes is left."""
+        """Wait until the agent has ended with the run (gently), or end it. None of its processes is left."""
         if not gently:
             self._process.send_signal(signal.SIGTERM)
         try:

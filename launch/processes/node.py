@@ -1,4 +1,4 @@
-"""`fedsim node`: several workers of one machine, from one import of torch.
+"""`fedsim node`: several workers of one machine that share one import of torch.
 
 An engine (Slurm, Ray, Kubernetes, or a person with ssh) places one node agent per machine. The agent starts
 workers through a fork server, pins each worker to some of the cores and one of the GPUs that the engine has
@@ -36,10 +36,14 @@ MAX_RESTARTS = 3
 class Node:
     """The workers that a machine adds to a run.
 
-    join: the join file. workers: how many to start. seat: the number of the first worker, auto for rank times
-    `workers`, or None for free numbers. devices: auto, cpu or a list of this machine's GPUs. threads: cores
-    per worker. options: options of workers.worker.remote.run_joined for all workers. logs: the folder of the
-    logs; None for a temporary one.
+    Attributes:
+        join: The join file.
+        workers: The number of workers to start.
+        seat: The number of the first worker, "auto" for rank times `workers`, or None for free numbers.
+        devices: "auto", "cpu" or a list of this machine's GPUs.
+        threads: Cores per worker.
+        options: Options of workers.worker.remote.run_joined for all workers.
+        logs: The folder of the logs, or None for a temporary one.
     """
 
     join: Path
@@ -82,7 +86,7 @@ class Node:
         """Return the number of each worker; None for a worker that takes a free number.
 
         Raises:
-            UsageError: if the join file lacks a number, or there is no rank.
+            UsageError: if the join file lacks a number, or the engine gives no rank.
         """
         if self.seat is None:
             return [None] * self.workers
@@ -117,10 +121,10 @@ class Node:
         self._watch(supervisor, len(specs))
 
     def _watch(self, supervisor: Supervisor, running: int) -> None:
-        """Restart killed workers, until all workers have ended by themselves.
+        """Restart killed workers until all workers have ended by themselves.
 
         Raises:
-            Interrupted: if a signal asked to stop.
+            Interrupted: after a signal to stop.
             AccessError, TaskError: if a worker ended with an error; the others have ended, too.
         """
         killed: Counter[int] = Counter()
@@ -164,11 +168,7 @@ def serve(
     patience: float,
     **choices: Path | None,
 ) -> None:
-    """Run `fedsim node`; the arguments are the options of the command.
-
-    Raises:
-        FedsimError: as in Node.serve.
-    """
+    """Run `fedsim node`, whose options are the arguments. Errors are those of Node.serve."""
     options = {
         "url": url,
         "data_dir": str(data_dir.resolve()) if data_dir else None,

@@ -1,4 +1,4 @@
-"""The command that `fedsim relay` starts, and the relay's loop around it."""
+"""The command that `fedsim relay` starts, and the loop that relays until the command ends."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from workers.transport.relay import Relay
 VARIABLE = "FEDSIM_RELAY"
 """The environment variable in which the command gets the relay's address."""
 GRACE = 5.0
-"""Seconds for open connections to end by themselves after the command has ended."""
+"""Seconds that open connections have to end by themselves after the command has ended."""
 STOP_DEADLINE = 10.0
-"""Seconds for the command to end after a signal was forwarded to it."""
+"""Seconds that the command has to end after a signal was forwarded to it."""
 TERM_DEADLINE = 5.0
-"""Seconds for the command's process group to end after SIGTERM, before it is killed."""
+"""Seconds that the command's process group has to end after SIGTERM before it is killed."""
 LONGEST = 1 << 16
-"""The largest number of bytes of a line of output that are searched."""
+"""The longest line of output in bytes; a longer line is searched in parts."""
 TURN = 0.1
 PIECE = 1 << 16
 """The capacity of a pipe in bytes."""
@@ -34,8 +34,8 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a relay. code: the exit code of the command, 128 plus the number of the signal that killed
-    it, None without a command. interrupted: True if SIGINT, SIGTERM or SIGHUP ended the relay."""
+    """The end of a relay. `code` is the command's exit code, 128 plus the number of a signal that killed it,
+    or None without a command. `interrupted` is True if SIGINT, SIGTERM or SIGHUP ended the relay."""
 
     code: int | None
     interrupted: bool
@@ -49,7 +49,7 @@ class _Output:
         os.set_blocking(source, False)
 
     def read(self) -> bool:
-        """Pass on at most PIECE bytes, so that connections get their turn; return False at the pipe's end."""
+        """Pass on at most PIECE bytes, to let connections have their turn. Return False at the pipe's end."""
         try:
             text = os.read(self.source, PIECE)
         except BlockingIOError:
@@ -64,7 +64,7 @@ class _Output:
         return bool(text)
 
     def _pass_on(self, text: bytes) -> None:
-        with suppress(OSError):  # the reader has closed it
+        with suppress(OSError):  # the reader has closed the sink
             while text:
                 text = text[os.write(self._sink, text) :]
 
@@ -87,7 +87,7 @@ class _Command:
                 stderr=pipe,
                 env={**flushed, **os.environ, VARIABLE: relay.near_address},
                 process_group=0,
-                preexec_fn=partial(die_with_parent, os.getpid()),  # this process has one thread
+                preexec_fn=partial(die_with_parent, os.getpid()),  # safe with one thread
             )
         except OSError as e:
             raise UsageError(f"cannot start {words[0]}: {e.strerror}") from None
@@ -110,7 +110,7 @@ class _Command:
 
     @property
     def ended(self) -> bool:
-        """True if the first process has ended. It is not reaped, so that the group's number is not reused."""
+        """True if the first process has ended. It is not reaped, which would free the group's number."""
         return os.waitid(os.P_PIDFD, self._end, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     @property
@@ -122,7 +122,7 @@ class _Command:
 
     @property
     def quiet(self) -> bool:
-        """True when no process writes to its output any more."""
+        """True if no process has the command's output open any more."""
         return not self._outputs
 
     def signal(self, number: int) -> None:
@@ -131,7 +131,7 @@ class _Command:
             os.killpg(self.process.pid, number)
 
     def close(self) -> int:
-        """Kill what is left of the group, and stop watching; return the exit code."""
+        """Kill the remaining processes of the group, and stop watching; return the exit code."""
         self.signal(signal.SIGKILL)
         for output in list(self._outputs):
             self._relay.ignore(output.source)
@@ -147,8 +147,8 @@ class _Command:
 class _Signals:
     """The handler of SIGINT, SIGTERM and SIGHUP while the relay runs.
 
-    The first is forwarded to the command by the loop; the second kills the command, and the relay ends as
-    after the first; the third ends this process at once.
+    The loop forwards the first signal to the command. The second signal kills the command, and the relay ends
+    as after the first. The third signal ends this process at once.
     """
 
     def __init__(self, wakeup: Wakeup) -> None:
@@ -159,7 +159,7 @@ class _Signals:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Install the handler for a block; an ignored SIGHUP (nohup) stays ignored."""
+        """Install the handler in a block. An ignored SIGHUP (nohup) stays ignored."""
         handled = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             handled.append(signal.SIGHUP)
@@ -188,13 +188,13 @@ def run_relay(
 ) -> Outcome:
     """Relay until a command ends, or until SIGINT, SIGTERM or SIGHUP; then close the relay.
 
-    The command's process group gets the same signal. Processes of the group that are left GRACE seconds after
-    the command's end get SIGTERM, then SIGKILL.
+    The command's process group gets the same signal. Processes of the group that still run GRACE seconds
+    after the command's end get SIGTERM, then SIGKILL.
 
     Args:
         relay: The relay, which already listens.
         words: The command and its arguments; empty for no command.
-        line: A function called with every output line of the command, without its end; None reads no output.
+        line: A function called with every output line, without its end; with None, no output is read.
         json: True if the command's standard output is to go to standard error.
 
     Raises:
@@ -223,7 +223,7 @@ def run_relay(
 
 
 def _end(relay: Relay, command: _Command, signals: _Signals) -> None:
-    """End the command if a signal was received, then the processes that the command has left."""
+    """End the command if a signal was received; then end the remaining processes of its group."""
     if signals.numbers:
         command.signal(signals.numbers[0])
         _turn_until(relay, STOP_DEADLINE, lambda: command.ended or signals.killed)

@@ -34,10 +34,12 @@ def join(
 ) -> None:
     """Run as a worker until the run is over.
 
-    url: the coordinator's address as seen from here, if it is not the file's. seat: the worker's number, or
-    auto for the rank that the engine has given this process; by default, the first missing number. devices:
-    auto, cpu, or a list such as cuda:0,cuda:1 (worker i on device i mod n of this machine). patience: seconds
-    to wait for a coordinator that does not answer. codecs, choices: the user's files on this machine.
+    Args:
+        url: The coordinator's address as seen from here, if it is not the file's.
+        seat: The worker's number, "auto" for the engine's rank, or None for the first missing number.
+        devices: "auto", "cpu", or a list such as "cuda:0,cuda:1" (worker i on device i mod n).
+        patience: Seconds to wait for a coordinator that does not answer.
+        codecs, **choices: The user's files on this machine.
     """
     worker = _worker(seat)
     [*_, placed] = assign_devices(devices, max(1, (worker or 0) - JoinCredentials.read(file).first + 1), 1)
@@ -67,10 +69,13 @@ def join_edge(
 ) -> None:
     """Run as an edge server until the run is over.
 
-    file: the edge server's join file, RUN/edges/join-000.json of the root. bind: the address for its workers.
-    url: the root's address as seen from here, if it is not the file's. workers_file: the join file to write
-    for the workers; by default beside `file`. patience: seconds to wait for a root that does not answer.
-    codecs, choices: the user's files on this machine.
+    Args:
+        file: The edge server's join file, such as RUN/edges/join-000.json of the root.
+        bind: The address for its workers.
+        url: The root's address as seen from here, if it is not the file's.
+        workers_file: The join file to write for the workers; by default beside `file`.
+        patience: Seconds to wait for a root that does not answer.
+        codecs, **choices: The user's files on this machine.
     """
     check_bind(bind)
     credentials = EdgeCredentials.read(file)
@@ -93,7 +98,7 @@ def join_edge(
 
 
 def _worker(seat: str | None) -> int | None:
-    """Return the worker number of a seat; None for the first missing number."""
+    """Return the worker number for --seat; None for the first missing number."""
     if seat == "auto":
         return rank(os.environ)
     if seat is not None and not seat.isdecimal():
@@ -113,7 +118,7 @@ def revoke(run: Path, workers: Sequence[int]) -> None:
 
 
 def _keys(run: Path) -> int:
-    """Count the workers that have a key."""
+    """Return the number of workers that have a key."""
     opened = RunFolder.open(run)
     opened.check_wire()
     execution = opened.starts[-1]["execution"]
@@ -121,7 +126,7 @@ def _keys(run: Path) -> int:
         raise UsageError(f"{run} has no remote workers (--remote-workers): no worker has a key")
     if not _is_running(run):
         raise UsageError(f"{run} is not being run: its keys open nothing, and fedsim resume makes new ones")
-    if edge_join_file(run, 0).exists():  # workers join at edge servers, and there is no join.json
+    if edge_join_file(run, 0).exists():  # workers join edge servers, without join.json
         return int(execution["workers"])
     if not (run / JOIN).exists():
         raise UsageError(f"{run} has no {JOIN} at the moment: it is being set up, or at its end")
@@ -129,7 +134,7 @@ def _keys(run: Path) -> int:
 
 
 def _is_running(run: Path) -> bool:
-    """Return True if the run has a coordinator; a killed coordinator may leave its join.json."""
+    """Return True if a coordinator runs. A join.json is no sign of it: a killed coordinator may leave one."""
     try:
         RunLock(run).release()
     except UsageError:

@@ -1,6 +1,6 @@
-"""The supervisor of worker processes: starts them by the fork server, watches pidfds, and always ends them.
+"""The supervisor, which starts worker processes by the fork server, watches their pidfds, and ends them.
 
-It imports neither torch nor NumPy: the fork server can be forked only from a process without them.
+This module imports neither torch nor NumPy, because only a process without them can fork the fork server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST_WORDS = 12
 
 @dataclass
 class Process:
-    """One row of processes.json. node: its machine. gpu: a UUID or ''. engine: such as 'mpi', or ''."""
+    """A row of processes.json. `node` is a machine, `gpu` a UUID or '', and `engine` such as 'mpi', or ''."""
 
     role: str
     index: int
@@ -47,7 +47,7 @@ class Process:
 
 
 class Supervisor:
-    """The processes of one run, which are started and ended here; after stop() none is left.
+    """The processes of one run. After stop(), none of them is left.
     Methods that wait raise Interrupted after a signal to stop, and TaskError if a process failed to start."""
 
     def __init__(self, interrupted: Wakeup) -> None:
@@ -64,12 +64,12 @@ class Supervisor:
     # ---- starting
 
     def start_server(self, fresh: bool = False, packages: Sequence[str] = ()) -> None:
-        """Start the fork server: a fork of this process if safe and not `fresh`, else a new interpreter."""
+        """Start the fork server, by a fork if that is safe and not `fresh`, else as a new interpreter."""
         self._server = ForkServer(fresh, packages)
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
     def start_workers(self, specs: list[dict[str, Any]], placements: tuple[Placement, ...]) -> None:
-        """Start all workers and wait until each has a pid."""
+        """Start all workers, and wait until each has a pid."""
         self._specs, self._placements = specs, placements
         deadline = time.monotonic() + START_DEADLINE
         self._expect("ready", deadline)
@@ -87,7 +87,7 @@ class Supervisor:
         self.changed(self.processes)
 
     def kill(self, worker: int) -> None:
-        """Kill a worker's process; fds() and check() report its end like any other."""
+        """Kill a worker's process. fds() and check() report its end like that of any other process."""
         for fd, index in self._pidfds.items():
             if index == worker:
                 with suppress(ProcessLookupError):
@@ -113,7 +113,7 @@ class Supervisor:
             raise self._server_lost(self._server) from None
 
     def _expect(self, key: str, deadline: float) -> dict[str, Any]:
-        """Return the next message that has `key`; record the ends of workers that are reported before."""
+        """Return the next message that has `key`; record the ends of workers that are reported before it."""
         assert self._server is not None
         while True:
             left = deadline - time.monotonic()
@@ -143,7 +143,7 @@ class Supervisor:
         return [self._interrupted.fd, *self._pidfds]
 
     def check(self, ready: list[int]) -> ProcessExit | None:
-        """Return the end of a worker among the ready descriptors, if any."""
+        """Return the end of a worker whose descriptor is among the ready ones, if any."""
         if self._interrupted.fd in ready:
             raise Interrupted("interrupted")
         for fd in ready:
@@ -187,8 +187,8 @@ class Supervisor:
     # ---- remote workers, which other machines start
 
     def note_remote(self, index: int, role: str, number: int, pid: int, host: str) -> None:
-        """Record a worker or an edge server that has joined from the machine `host`.
-        index: its number among all registered. number: its number within its role. pid: its process there."""
+        """Record a worker or an edge server with the process `pid` of the machine `host`.
+        `index` is its number among all registered processes, and `number` its number within its role."""
         self._workers[index] = _process(role, number, pid, "", "")
         self._workers[index].node = host
         self.processes.append(self._workers[index])
@@ -207,7 +207,7 @@ class Supervisor:
     # ---- ending
 
     def stop(self, gently: bool) -> None:
-        """Wait for workers if they were told to stop (gently), then kill the rest; no process is left."""
+        """Wait for the workers if they were told to stop (gently), and kill the rest. No process is left."""
         self._await_ends(STOP_DEADLINE if gently else 0.0)
         for fd in self._pidfds:
             with suppress(ProcessLookupError):

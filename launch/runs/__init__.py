@@ -1,1 +1,1 @@
-"""Run folders: written, read back, resumed."""
+"""Writing, reading and resuming of run folders."""

@@ -1,4 +1,4 @@
-"""An algorithm's cost per client and round, and once per client (docs/decisions/005-units-of-p.md)."""
+"""An algorithm's bytes per client and round, and once per client (docs/decisions/005-units-of-p.md)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 SIDES = ("down", "up")
 Sent = tuple[int, str, str]
-"""The exchange (1, 2), the direction and the name of a field."""
+"""The number of the exchange (1 or 2), the direction, and the name of a message field."""
 
 
 def sent_once(algorithm: Algorithm[Any, Any, Any, Any]) -> frozenset[Sent]:
-    """Return the fields that a client gets or sends once, which are the messages' optional groups."""
+    """Return the fields that each client receives or sends once: those in the messages' optional groups."""
     from fedsim.wire.schema import optional_group, schema  # imports torch
 
     return frozenset(
@@ -34,8 +34,8 @@ def sent_once(algorithm: Algorithm[Any, Any, Any, Any]) -> frozenset[Sent]:
 @dataclass
 class ClientCosts:
     """The algorithm's bytes by direction, including headers and framing.
-    optional: the fields that are sent once (sent_once). rounds: bytes of the rounds 1, 2, ... without these
-    fields. once: bytes of the set-up (round 0) and of these fields."""
+    `optional` has the fields that are sent once (sent_once). `once` counts the bytes of these fields and of
+    the set-up (round 0), and `rounds` counts all other bytes."""
 
     optional: frozenset[Sent] = frozenset()
     rounds: Counter[str] = field(default_factory=Counter)
@@ -56,8 +56,8 @@ class ClientCosts:
 
     def units(self, *, params: int, participations: int, clients: int) -> dict[str, float]:
         """Return the costs in units of P (4 * params bytes), as in summary.json.
-        units_of_p_SIDE is per client and round, units_of_p_once_SIDE per client. participations: the pairs
-        of a client and a round, from round 1, in which the client got the broadcast."""
+        units_of_p_SIDE is per client and round, units_of_p_once_SIDE per client. `participations` counts the
+        pairs of a client and a round, from round 1, in which the client received the broadcast."""
         round, client = 4 * params * participations, 4 * params * clients
         return {f"units_of_p_{side}": self.rounds[side] / round if round else 0.0 for side in SIDES} | {
             f"units_of_p_once_{side}": self.once[side] / client if client else 0.0 for side in SIDES

@@ -1,7 +1,6 @@
-"""Clients' seconds and energy on the virtual clock, for summary.json.
+"""The clients' time and energy on the virtual clock, for summary.json.
 
-They follow from the configuration and the rows of ledger.csv, so they are the same for any number of workers
-and resumes.
+They depend only on the configuration and the rows of ledger.csv, not on the numbers of workers and resumes.
 """
 
 from __future__ import annotations
@@ -20,17 +19,20 @@ from fedsim.virtual_clock import Clock, Hops, Ints, indices
 from fedsim.wire.ledger_rows import Entry
 
 Sent = dict[tuple[int, int], dict[int, list[int]]]
-"""Bytes down and up of every client, by round and exchange."""
+"""The bytes down and up of every client, by round and exchange."""
 
 
 def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[str, Any]:
-    """Return the key `devices` of summary.json, from the ledger's rows up to the last committed round.
+    """Return the value of `devices` in summary.json, from the ledger's rows up to the last committed round.
 
-    The problem must have a clock. The key holds `simulated_seconds` of all rounds, and lists with one value
-    per client. client_seconds: spent on downloads, computation, uploads. client_joules: only if the energy
-    of devices is known. client_waits: the seconds from its answer to the end of the exchange, or those of its
-    upload in the buffer of an asynchronous run. client_holds: in a synchronous run, the seconds in which all
-    other clients had answered and this one had not. NAME_total is the sum of each list.
+    The problem must have a clock. The value has `simulated_seconds` of all rounds, these lists with a number
+    per client, and the sum NAME_total of each list:
+
+    - client_seconds: The seconds of downloads, computation and uploads.
+    - client_joules: The energy, only if it is known for the devices.
+    - client_waits: The seconds from an answer to the end of its exchange; in an asynchronous run, the seconds
+      that an upload waits in the buffer.
+    - client_holds: The seconds in which only this client has not answered; only in a synchronous run.
     """
     clock, sizes, steps = problem.clock, indices(problem.sizes), problem.asynchrony.schedule
     assert clock is not None
@@ -86,7 +88,7 @@ def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, 
 def _seconds(
     problem: Problem, clock: Clock, of: tuple[int, int], clients: Ints, sizes: Ints, down: Ints, up: Ints
 ) -> Floats:
-    """Return each client's seconds in the exchange `of` (round, number); without upload, the download's."""
+    """Return each client's seconds in the exchange `of` (round, number). Some clients only download."""
     round, exchange = of
     result = clock.download_of(clients, down)
     answered, steps = np.flatnonzero(up), problem.asynchrony.schedule
@@ -107,7 +109,7 @@ def _duration(
     sent: tuple[Ints, Ints],
     hops: Hops | None,
 ) -> float:
-    """Return the seconds of an exchange, as in fedsim.virtual_clock.ExchangeClock."""
+    """Return the duration of an exchange in seconds, as in fedsim.virtual_clock.ExchangeClock."""
     steps = problem.asynchrony.schedule
     if steps is not None and round:
         return steps.step(round).seconds

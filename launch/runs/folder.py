@@ -1,7 +1,7 @@
-"""Reading of run folders: the only module that knows the files of a run and how they belong together.
+"""Reading of run folders. Only this module knows the files of a run and how they belong together.
 
-Files are read when they are needed, and compared with the digests that the run has recorded. A run that has
-ended has its digests in summary.json. Otherwise the newest checkpoint has the digests at the commit of its
+Files are read when they are needed, and compared with the digests that the run has recorded. The digests of a
+run that has ended are in summary.json. Otherwise, the newest checkpoint has the digests at the commit of its
 round. A run of an earlier fedsim may have neither.
 
 Importing this module imports neither torch nor pandas.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas
 
 NOT_RECORDED = "training steps are not recorded: "
-"""The text before the reason in a worker's log (fedsim.learning.recordings)."""
+"""The text that precedes the reason in a worker's log (fedsim.learning.recordings)."""
 SUMMARY, PROCESSES, MODEL = "summary.json", "processes.json", "model.safetensors"
 RUNNING, DONE, INTERRUPTED, FAILED, KILLED = "running", "done", "interrupted", "failed", "killed"
 DAMAGED, MISSING = "damaged", "missing"
@@ -46,12 +46,14 @@ DAMAGED, MISSING = "damaged", "missing"
 
 @dataclass(frozen=True)
 class KnownFiles:
-    """A run's record of its growing files.
+    """A run's record of the digests of its growing files.
 
-    source: the place of the record, such as "summary.json". ended: True if the run has ended and the files
-    are complete; otherwise they may have more rows than recorded. files: their digests by name. experiment:
-    the digest of the manifest's experiment, without its rounds if the run has not ended; '' if unknown. run:
-    the run's name; '' if unknown.
+    Attributes:
+        source: The place of the record, such as "summary.json".
+        ended: True if the run has ended. Otherwise, the files may have more rows than recorded.
+        files: The digests by file name.
+        experiment: The experiment's manifest.digest, or its lasting_digest if not `ended`; '' if unknown.
+        run: The run's name; '' if unknown.
     """
 
     source: str
@@ -64,7 +66,7 @@ class KnownFiles:
 @dataclass(frozen=True)
 class RunFolder:
     """The run folder `path`; fedsim.Run adds methods for notebooks.
-    A file is read once, when it is first needed. Open the folder again to see what was added since."""
+    A file is read once, when it is first needed. Open the folder again to see later additions."""
 
     path: Path
 
@@ -107,12 +109,12 @@ class RunFolder:
 
     @property
     def experiment(self) -> Mapping[str, Any]:
-        """The manifest's experiment, with all defaults resolved and with entries on data and algorithm."""
+        """The manifest's experiment, with all defaults resolved, and with entries on data and algorithm."""
         experiment: Mapping[str, Any] = self.manifest["experiment"]
         return experiment
 
     def to_experiment(self) -> Experiment:
-        """Return the experiment as a value that can be run again.
+        """Return the experiment as an object that can be run again.
 
         Raises:
             UsageError, MismatchError: if this version of fedsim cannot run it.
@@ -134,12 +136,12 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """The state of the run, by its lock (which the kernel releases with the process), then its summary.
+        """The state of the run, from its lock, which the kernel releases with the process, and its summary.
 
-        running, done, interrupted (by a signal), failed (with an error), killed (its coordinator is gone
-        without a summary), or damaged (its manifest or summary cannot be read). A lock cannot be seen from
-        another machine, so a run that was last started on another one counts as running until it has a
-        summary. missing: there is no such folder.
+        It is running, done, interrupted (by a signal), failed (with an error), killed (the coordinator ended
+        without a summary), damaged (the manifest or summary cannot be read), or missing (there is no folder).
+        The lock cannot be seen from other machines. A run that was last started on another machine therefore
+        counts as running until it has a summary.
         """
         if is_locked(self.path):
             return RUNNING
@@ -153,13 +155,13 @@ class RunFolder:
         return RUNNING if self._elsewhere() else KILLED
 
     def _elsewhere(self) -> bool:
-        """True if the coordinator was last started on another machine, as far as is known."""
+        """Return True if the coordinator is known to have been last started on another machine."""
         nodes = [row.get("node") for row in self.processes if row.get("role") == "coordinator"]
         return bool(nodes and nodes[-1] and nodes[-1] != platform.node())
 
     @property
     def not_recorded(self) -> list[str]:
-        """The distinct reasons, from this machine's logs, why workers on GPUs recorded no training steps."""
+        """The distinct reasons in this machine's logs why workers on GPUs recorded no training steps."""
         lines = [
             line
             for log in sorted((self.path / "logs").glob("worker-*.log"))
@@ -184,7 +186,7 @@ class RunFolder:
 
     @property
     def clients(self) -> int:
-        """The number of clients that have data: K, or 1 for a centralised run, with the rows of all K."""
+        """The number of clients that have data: K, or 1 for a centralised run, in which one has all rows."""
         return len(self.experiment.get("client_sizes") or ()) or int(self.experiment["clients"])
 
     @property
@@ -202,7 +204,7 @@ class RunFolder:
     # ---- what this fedsim can read
 
     def check_wire(self) -> None:
-        """Check that this fedsim can read the run's messages, checkpoints and states; else MismatchError."""
+        """Raise MismatchError if this fedsim cannot read the run's messages, checkpoints and states."""
         begun = self.manifest.get("wire", 1)
         if begun != WIRE:
             raise MismatchError(
@@ -211,7 +213,7 @@ class RunFolder:
             )
 
     def check_states(self) -> None:
-        """Check that this fedsim can read the run (check_wire), and that states exist; else UsageError."""
+        """Call check_wire, and raise UsageError if the run kept no states (durability = none)."""
         self.check_wire()
         if any(start["execution"].get("durability") == "none" for start in self.starts):
             raise UsageError(
@@ -224,10 +226,10 @@ class RunFolder:
 
     @property
     def commits(self) -> dict[int, Mapping[str, Any]]:
-        """Return the journal's entries of committed rounds, by round.
+        """The journal's entries of committed rounds, by round.
 
-        A round counts once the journal has its commit, which is written after the round's rows. Later rows
-        belong to an interrupted round, which a resume computes again.
+        A round is committed once the journal has its entry, which is written after its rows. Later rows are
+        those of an interrupted round, which a resume computes again.
         """
         journal = self.path / JOURNAL
         records = read_journal(journal) if journal.is_file() else []
@@ -236,7 +238,7 @@ class RunFolder:
     @property
     def last_round(self) -> int | None:
         """The last round whose rows in ledger.csv and timeline.csv count; None if all rows count.
-        All rows count in a run that has ended, because it writes no rows of an unfinished round."""
+        All rows of a run that has ended count, because it has no rows of an unfinished round."""
         if self.has(SUMMARY) or not self.has(JOURNAL):
             return None
         return max(self.commits, default=-1)
@@ -248,7 +250,7 @@ class RunFolder:
         return (self.path / name).is_file()
 
     def file(self, name: str) -> Path:
-        """Return the path of a file of the run; UsageError if the file is missing."""
+        """Return the path of a file of the run; raise UsageError if the file is missing."""
         path = self.path / name
         if not path.is_file():
             raise UsageError(
@@ -258,13 +260,13 @@ class RunFolder:
 
     @cached_property
     def known(self) -> KnownFiles:
-        """The record of the growing files in summary.json, or else in the newest readable checkpoint."""
+        """The record of the growing files, from summary.json or else from the newest readable checkpoint."""
         if self.has(SUMMARY):
             return _known_by_summary(self.path / SUMMARY)
         for path in sorted((self.path / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
             try:
                 committed = read_committed_files(path)
-            except (WireError, DiskError):  # damaged, of an earlier fedsim, or just deleted
+            except (WireError, DiskError):  # damaged, from an earlier fedsim, or just deleted
                 continue
             files = {file.name: file for file in committed.files}
             source = f"the checkpoint of round {committed.round}"
@@ -272,7 +274,7 @@ class RunFolder:
         return KnownFiles("", False, {})
 
     def checked(self) -> Self:
-        """Compare all files with their record, and return the run; DataError names a changed file."""
+        """Compare all files with their record; raise DataError for a changed file. Return the run."""
         self.check_experiment()
         for name in self.known.files:
             if (self.path / name).exists():
@@ -280,7 +282,7 @@ class RunFolder:
         return self
 
     def check_experiment(self) -> None:
-        """Compare the manifest's experiment with its record; DataError if they differ."""
+        """Compare the manifest's experiment with its record; raise DataError if they differ."""
         known, path = self.known, self.path / MANIFEST
         here = digest(self.experiment) if known.ended else lasting_digest(self.experiment)
         if known.experiment not in ("", here):
@@ -292,7 +294,7 @@ class RunFolder:
             )
 
     def checked_bytes(self, name: str) -> bytes:
-        """Return a growing file's content; UsageError if the file is missing, DataError if it was changed."""
+        """Return a growing file's content; raise UsageError if it is missing, DataError if it was changed."""
         path = self.file(name)
         try:
             data = path.read_bytes()
@@ -306,7 +308,7 @@ class RunFolder:
         return data
 
     def check_files(self, *names: str) -> None:
-        """Compare growing files with their record like checked_bytes, but in blocks: they may be large."""
+        """Compare growing files, which may be large, with their record, like checked_bytes but in blocks."""
         self.check_experiment()
         for name in names:
             path, was = self.path / name, self.known.files.get(name)
@@ -360,7 +362,7 @@ class RunFolder:
                 raise DataError(f"{path} is damaged: line {number} is no line of a round") from None
         if len(rounds) < len(lines):
             raise DataError(f"{path} is damaged: a line does not say what its round cost")
-        if lines:  # the clients' own models are scored at the end of the run
+        if lines:  # personal models are scored at the end of the run
             lines[-1] |= {name: self.summary[name] for name in PERSONAL_NUMBERS if name in self.summary}
         if every_round(rounds):
             return tuple(lines)
@@ -388,15 +390,15 @@ class RunFolder:
     def ledger(self) -> pandas.DataFrame:
         """The table of ledger.csv, with one row per message field and layer, and its bytes.
 
-        A text that does not apply is '', a number that does not apply is -1. A last row that is still being
-        written is left out, and so are rows of a round that is not committed.
+        A text that does not apply is '', and a number that does not apply is -1. The table has no incomplete
+        last row and no rows of uncommitted rounds.
 
         Raises:
             UsageError: if there is no ledger.csv.
             DataError: if the file is damaged, or its sums differ from those in summary.json.
         """
         path = self.path / LEDGER
-        ended = self.summary.get("status") in (DONE, INTERRUPTED)  # one that failed may lack rows
+        ended = self.summary.get("status") in (DONE, INTERRUPTED)  # a failed run may lack rows
         sums = self.summary.get("bytes") if ended else None
         return ledger_frame(path, self.checked_bytes(LEDGER), self.last_round, sums)
 
@@ -421,7 +423,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run; {} if it is no object. UsageError if unreadable, DataError if damaged."""
+    """Read a JSON object (else {}) of a run. Raise UsageError if unreadable, and DataError if damaged."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -433,7 +435,7 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def json_or_empty(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run; {} if it is missing or damaged."""
+    """Read a JSON file of a run; return {} if it is missing or damaged."""
     try:
         result = json.loads(path.read_text())
     except (OSError, ValueError):

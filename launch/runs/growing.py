@@ -1,4 +1,4 @@
-"""Files that a running run appends to, read while they grow."""
+"""Reading of files while a run appends to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GrowingLines:
     at: int = 0
 
     def new(self) -> Iterator[bytes]:
-        """Yield the lines since the last call, without line ends; nothing if there is no file.
+        """Yield the lines since the last call, without line ends. A missing file has no lines.
         A file that has become shorter was cut by a resume, and is read from its beginning."""
         if not self.path.exists():
             return
@@ -43,8 +43,8 @@ class GrowingLines:
 
 
 def rows_of(path: Path, kind: type[T], last: int | None = None) -> Iterator[T]:
-    """Yield the rows of a ledger.csv (Entry) or a timeline.csv (Span) up to the round `last`, or all.
-    A last row that is still being written is left out."""
+    """Yield the rows of a ledger.csv (Entry) or timeline.csv (Span) up to the round `last`, or all rows.
+    An incomplete last row is left out."""
     for row in _rows(path, kind):
         result = kind(*row)
         if last is None or result.round <= last:
@@ -52,7 +52,7 @@ def rows_of(path: Path, kind: type[T], last: int | None = None) -> Iterator[T]:
 
 
 def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:
-    """Yield each row's values in the types of the tuple's fields; fields with a default may be missing."""
+    """Yield each row's values, converted to the types of the fields. Fields with defaults may be missing."""
     columns: Sequence[str] = kind._fields
     needed = len(columns) - len(kind._field_defaults)
     types, number = [get_type_hints(kind)[name] for name in columns], 0

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 FORMAT = 1
 ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
-"""Keys of an experiment on which readers rely."""
+"""Keys that every manifest's experiment must have."""
 WIRE = 3
-"""fedsim.wire.header.VERSION, which must not be imported here: it imports torch."""
+"""The value of fedsim.wire.header.VERSION, which cannot be imported here, because that imports torch."""
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
 
 
 def describe(
     experiment: Mapping[str, Any], execution: Execution, run: str, probe: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a run's manifest. experiment: with all defaults. probe: workers.probe.probe of this process."""
+    """Return a run's manifest. `experiment` has all defaults, and `probe` is workers.probe.probe here."""
     return {
         "format": FORMAT,
         "wire": WIRE,
@@ -52,7 +52,7 @@ def describe(
 
 
 def described(problem: Problem) -> dict[str, Any]:
-    """Return the experiment with all defaults resolved; `sources` has the user's files and their sha256."""
+    """Return the experiment with all defaults resolved. `sources` has the sha256 of the user's files."""
     experiment = problem.experiment
     files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
     features, dropped = problem.dataset.features, problem.dataset.dropped
@@ -75,7 +75,7 @@ def described(problem: Problem) -> dict[str, Any]:
 
 
 def surroundings(probe: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return versions, platform, and the digest of a small computation."""
+    """Return the versions and the platform, including digests of small computations."""
     facts = facts_of_machine()
     return {
         "versions": versions(),
@@ -92,7 +92,7 @@ def surroundings(probe: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 def facts_of(content: Mapping[str, Any], device: str) -> dict[str, str]:
     """Return the facts in a manifest, or in surroundings(), on which bits depend (workers/numerics.py).
-    Missing facts are left out. device: a machine's GPUs are included only for "cuda"."""
+    Missing facts are left out, and so is the machine's GPU unless `device` is "cuda"."""
     versions, machine = content.get("versions", {}), content.get("platform", {})
     facts = {name: value for name, value in {**versions, **machine}.items() if name in HERE}
     if device == "cuda":
@@ -102,14 +102,13 @@ def facts_of(content: Mapping[str, Any], device: str) -> dict[str, str]:
 
 
 def computing(before: Mapping[str, Any], now: Mapping[str, Any], device: str) -> list[Difference]:
-    """Return differences of two manifests that may change bits on `device`: `there` before, `here` now."""
+    """Return the differences between two manifests (`there` before, `here` now) that may change bits."""
     return list(differences(facts_of(before, device), facts_of(now, device)))
 
 
 def with_workers(content: Mapping[str, Any], facts: Facts, drift: Sequence[str]) -> dict[str, Any]:
-    """Return the manifest with facts of the workers.
-    facts: the first worker's facts; the coordinator may not have the GPU and its probe digest.
-    drift: a text for each worker whose bits may differ."""
+    """Add the first worker's facts to a manifest, because the coordinator may lack the GPU and its probe.
+    `drift` has a text for each worker whose bits may differ."""
     known = content["platform"]
     digests = {kind: facts[name] for kind in ("cpu", "cuda") if (name := PROBE.format(kind)) in facts}
     machine = {**known, "probe": {**digests, **known.get("probe", {})}}
@@ -125,7 +124,7 @@ CHANGEABLE = ("rounds", "until")
 
 
 def resumed(before: Mapping[str, Any], now: Experiment, start: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest of a resumed run. now: its new experiment; start: the environment of the resume."""
+    """Return the manifest of a resumed run. `now` is its new experiment, and `start` describes the resume."""
     experiment = {**before["experiment"], **{name: getattr(now, name) for name in CHANGEABLE}}
     changes = {"experiment": experiment, "experiment_sha256": digest(experiment)}
     return {**before, **changes, "resumes": [*before.get("resumes", []), start]}

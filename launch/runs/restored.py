@@ -1,4 +1,4 @@
-"""A run restored from its folder: experiment, last committed round, and the messages it would send next."""
+"""A run restored from its folder: experiment, last committed round, and the messages of the next round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from workers.task_execution import execute
 
 @dataclass(frozen=True)
 class Message:
-    """A message before any codec, with tensors in their dtype on the wire. context: known to both ends."""
+    """A message before encoding, with tensors in their wire dtypes. Both ends know `context`."""
 
     side: str
     exchange: int
@@ -43,7 +43,7 @@ class Message:
 
 @dataclass(frozen=True)
 class RestoredRun:
-    """A run restored from its folder; this process then has the run's numerics."""
+    """A run restored from its folder. Opening it gives this process the run's numerics."""
 
     run: RunFolder
     problem: Problem
@@ -51,7 +51,7 @@ class RestoredRun:
 
     @staticmethod
     def open(folder: Path, data_dir: Path | None = None) -> RestoredRun:
-        """Assemble a run's problem, and read its newest checkpoint. data_dir: by default as in manifest."""
+        """Assemble a run's problem, and read its newest checkpoint. `data_dir` defaults to the manifest's."""
         run = RunFolder.open(folder)
         run.check_states()
         described, experiment = run.experiment, run.to_experiment()
@@ -79,16 +79,16 @@ class RestoredRun:
 
     @property
     def first_round(self) -> int:
-        """The first round: 0 if there was a set-up, else 1."""
+        """The number of the first round: 0 if there is a set-up, else 1."""
         return 0 if self.problem.algorithm.setup else 1
 
     @property
     def name(self) -> str:
-        """The run's name in every envelope."""
+        """The run's name, which is in every envelope."""
         return str(self.run.manifest["run"])
 
     def committed(self, round: int) -> Checkpoint[Any] | None:
-        """Return the state that a round committed; None if its checkpoint was deleted."""
+        """Return the checkpoint of a round; None if it was deleted."""
         path = checkpoint_path(self.folder, round)
         if not path.exists():
             return None
@@ -101,7 +101,7 @@ class RestoredRun:
         return read
 
     def unlike(self, created: Checkpoint[Any]) -> str | None:
-        """Compare a recomputed round with the run: '' if identical, None if its checkpoint was deleted."""
+        """Return how a recomputed round differs from the run's; '' if equal, None without a checkpoint."""
         kept = self.committed(created.round)
         if kept is None:
             return None
@@ -123,7 +123,7 @@ class RestoredRun:
             raise DataError(str(e)) from None
 
     def drift(self) -> list[str]:
-        """Return changes of the environment since the run began: each as `torch was 2.6, here it is 2.7`."""
+        """Return changes of the environment since the run began, such as `torch was 2.6, here it is 2.7`."""
         was, e = self.run.experiment, self.problem.experiment
         here = manifest.surroundings(probe(self.problem))
         facts: list[tuple[str, Any, Any]] = [*manifest.computing(self.run.manifest, here, e.device)]
@@ -138,7 +138,7 @@ class RestoredRun:
         ] + [f"{DRIFT} ({text})" for text in self.run.drift]
 
     def largest_participant(self) -> int:
-        """Return the next round's participant with the most examples; of all clients if it has none."""
+        """Return the next round's participant with the most examples, or the largest client if none."""
         participants = self.problem.schedule()(self.round + 1).participants
         everyone = tuple(range(len(self.problem.clients)))
         return max(participants or everyone, key=lambda k: self.problem.sizes[k])
@@ -185,7 +185,7 @@ class RestoredRun:
                 server = algorithm.server_update(server, down, iter([(client, result.decoded)]), ctx)
 
     def _plain(self, message: Any) -> Any:
-        """Return the message as the receiver would get it without codecs."""
+        """Return the message as it would be received without codecs."""
         return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
 
 

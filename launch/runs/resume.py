@@ -1,8 +1,8 @@
 """fedsim resume: the experiment of a run folder, and the options that may change it.
 
 The execution (workers, transport, devices, reporting) and the target accuracy may change, and the number of
-rounds may increase. Anything on which the bits depend may not change: other options, other versions of the
-libraries and other data are refused, with both values in the error.
+rounds may increase. Other options, other library versions and other data are refused, because the results
+would differ. The error states both values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.storage.metrics_file import metrics_lines
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that is to be resumed. drift: resume the run even if versions or machine differ."""
+    """A run to be resumed. With `drift`, versions and machine may differ from those at the start."""
 
     run: RunFolder
     drift: bool = False
@@ -48,7 +48,7 @@ class Resumption:
         return self.run.manifest
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-        """Return the run's configuration with these options; MismatchError names a change that is refused."""
+        """Return the run's configuration with these options; raise MismatchError for a refused change."""
         supplied, before = Overrides.of(options), self.experiment
         merged = {
             "hyperparameters": {**before.hyperparameters, **supplied.hyperparameters},
@@ -75,7 +75,7 @@ class Resumption:
         return target, self._execution(supplied)
 
     def _same_hyperparameter(self, key: str, value: Any, supplied: str) -> None:
-        """Refuse another value of a hyperparameter, even for a complete run. key: short or dotted name."""
+        """Refuse another value of a hyperparameter (short or dotted name `key`), even for a complete run."""
         before, algo = self.experiment.hyperparameters, self.experiment.algo
         known = [name for name in before if name == key] or [n for n in before if n.endswith(f".{key}")]
         if not known:
@@ -91,7 +91,7 @@ class Resumption:
 
     @property
     def complete(self) -> bool:
-        """True if the run has ended by itself, as its summary says; a damaged summary is written again."""
+        """True if the summary says that the run has ended by itself; False for a damaged summary."""
         ended = self._summary.get("rounds") == self.run.experiment["rounds"]
         return self._summary.get("status") == "done" and (ended or self._summary.get("reached") is not None)
 
@@ -100,10 +100,10 @@ class Resumption:
         return json_or_empty(self.folder / SUMMARY)
 
     def nothing_left(self, target: Experiment) -> str:
-        """Return why the run is complete and is not continued; '' if there is something to do.
+        """Return why there is nothing to resume; '' if there is something to do.
 
-        A run that was killed after its last round still needs its summary. UsageError if the run is not
-        complete, but has already reached the new accuracy at which it should end.
+        A run that was killed after its last round still needs its summary. Raise UsageError if an incomplete
+        run has already reached the new target accuracy.
         """
         lines = [line for line, _ in metrics_lines(self.folder / METRICS)]
         reached = TargetAccuracy(target.until).after(lines).reached
@@ -143,7 +143,7 @@ class Resumption:
         return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:
-        """Compare versions, machine and data with those at the start; MismatchError names a change."""
+        """Compare versions, machine and data with those at the start; raise MismatchError for a change."""
         was, today = self.manifest["experiment"], now["experiment"]
         for key, value in dotted({"hyperparameters": today["hyperparameters"]}):
             name = key.partition(".")[2]
@@ -163,5 +163,5 @@ class Resumption:
                 )
 
     def drifts(self, now: Mapping[str, Any]) -> list[Difference]:
-        """Return the differences by which this process may compute other bits. now: the present manifest."""
+        """Return the differences that may change bits. `now` is the manifest of the present process."""
         return manifest.computing(self.manifest, now, now["experiment"]["device"])

@@ -12,11 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 UNKNOWN = "unknown"
 GIT = ("git", "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*")
 DEADLINE = 5.0
-"""Seconds to wait for git, such as on a slow file system."""
+"""Seconds to wait for git, which may be slow on some file systems."""
 
 
 def look_up(root: Path = ROOT) -> None:
-    """Start git, so that commit() need not wait for it. Call commit() later in any case, to end it."""
+    """Start git, so that commit() need not wait for it. The caller must call commit() later, to end git."""
     _started(root)
 
 
@@ -24,8 +24,8 @@ def look_up(root: Path = ROOT) -> None:
 def commit(root: Path = ROOT) -> str:
     """Return the commit's nine digits, then '+' if files were changed since; 'unknown' without a repository.
 
-    It is looked up once, close to the time at which this process imports the source. A repository above
-    `root` does not count, because it belongs to another project in which the packages are installed.
+    The commit is looked up once, close to the import of the source. A repository above `root` does not count,
+    because it belongs to another project, in which the packages are installed.
     """
     process = _started(root)
     if process is None:

@@ -30,7 +30,7 @@ NOTHING = Layout(())
 
 
 class Start(NamedTuple):
-    """The start of the program: the time in seconds since the epoch, and the seconds of its imports."""
+    """The start of the program in seconds since the epoch, and the seconds of its imports."""
 
     at: float
     imports: float
@@ -50,7 +50,7 @@ def spread_of(model: Model) -> Tensor | None:
 
 def write_model(path: Path, problem: Problem, model: Model) -> None:
     """Write the model in float32: the mean by parameter name, and running statistics by name. A precision is
-    under `precision.<name>`, or `precision` if it is a matrix; samples, shape (n, P), are under `samples`."""
+    stored as `precision.<name>`, or as `precision` if it is a matrix; samples, shape (n, P), as `samples`."""
     layout = problem.net.layout
     model, statistics = taken_apart(model)
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
@@ -71,7 +71,7 @@ def write_model(path: Path, problem: Problem, model: Model) -> None:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
-    """Write tensors with the algorithm's name; OSError if this process has no file descriptor left."""
+    """Write tensors and the algorithm's name; raise OSError if no file descriptor is left."""
     try:
         save_file(tensors, path, {"algorithm": algo})
     except SafetensorError as e:
@@ -110,7 +110,7 @@ def _vector(tensors: Mapping[str, Tensor], layout: Layout, prefix: str) -> Tenso
 def dual_mismatch(
     problem: Problem, server: Any, states: ClientStates, versions: tuple[int, ...]
 ) -> float | None:
-    """Return Algorithm.dual_mismatch over all clients' states, with one in memory at a time; no traffic."""
+    """Return Algorithm.dual_mismatch over all clients' states, with one in memory at a time. Send nothing."""
     algorithm, ctx = problem.algorithm, problem.context(0, 0)
     clients = (
         states.load(k, version) if version else algorithm.client_init(ctx, k)
@@ -120,7 +120,7 @@ def dual_mismatch(
 
 
 def asynchronous(problem: Problem, rounds: int) -> dict[str, Any]:
-    """Return the seconds and the uploads by staleness of an asynchronous run; {} for a synchronous one."""
+    """Return the duration and the uploads by staleness of an asynchronous run; {} for a synchronous run."""
     schedule = problem.asynchrony.schedule
     if schedule is None:
         return {}
@@ -152,11 +152,11 @@ def summarise(
     states: ClientStates | None,
     start: Start,
 ) -> dict[str, Any]:
-    """Return summary.json. costs: of the committed rounds (docs/decisions/005). took_part, folded: for each
-    client, the number of rounds in which it got the broadcast, and in which its upload was folded. Keys in
-    the result: until, the target accuracy if any; reached, the first evaluated round that reaches it;
-    bytes_to_until, the algorithm's bytes until then by direction; kernel_residual, the kernel's count of the
-    streams minus the ledger's (tcp); dual_mismatch, Algorithm.dual_mismatch at the end."""
+    """Return the content of summary.json. `costs` is of the committed rounds (docs/decisions/005). For each
+    client, `took_part` counts the rounds in which it got the broadcast, and `folded` the rounds in which its
+    upload was aggregated. In the result, `until` is the target accuracy, `reached` the first evaluated round
+    with it, and `bytes_to_until` the algorithm's bytes up to that round by direction. `kernel_residual` is
+    the kernel's byte count of the streams minus the ledger's (tcp); `dual_mismatch` is taken at the end."""
     params = problem.net.layout.size
     down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
     summary: dict[str, Any] = {

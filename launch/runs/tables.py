@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl and ledger.csv as tables and curves. pandas is imported where a table is made."""
+"""A run's metrics.jsonl and ledger.csv as tables and curves. pandas is imported only to make a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMS = {
     "simulated": ("simulated_seconds",),
     "J": ("joules",),
 }
-"""The numbers that are summed over rounds."""
+"""Names of sums over rounds, and the numbers in metrics.jsonl that each of them adds up."""
 
 
 def metrics_frame(lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
@@ -40,8 +40,8 @@ def metrics_frame(lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
 def ledger_frame(path: Path, written: bytes, last: int | None, sums: Any) -> pandas.DataFrame:
     """Return the rows of a ledger.csv up to the round `last`, or all rows.
 
-    written: the file's content. sums: `bytes` of summary.json, to compare with the sums; None for no
-    comparison. DataError if the file is damaged, or the sums differ.
+    `written` is the file's content. `sums` is `bytes` of summary.json, with which the sums of the rows are
+    compared unless it is None. Raise DataError if the file is damaged, or the sums differ.
     """
     import pandas
 
@@ -90,7 +90,7 @@ def every_round(rounds: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's metrics.jsonl: one mapping per evaluated round, ascending."""
+    """A run's metrics.jsonl: one mapping per evaluated round, in ascending order."""
 
     lines: tuple[dict[str, Any], ...]
 
@@ -98,7 +98,7 @@ class Curve:
         return [line["round"] for line in self.lines]
 
     def has(self, name: str) -> bool:
-        """Return True if any line has a number of this name; for simulated sums, if every round has it."""
+        """Return True if a line has a number of this name; for simulated and J, if every round has it."""
         if name not in ("simulated", "J"):
             return name in SUMS or any(line.get(name) is not None for line in self.lines)
         (key,) = SUMS[name]
@@ -106,7 +106,7 @@ class Curve:
         return timed and every_round(self.rounds())
 
     def metric(self, name: str) -> list[float]:
-        """Return one value per evaluated round (cumulative for SUMS); null is NaN. UsageError if unknown."""
+        """Return one value per evaluated round, cumulative for SUMS. null is NaN. Refuse an unknown name."""
         if name in SUMS:
             scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
             for line in self.lines:

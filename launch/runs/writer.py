@@ -34,10 +34,10 @@ OWN_NAMES = frozenset(
 
 
 class RunDir:
-    """A run folder that this process writes; its lock is released by close()."""
+    """A run folder that this process writes and locks. close() releases the lock."""
 
     def __init__(self, path: Path, resumed: bool = False, hops: bool = False) -> None:
-        """Make the folder. resumed: it exists, and cut() follows. hops: the ledger has the column hop."""
+        """Make the folder, or open it if `resumed`; then cut() must follow. `hops` adds the column hop."""
         self.path, self._columns = path, TREE_COLUMNS if hops else COLUMNS
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out {path}: this is a file; name a folder")
@@ -51,7 +51,7 @@ class RunDir:
             for file in self._files if not resumed else ():
                 file.begin()
         except UsageError:
-            raise  # another process has the folder
+            raise  # another process has locked the folder
         except BaseException:
             if not resumed:
                 self.discard()
@@ -91,7 +91,7 @@ class RunDir:
         lock.release()
 
     def discard(self) -> None:
-        """Close the files and remove what this start has made, because the run did not begin."""
+        """Close the files, and remove everything that this start has made, because the run did not begin."""
         self.close()
         with suppress(OSError):
             _empty(self.path)
@@ -100,7 +100,7 @@ class RunDir:
 
     @property
     def digests(self) -> tuple[FileDigest, ...]:
-        """The present digests of ledger.csv, metrics.jsonl and timeline.csv."""
+        """The current digests of ledger.csv, metrics.jsonl and timeline.csv."""
         return tuple(file.digest for file in self._files)
 
     def cut(self, recovery: Recovery) -> None:
@@ -110,7 +110,7 @@ class RunDir:
             file.cut(recovery.ends.get(file.path.name, now))
         with disk_errors(f"cannot cut the files of {self.path}"):
             for path in (self.path / "checkpoints").glob("[0-9]*.checkpoint"):
-                if int(path.stem) > recovery.round:  # it could not be used
+                if int(path.stem) > recovery.round:  # recovery could not use it
                     path.rename(path.with_suffix(".damaged"))
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class RunDir:
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:
-        """Return runs/<time>-<algorithm>-<seed>, and a number if that exists; a user's class: mine-Mine."""
+        """Return runs/<time>-<algorithm>-<seed>, with a number if that exists; mine.py:Mine is mine-Mine."""
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{plugins.short(algo).replace(':', '-')}-{seed}"
         path, n = Path("runs") / stem, 1
         while path.exists():
@@ -129,7 +129,7 @@ class RunDir:
         return path
 
     def write_json(self, name: str, value: Any, durable: bool = True) -> None:
-        """Write a JSON file. durable: after a power cut the file is complete, old or new."""
+        """Write a JSON file. If `durable`, the old or the new file is complete after a power cut."""
         temporary = self.path / f".{name}"
         with disk_errors(f"cannot write {self.path / name}"):
             patiently(lambda: temporary.write_text(json.dumps(value, indent=1) + "\n"))
@@ -138,7 +138,7 @@ class RunDir:
             temporary.rename(self.path / name)
 
     def remove_summary(self) -> None:
-        """Remove an earlier start's summary: the run continues, and its files change."""
+        """Remove an earlier start's summary, because the run continues and its files change."""
         with disk_errors(self.path / "summary.json"):
             (self.path / "summary.json").unlink(missing_ok=True)
             fsync(self.path)

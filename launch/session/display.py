@@ -141,7 +141,7 @@ def on_the_clock(devices: Mapping[str, Any]) -> str:
 
 
 def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str]:
-    """Return lines about a run: task, model, clients, where it computes, and why examples are unused."""
+    """Return lines about a run: task, model, clients, processes, and why examples are unused."""
     e, workers = problem.experiment, execution.workers
     lanes = f" of {execution.lanes} lanes" if execution.lanes > 1 else ""
     where = f"{counted(workers, 'worker')}{lanes} over {execution.transport}" if workers else "in process"
@@ -153,7 +153,7 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     schedule = f"participation {e.participation}"
     schedule += f", asynchronous {e.asynchronous}" if e.asynchronous else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
-    # commas, because rich takes a word between two colons for an emoji
+    # lines have commas, because rich takes a word between two colons for an emoji
     shown = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model, e.partition))
     algo, dataset, model, partition = shown
     data, sizes, clients = problem.dataset, problem.sizes, len(problem.clients)
@@ -179,7 +179,7 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
 
 
 def population(problem: Problem) -> str:
-    """Return the number of clients and edge servers, or of clients whose data is pooled."""
+    """Describe the clients and edge servers, or the clients whose data is pooled."""
     many = counted(problem.experiment.clients, "client")
     if problem.tree is not None:
         many += f" behind {counted(len(problem.tree.names), 'edge server')}"
@@ -209,7 +209,7 @@ def _total(fields: Mapping[str, Mapping[str, int]]) -> int:
 
 
 def _rows_of(traffic: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the rows of the traffic table: each field's values (and indices), then header and framing."""
+    """Return the rows of the traffic table: the values (and indices) of each field, header and framing."""
     rows: dict[str, dict[str, int]] = {}
     for direction in ("down", "up"):
         for field, layers in traffic.get(direction, {}).items():
@@ -222,7 +222,7 @@ def _rows_of(traffic: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _calibration(summary: Mapping[str, Any], what: str) -> list[str]:
-    """Return ECE and Brier score, if the run has them."""
+    """Return texts with ECE and Brier score, if the run has them."""
     names = {f"{what}_ece": "ECE", f"{what}_brier": "Brier score"}
     return [f"{name} {_number(summary[key])}" for key, name in names.items() if key in summary]
 
@@ -232,5 +232,5 @@ def _share(x: float | None) -> str:
 
 
 def _number(x: float | None) -> str:
-    """Return the text of a number; nan for None, which is null in JSON."""
+    """Format a number. None, which is null in JSON, is nan."""
     return "nan" if x is None else f"{x:.4f}"

@@ -1,4 +1,4 @@
-"""The coordinator's endpoint: within this process, to worker processes, or to remote workers."""
+"""The coordinator's connection to its workers: in this process, in other processes, or on other machines."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from workers.transport.run_keys import RunKeys
 from workers.worker.runtime import WorkerRuntime
 
 STATE_FACTOR = 16
-"""The limit on the bytes of a client's state, which is sent to remote workers, in units of the longest frame
-of a message from a worker."""
+"""The longest state of a client, which is sent to remote workers, in units of the longest frame of a message
+from a worker."""
 FRAME_SLACK = 1 << 16
 HELD = 2
-"""Number of uploads from a worker's lane that may wait for the coordinator: those of the current and the next
-task."""
+"""The number of uploads from a worker's lane that may wait for the coordinator: those of the current and the
+next task."""
 
 
 def curve_endpoint(
@@ -56,11 +56,11 @@ def curve_endpoint(
         folder: The run folder.
         run: The run's name.
         execution: The settings: the address to listen at, and the numbers of workers.
-        ledger: The ledger in which the endpoint books bytes.
+        ledger: The ledger in which the endpoint counts bytes.
         max_frame: The longest frame of a message from a worker, in bytes.
         to_workers: The longest frame of a message to a worker, in bytes.
-        pending: A function from the bytes of the longest state to the bytes of messages from one worker that
-            the coordinator may not have read yet.
+        pending: A function that returns the maximum number of unread bytes from one worker, given the length
+            of the longest state in bytes.
         note: A function that prints a line.
         numerics: The run's numerics.
         edges: The number of edge servers on other machines; if there are any, all workers connect to these.
@@ -103,11 +103,7 @@ def curve_endpoint(
 def for_edges(
     folder: Path, keys: RunKeys, edges: int, run: str, url: str, max_frame: int, numerics: str
 ) -> None:
-    """Write the join files of edge servers on other machines.
-
-    Raises:
-        DiskError: if the disk cannot be read or written.
-    """
+    """Write the join files of edge servers on other machines; raise DiskError if that fails."""
     shutil.rmtree(folder / FOLDER, ignore_errors=True)  # an earlier start's keys
     with disk_errors(folder):
         (folder / FOLDER).mkdir(mode=0o700)
@@ -146,13 +142,13 @@ def open_endpoint(
     max_frame = 2 * largest + FRAME_SLACK
     # a model to evaluate may consist of samples; it is sent to workers, never by workers
     to_workers = max(max_frame, 2 * 4 * problem.net.layout.size * problem.eval_samples + FRAME_SLACK)
-    # an encoded field and its indices are never longer than the dense field: together they fit in max_frame
+    # an encoded field and its indices are each at most as long as the dense field, so both fit in max_frame
     envelope = max_frame * max(len(all_fields(e.up)) for e in problem.exchanges)
     edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
     if execution.remote_workers:
 
         def pending(state: int) -> int:
-            return HELD * execution.lanes * (envelope + state)  # a draft of the state precedes each upload
+            return HELD * execution.lanes * (envelope + state)  # each upload follows a draft of the state
 
         return curve_endpoint(
             folder,
@@ -180,7 +176,7 @@ def open_endpoint(
 def _specs(
     placements: Sequence[Placement], folder: Path, address: str, token: str, max_frame: int, edges: int
 ) -> list[dict[str, Any]]:
-    """Return specifications for the fork server: one per placement, and one per edge server."""
+    """Return the fork server's specifications of processes: one per placement, and one per edge server."""
     specs: list[dict[str, Any]] = [
         {
             "index": i,

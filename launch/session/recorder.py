@@ -1,4 +1,4 @@
-"""Record the events of a run: in its folder, on the terminal, and in counters."""
+"""Record the events of a run in its folder, on the terminal, and in counters."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from workers.transport.handshake import Hello
 
 
 class NotCompared(FedsimError):
-    """The run is done, but the kernel's counts are missing, with which to compare the ledger."""
+    """The run is done, but its ledger cannot be compared, because the kernel's counts are missing."""
 
 
 @dataclass
 class Recorder:
     """The callbacks of a coordinator: every event goes to the run folder and to the display.
 
-    remote: True if workers are on other machines. took_part, folded: for each client, the number of rounds in
-    which the client took part, and in which its upload was folded. costs: the cost of the committed rounds.
-    target: the best results of the evaluated rounds.
+    `remote` is True if workers are on other machines. For each client, `took_part` counts the rounds in which
+    it took part, and `folded` those in which its upload was aggregated. `costs` covers the committed rounds,
+    and `target` has the best results of the evaluated rounds.
     """
 
     problem: Problem
@@ -71,9 +71,9 @@ class Recorder:
     journal: FileDigest | None = None
     """The journal's size and digest when it was closed."""
     _facts: Facts | None = None
-    """The manifest's entry about the workers."""
+    """The facts about the workers in the manifest."""
     _bytes_of_rounds: dict[int, int] = field(default_factory=dict)
-    """The algorithm's bytes up to committed rounds that are not evaluated yet."""
+    """The algorithm's bytes up to each committed round that is not evaluated yet."""
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(centralised=self.problem.algorithm.centralised)
@@ -81,7 +81,7 @@ class Recorder:
         self.target = TargetAccuracy(self.problem.experiment.until)
 
     def restore(self, recovery: Recovery) -> None:
-        """Restore what earlier starts of the run have recorded."""
+        """Restore the records of earlier starts of the run."""
         self.rundir.cut(recovery)
         self.ledger.restore(self._recorded_rows())
         for record in recovery.commits.values():
@@ -91,7 +91,7 @@ class Recorder:
         self.target, self.last_metrics = self.target.after(lines), lines[-1] if lines else None
 
     def _recorded_rows(self) -> Iterator[Entry]:
-        """Yield the ledger's rows and count them; afterwards, the byte totals of all rounds are known."""
+        """Yield the ledger's rows, and add their bytes to the totals of the rounds."""
         last = 0
         for entry in self.costs.counted(self.rundir.ledger_rows()):
             last = max(last, entry.round)
@@ -101,8 +101,8 @@ class Recorder:
     def close_ledger(self, whole: bool = True) -> None:
         """Write the remaining rows, such as those for the end of the connections, which belong to no round.
 
-        whole: True if the run was not interrupted. Otherwise the rows of an unfinished round are dropped,
-        because a resumed run writes them again.
+        `whole` is False if the run ended early. The rows of an unfinished round are then dropped, because a
+        resumed run writes them again.
         """
         if not whole:
             self.ledger.forget(self.last_round)
@@ -123,7 +123,7 @@ class Recorder:
             self.supervisor.note_remote(worker, f"remote {role}", number, hello.pid, hello.host)
 
     def _role(self, worker: int) -> tuple[str, int]:
-        """Return the role of a registered number; the numbers after the workers' belong to edge servers."""
+        """Return the role and the number in it of a registered process. Edge servers follow the workers."""
         behind = worker - self.workers
         return ("edge server", behind) if self.workers and behind >= 0 else ("worker", worker)
 
@@ -133,12 +133,12 @@ class Recorder:
     def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None:
         """Record a worker's place, new facts about the workers, and a warning if results may differ.
 
-        facts: the properties of the workers on which the run's results depend, as far as they are known.
-        drift: why this worker's results may differ; '' if they do not.
+        `facts` are the known properties of the workers on which the run's results depend. `drift` tells why
+        this worker's results may differ; '' if they do not.
         """
         self.supervisor.note_place(worker, place)
         if facts == self._facts and not drift:
-            return  # the same as for the previous worker, so the manifest has them
+            return  # the manifest has the facts of the previous worker
         self._facts = facts
         path = self.rundir.path / manifest.MANIFEST
         before = json_of(path)
@@ -153,7 +153,7 @@ class Recorder:
         self.supervisor.note_left(worker)
 
     def waits(self, why: str) -> None:
-        """Show what a run that has not begun is waiting for."""
+        """Show the reason why a run has not begun yet."""
         self._show([why])
 
     def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
@@ -165,7 +165,7 @@ class Recorder:
         return self.rundir.digests
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        # JSON has no NaN: a diverged model has null
+        # null replaces NaN, which JSON lacks (a diverged model)
         self.last_metrics = {k: None if v != v else v for k, v in metrics.items()}
         self.rundir.append_metrics(self.last_metrics)
         self.target = self.target.after([self.last_metrics])
@@ -175,8 +175,8 @@ class Recorder:
     def finish_tracking(self, report: bool) -> None:
         """Wait until the trackers have read all rounds, and report trackers that have failed.
 
-        The run has ended; a signal now ends only the waiting, and the trackers continue by themselves.
-        report: first write RUN/report.html, which trackers upload with the run.
+        A signal now ends only this wait, and the trackers continue by themselves. If `report`, write
+        RUN/report.html first, which the trackers upload with the run.
         """
         if self.tracking is not None:
             self.display.status("waiting for the trackers")
@@ -185,7 +185,7 @@ class Recorder:
             self.display.status("")
 
     def _show(self, notes: Iterable[str]) -> None:
-        for note in notes:  # text from other processes: no markup, one line
+        for note in notes:  # from other processes, so without markup
             self.display.note(escape(one_line(note)))
 
     def _bytes_until(self, round: int) -> int:
@@ -230,8 +230,8 @@ class Recorder:
         error: str | None = None,
         personal: PersonalScores | None = None,
     ) -> dict[str, Any]:
-        """Write summary.json, and return its content. states, outcome: given for a run that is done.
-        personal: the scores of the clients' own models, if there are any."""
+        """Write summary.json, and return its content. `states` and `outcome` are None unless the run is done.
+        `personal` has the scores of the clients' personal models, if there are any."""
         clients = range(len(self.problem.clients))
         summary = summarise(
             self.problem,

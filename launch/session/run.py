@@ -1,8 +1,7 @@
-"""launch(): run an experiment, from its configuration to its run folder.
+"""Running of an experiment, from its configuration to its run folder.
 
-The order matters: the fork server is forked right after torch is imported, before this process has
-a thread, a socket or anything else that a fork must not copy. Code that needs torch is in
-launch.session.session.
+The order of the steps matters: the fork server is forked right after torch is imported, before this process
+has a thread, a socket or anything else that a fork must not copy. Code that needs torch is in session.py.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from workers.storage import memory_folder
 from workers.transport.eventfd import Wakeup
 
 SPARE, PER_WORKER = 128, 4
-"""Open files: of libraries, data and the run; and of each worker, its process and its replacement."""
+"""The number of open files of libraries, data and the run, and of each worker with its replacement."""
 
 
 def allow_open_files(workers: int) -> None:
-    """Raise this process's limit of open files if needed: libzmq ends a process that reaches the limit."""
+    """Raise this process's limit of open files if needed, because libzmq aborts at the limit."""
     needed = SPARE + PER_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -62,7 +61,8 @@ def resume(
     embedded: bool = False,
 ) -> Path:
     """Resume a run, and return its folder.
-    options: options of launch by field name. MismatchError unless only execution, rounds or until change."""
+    `options` has options of launch by field name. Raise MismatchError if they change more than execution,
+    rounds and until."""
     stored = Resumption.open(folder, drift=bool(options.get("allow_drift")))
     experiment, execution = stored.configure(options)
     if complete := stored.nothing_left(experiment):
@@ -73,7 +73,7 @@ def resume(
 
 
 def _placements(execution: Execution, threads: int) -> tuple[Placement, ...]:
-    """Return each worker's device; for remote workers, only the kind of device is known here."""
+    """Return each worker's device. Of remote workers, only the kind of device is known here."""
     if not execution.remote_workers:
         return assign_devices(execution.devices, max(1, execution.workers), threads)
     if execution.devices not in ("auto", "cpu", "cuda"):
@@ -95,12 +95,11 @@ def launch(
     embedded: bool = False,
     remarks: tuple[str, ...] = (),
 ) -> Path:
-    """Run an experiment, and return its run folder.
-    Errors are raised after summary.json has been written with the status.
+    """Run an experiment, and return its run folder. Errors are raised after summary.json has been written.
 
-    stored: the run that is resumed, if any. started: the time at which the program began (seconds since the
-    epoch), from which the summary measures; by default now. embedded: True if a user's program calls
-    (launch.api). remarks: more lines of the header, such as the origin of the hyperparameters.
+    `stored` is the run that is resumed, if any. `started` is the start of the program in seconds since the
+    epoch, by default now; the summary counts from this time. `embedded` is True in a user's program
+    (launch.api). `remarks` are further lines of the header, such as the origin of the hyperparameters.
     """
     started = time.time() if started is None else started
     if not is_utf8(os.getcwd()):
@@ -157,5 +156,5 @@ def launch(
             say("")
             supervisor.stop(gently=False)
             wakeup.close()
-            commit()  # leaves no process of look_up() behind
+            commit()  # ends the process that look_up() started
     return session.folder

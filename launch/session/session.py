@@ -1,4 +1,4 @@
-"""The composition root of a run: builds every part, connects them, and writes the summary at the end."""
+"""The composition root of a run. It builds and connects all parts, and writes the summary at the end."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ class Session:
     described: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's experiment."""
     remarks: tuple[str, ...] = ()
-    """Lines of the header, after those on the experiment."""
+    """Further lines of the header, after those on the experiment."""
     probe: Mapping[str, str] = field(default_factory=dict)
     """The probe digest of this process, by the kind of device."""
     _began: bool = False
     _memory: Path | None = None
-    """The folder of states and checkpoints with durability = none."""
+    """The folder of states and checkpoints if durability is none."""
 
     @property
     def folder(self) -> Path:
@@ -120,8 +120,8 @@ class Session:
     ) -> Session:
         """Check all settings, then make the run folder with its manifest.
 
-        placements: the device and cores of every worker. stored: the run to resume, if it is not a new one.
-        auto: the reason for the number of workers, if that number may be lowered to fit into memory; else ''.
+        `placements` has the device and cores of every worker. `stored` is the run to resume, if any. `auto`
+        is the reason for the number of workers if that number may be lowered to fit into memory; else ''.
         """
         device: Literal["cpu", "cuda"] = "cuda" if placements[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
@@ -187,8 +187,8 @@ class Session:
     def run(self, wakeup: Wakeup, started: Callable[[], None]) -> None:
         """Run, and write summary.json however the run ends. A run that did not begin leaves no files.
 
-        wakeup: signals set it to stop the run. started: called when the coordinator begins to check the
-        wakeup; until then, a signal raises StopRequested.
+        A signal sets `wakeup` to stop the run. `started` is called when the coordinator begins to check it;
+        until then, a signal raises StopRequested.
         """
         recorder, supervisor, display = self.recorder, self.recorder.supervisor, self.recorder.display
         supervisor.changed = recorder.rundir.write_processes
@@ -267,7 +267,7 @@ class Session:
             endpoint = open_endpoint(problem, e, self.placements, folder, self.run_name, recorder)
             closing.callback(endpoint.close)
             closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys are no longer valid
-            closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # nor are those here
+            closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # the same holds for these
             local = self._local_node() if e.remote_workers and e.local_workers else None
             if local is not None:
                 closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
@@ -300,13 +300,13 @@ class Session:
             started()
             outcome = coordinator.run()
             write_model(folder / "model.safetensors", problem, outcome.model)
-            recorder.supervisor.stop(gently=True)  # while the socket is open: closing it may drop envelopes
+            recorder.supervisor.stop(gently=True)  # before closing the socket, which may drop envelopes
             if local is not None:
                 local.end(gently=True)
             return outcome
 
     def _share(self, closing: ExitStack) -> None:
-        """Share one copy of frozen parameters and start model among this machine's workers."""
+        """Share one copy of the frozen parameters and of the start model among this machine's workers."""
         problem, folder = self.problem, self.folder
         for shared in (write_frozen(problem.net.module, folder), write_start(problem.start, folder)):
             if shared is not None:
@@ -315,7 +315,7 @@ class Session:
         map_start(problem.start, folder)
 
     def _local_node(self) -> LocalNode:
-        """Start the workers of this machine in a run that remote workers join, too."""
+        """Start the workers of this machine in a run that also has remote workers."""
         e, experiment = self.execution, self.problem.experiment
         return LocalNode(
             (self.folder / JOIN_HERE).resolve(),
@@ -347,8 +347,8 @@ class Session:
     def _facts(self) -> dict[str, str]:
         """Return the facts that all workers must share: those of this process and those of earlier workers.
 
-        If the workers compute on GPUs, the coordinator still computes on the CPU. Then it knows only the
-        facts that do not depend on the device.
+        If the workers compute on GPUs, the coordinator still computes on the CPU, and knows only the facts
+        that do not depend on the device.
         """
         device, mine = self.problem.experiment.device, self.problem.net.device.type
         recorded = manifest.facts_of(json_of(self.folder / manifest.MANIFEST), device)

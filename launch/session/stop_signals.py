@@ -15,8 +15,8 @@ from workers.transport.eventfd import Wakeup
 class StopRequested(BaseException):
     """A signal arrived before the coordinator ran.
 
-    This is not an Exception, which an imported library may catch, and not a KeyboardInterrupt: Python ends a
-    process by SIGINT if a KeyboardInterrupt has passed through certain C code, even if it was caught.
+    This is not an Exception, which an imported library may catch, and not a KeyboardInterrupt: after one has
+    passed through certain C code, Python ends the process by SIGINT, even if the exception was caught.
     """
 
 
@@ -30,9 +30,9 @@ class StopSignals:
     """
 
     def __init__(self, wakeup: Wakeup, in_process: bool, embedded: bool = False) -> None:
-        """Prepare the handlers, which the with block installs. in_process: True if tasks run in this process.
+        """Prepare the handlers for the with block. `in_process` is True if tasks run in this process.
 
-        embedded: True if the process is a user's program. SIGTERM is then not handled, a second SIGINT raises
+        `embedded` is True in a user's program. SIGTERM is then not handled, a second SIGINT raises
         KeyboardInterrupt, and outside the main thread, where Python allows no handlers, none is installed.
         """
         self.starting = True

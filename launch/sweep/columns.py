@@ -42,7 +42,7 @@ def check_columns(recipe: Recipe, trials: Sequence[Trial], where: str) -> None:
 
 
 def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> None:
-    """Check one column against every run that it is read from."""
+    """Check that every run has the numbers of a column."""
     for trial in trials:
         e, number = trial.experiment, column.round
         if number is not None and (number > e.rounds or not evaluates(number, e.rounds, e.eval_every, 1)):
@@ -53,13 +53,13 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
             )
         if column.metric in SUMMED or column.metric in EVERY_RUN:
             continue
-        from protocols import find  # imports torch: the metric is the algorithm's own, or misspelt
+        from protocols import find  # imports torch, for a metric of the algorithm or a misspelt one
 
         algorithm = find(trial.experiment.algo)
         known = sorted({*EVERY_RUN, *_scalars(algorithm)})
         if column.metric in known:
             continue
-        own = _reports(algorithm)  # a reported dual_residual is not a misspelt primal_residual (0.79)
+        own = _reports(algorithm)  # stricter: dual_residual is 0.79 similar to primal_residual
         near = nearest(column.metric, known, 0.85 if own else None)
         if near or not own:
             hint = f"; did you mean {near!r}?" if near else f" (it has {', '.join(known)})"
@@ -80,7 +80,7 @@ def _scalars(algorithm: type[AnyAlgorithm]) -> Iterator[str]:
 
 
 def _reports(algorithm: type[AnyAlgorithm]) -> bool:
-    """Return whether the algorithm reports numbers of its own, whose names only a run shows."""
+    """Return True if the algorithm reports further numbers, whose names are known only from a run."""
     from fedsim.algorithm import Algorithm
 
     return algorithm.report is not Algorithm.report

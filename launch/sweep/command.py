@@ -1,4 +1,4 @@
-"""fedsim sweep: read the recipe, do the missing runs, show the tables, write page, CSV and plots."""
+"""fedsim sweep: compute a recipe's missing runs, show its tables, and write page, CSV files and plots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from launch.terminal import counted, print_table
 from workers.storage.atomic_files import disk_errors
 
 JOBS = ".jobs"
-"""The folder beside the runs for files submitted to Slurm and for their output."""
+"""The folder beside the runs for jobs that are submitted to Slurm, and for their output."""
 
 
 def sweep(
@@ -55,13 +55,13 @@ def sweep(
     keeps_states: bool = True,
     archived: bool = False,
 ) -> Path | None:
-    """Do the missing runs, unless `run` is false; tabulate the finished ones; return the page, if any.
+    """Compute the missing runs (if `run`), and tabulate the finished runs. Return the page, if any.
 
-    file: the recipe file, which names the files in `out`; it need not exist if this command's options define
-    the recipe. minutes: stop after this time. engine: computes the runs; None for this machine. Slurm runs
-    are only submitted, and a later command writes the tables. keeps_states: Pool.keeps_states. archived: runs
-    in the archive of `out` (launch.sweep.finished) count as done even if their folders are missing; without
-    `run` they always do. TaskError is raised if a run failed, after everything has been written.
+    The files in `out` are named after the recipe `file`, which need not exist if options define the recipe.
+    The sweep stops after `minutes`. `engine` computes the runs; None means this machine. Slurm runs are only
+    submitted, and a later command writes the tables. `keeps_states` is as in Pool. If `archived` or not
+    `run`, runs in the archive of `out` (launch.sweep.finished) count as done even if their folders are
+    missing. If a run failed, TaskError is raised after everything has been written.
     """
     console = terminal.console(quiet=quiet)
     trials, pool = tuple(recipe.trials()), Pool(runs, keeps_states)
@@ -133,7 +133,7 @@ def _archive(file: Path, out: Path) -> Path:
 
 
 def _selected(runs: Mapping[str, FinishedRun], trials: Sequence[Trial]) -> dict[str, FinishedRun]:
-    """Return the runs of the recipe, in its order."""
+    """Return the runs of these trials, in their order."""
     return {t.id: runs[t.id] for t in trials if t.id in runs}
 
 
@@ -146,7 +146,7 @@ def _write(
     parts: Sequence[tuple[Differences, list[Compared]]],
     console: Console,
 ) -> Path:
-    """Write page, plots, tables and archive. kept: runs for the archive, including an earlier archive's."""
+    """Write page, plots, tables and archive. `kept` has the runs of the archive, old and new."""
     with disk_errors(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         plots = [draw(p, results, out) for p in results.recipe.plot]
@@ -188,7 +188,7 @@ def _text(results: Results, grids: list[Grid], compared: list[str], plots: list[
 
 
 def _with_sections(page: Path, marker: str, text: str) -> str:
-    """Return the page with `text` after `marker`, or as its first part; keep sections of other recipes."""
+    """Return the page with `text` as the section of `marker` ('' for the first part); keep the others."""
     before = page.read_text(encoding="utf-8") if page.is_file() else ""
     first, *sections = re.split(r"^(?=<!-- section: )", before, flags=re.MULTILINE)
     parts = {"": first, **{section.splitlines()[0]: section for section in sections}}
@@ -197,7 +197,7 @@ def _with_sections(page: Path, marker: str, text: str) -> str:
 
 
 def _provenance(results: Results) -> str:
-    """Describe the runs, commits, versions and time, from the run folders or from their archive."""
+    """Describe the runs with their commits, versions and CPU time."""
     done = [results.finished[t.id] for t in results.trials if t.id in results.finished]
     seeds, unfinished = ", ".join(map(str, results.recipe.seeds)), len(results.trials) - len(done)
     parts = [
@@ -246,7 +246,7 @@ def _print(console: Console, g: Grid) -> None:
 
 
 class _Watch:
-    """A display of the progress: a live block on a terminal, otherwise a line per finished run."""
+    """A progress display: a live block on a terminal, otherwise one line per finished run."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)

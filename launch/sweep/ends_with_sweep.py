@@ -1,6 +1,6 @@
-"""The first import of a sweep's fork server, which makes the server end with the sweep, even during imports.
+"""Make a sweep's fork server, which imports this module first, end with the sweep, even during imports.
 
-Without it, the server would notice the end only after importing torch and after its last child has ended.
+Otherwise, the server would notice the sweep's end only after importing torch and after its last child's end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from launch.processes.fork_server import die_with_parent
 
 SWEEP = "FEDSIM_SWEEP"
-"""The variable that names the sweep's process."""
+"""The environment variable with the process id of the sweep."""
 
 if SWEEP in os.environ and __name__ != "__main__":
     parent = int(os.environ[SWEEP])

@@ -1,7 +1,7 @@
-"""The finished runs of a sweep, as values: from their folders, or from the archive beside an earlier page.
+"""The data of a sweep's finished runs, from their folders or from the archive beside an earlier page.
 
-The archive, NAME_runs.jsonl, has one line per run. With the archive, a page can be rewritten or extended by
-further seeds without the run folders.
+The archive, NAME_runs.jsonl, has one line per run. With it, a page can be rewritten, or extended by
+further seeds, without the run folders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launch.sweep.recipe import Trial
 from workers.storage.atomic_files import write_atomically
 
 Number = int | float | dict[str, Any] | None
-"""A value in a line of metrics.jsonl; a mapping under `limits`."""
+"""A value in a line of metrics.jsonl, which is a mapping for the key `limits`."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
@@ -28,17 +28,17 @@ class FinishedRun(msgspec.Struct, frozen=True):
     id: str
     """Trial.id, the digest of the experiment."""
     name: str
-    """The label of the run's line in the tables."""
+    """The label of the run's row in the tables."""
     seed: int
     seconds: float
     commit: str
     machine: str
     versions: dict[str, str]
     metrics: dict[str, list[Number]]
-    """A column per number of metrics.jsonl, a value per evaluated round; null is NaN.
+    """One column per number in metrics.jsonl, with one value per evaluated round; null is NaN.
 
-    A shorter column begins in a later round: there is no train_loss in round 0. Lists, such as the accuracies
-    of all clients, are left out.
+    A shorter column begins in a later round; for example, round 0 has no train_loss. Lists, such as the
+    accuracies of all clients, are left out.
     """
 
     @staticmethod
@@ -75,7 +75,7 @@ def _lines(columns: Mapping[str, list[Number]]) -> Iterator[dict[str, Any]]:
 
 
 def read_archive(path: Path) -> dict[str, FinishedRun]:
-    """Return the runs of NAME_runs.jsonl by id; an empty mapping if there is no such file."""
+    """Return the runs of an archive NAME_runs.jsonl by id; {} if there is no file."""
     try:
         texts = path.read_bytes().splitlines()
     except FileNotFoundError:

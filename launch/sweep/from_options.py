@@ -1,4 +1,4 @@
-"""A sweep without a recipe file: the options of launch for all runs, and lists of values to combine.
+"""A sweep without a recipe file, from options of launch for all runs, and lists of values to combine.
 
 fedsim sweep --preset fashion_mnist --over algo=fedavg,ivon_admm --over participation=full,0.3 --seeds 0,1,2
 """
@@ -20,7 +20,7 @@ from launch.configuration.target_accuracy import parsed
 from launch.sweep.recipe import Differences, Recipe, Table, Variant
 
 FIXED = ("seed", "hyperparameters", "codecs", "device")
-"""Fields of Experiment that --over refuses, because another option or name sets them."""
+"""Fields of Experiment that --over refuses, because other options or names set them."""
 
 
 def select_recipe(
@@ -48,9 +48,9 @@ def select_recipe(
 def recipe_of(
     options: Mapping[str, Any], over: Mapping[str, Sequence[str]], seeds: tuple[int, ...]
 ) -> Recipe:
-    """Return the recipe that options define: one variant per algorithm, a grid over the other lists.
+    """Return the recipe that options define, with one variant per algorithm and a grid over other lists.
 
-    options: the options of launch, by field of Experiment, with config and preset. over: the values of each
+    `options` has options of launch by field of Experiment, config and preset. `over` has the values of each
     swept option of launch, hyperparameter or codec.FIELD.
     """
     remaining = dict(options)
@@ -128,14 +128,14 @@ def _typed(key: str, values: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
 
 
 def _is_text(key: str) -> bool:
-    """Return whether a field of Experiment is text, so that 0.3 stays text."""
+    """Return True for a field of Experiment with text, in which 0.3 stays text."""
     hint = get_type_hints(Experiment, include_extras=True)[key]
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     return kind not in (int, float, bool)
 
 
 def _table(until: object) -> Table:
-    """Return a table of the cost of reaching the target accuracy, if there is one, and of final values."""
+    """Return a table of the costs of reaching the target accuracy, if there is one, and of final values."""
     columns = ["best test_accuracy@end", "test_nll@end", "MB@end"]
     if until:
         level = parsed(str(until), "--until")

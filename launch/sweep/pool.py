@@ -1,4 +1,4 @@
-"""The folders of sweep runs: one per configuration, shared by all recipes, so that no run is done twice."""
+"""The folders of sweep runs. All recipes share one folder per configuration, so no run is computed twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launch.runs.source_commit import commit
 from workers.storage.atomic_files import disk_errors, is_locked
 
 ATTEMPT = "attempt.json"
-"""A file in an unfinished run's folder: seconds of its attempts so far, or why it could not be resumed."""
+"""A file in an unfinished run's folder with the seconds and the last error of its attempts."""
 
 
 class Named(Protocol):
@@ -30,11 +30,11 @@ class Named(Protocol):
 
 @dataclass(frozen=True)
 class Pool:
-    """Run folders POOL/<algorithm>-<digest of the experiment>; sweep.json in each has commit and seconds."""
+    """Run folders POOL/<algorithm>-<digest of the experiment>, with commit and seconds in sweep.json."""
 
     path: Path
     keeps_states: bool = True
-    """Keep clients' states after the end of a run; the states of a hundred may need half a gigabyte."""
+    """Keep clients' states after the end of a run. The states of 100 clients may need half a gigabyte."""
 
     def folder(self, trial: Named) -> Path:
         return self.path / trial.id
@@ -51,7 +51,7 @@ class Pool:
         return str(summary.get("error") or self._attempt(trial).get("error") or "no summary was written")
 
     def claim(self, trial: Named) -> int | None:
-        """Lock a run for one sweep until release(); return a descriptor, or None if another has the lock."""
+        """Lock a run until release(). Return a descriptor, or None if another sweep has the lock."""
         self.path.mkdir(parents=True, exist_ok=True)
         return _locked(self._lock(trial), os.O_CREAT)
 
@@ -72,17 +72,17 @@ class Pool:
         return self.path / f".{trial.id}.lock"
 
     def resumable(self, trial: Named) -> bool:
-        """Return whether a claimed run was stopped after a committed round.
+        """Return True if a claimed run was stopped after a committed round.
 
-        A run whose coordinator was on another machine has the status RUNNING until it has a summary; it was
-        stopped if its lock is free. The caller holds the claim, so no other sweep computes the run.
+        A run whose coordinator was on another machine has the status RUNNING until it has a summary. It was
+        stopped if its lock is free, because the caller's claim keeps other sweeps from computing it.
         """
         folder, status = self.folder(trial), self.run(trial).status
         stopped = status in (INTERRUPTED, KILLED) or (status == RUNNING and not is_locked(folder))
         return stopped and any((folder / "checkpoints").glob("*.checkpoint"))
 
     def begun(self, trial: Named) -> bool:
-        """Return whether a claimed run can be resumed from earlier attempts; if not, remove their files.
+        """Return True if a claimed run can be resumed from earlier attempts; else remove their files.
 
         A packed run that was copied here from another machine is unpacked first.
 
@@ -112,8 +112,8 @@ class Pool:
         shutil.rmtree(self.folder(trial), ignore_errors=True)
 
     def pause(self, trial: Named, seconds: float) -> None:
-        """Record the seconds of a stopped run, and pack its folder into one file. With this file, the same
-        sweep can resume the run on another machine of the same kind.
+        """Record the seconds of a stopped run, and pack its folder into one file, with which the sweep can
+        resume the run on another machine of the same kind.
 
         Raises:
             DiskError: If the disk is full.
@@ -133,8 +133,8 @@ class Pool:
         return json_or_empty(self.folder(trial) / ATTEMPT)
 
     def sign(self, trial: Named, seconds: float) -> None:
-        """Record the commit and the seconds of a finished run, including stopped attempts; remove clients'
-        states unless keeps_states is set."""
+        """Record the commit and the seconds of a finished run, including stopped attempts. Remove clients'
+        states unless `keeps_states` is set."""
         seconds += self._attempt(trial).get("seconds", 0.0)
         label = {"seconds": round(seconds, 1), "commit": commit()}
         (self.folder(trial) / "sweep.json").write_text(json.dumps(label) + "\n")
@@ -148,7 +148,7 @@ class Pool:
 
 def _locked(path: Path, create: int = 0) -> int | None:
     """Lock a file; return its descriptor, or None if another process has the lock or the file does not exist.
-    A lock's file is removed before the lock is released, so a lock on a removed file is not valid."""
+    The lock of a removed file is not valid, because a file is removed before its lock is released."""
     while True:
         try:
             held = os.open(path, create | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""A recipe: the runs, tables and plots of a sweep; read from one TOML file (docs/sweeps.md).
+"""A recipe, which defines the runs, tables and plots of a sweep in one TOML file (docs/sweeps.md).
 
     title = "..."               about = "text before the tables"      notes = "text after the tables"
     seeds = [62, 63, 64]        preset = "fashion_mnist"    (the tables below override it)
@@ -16,7 +16,7 @@
     [[plot]]
     file = "accuracy.png"   x = "MB"   y = "test_accuracy"
 
-In the file, each key has its own line; several share a line here to save space.
+In a file, each key has its own line; here, several keys share a line to save space.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ FIRST = (
     *("algo", "dataset", "fraction", "inputs", "partition", "model", "clients", "rounds", "participation"),
     *("seed", "eval_every", "eval_samples", "threads", "device", "hyperparameters", "codecs"),
 )
-"""The keys of an experiment in the first version of sweeps. Keys that were added later are left out of a
-run's digest if they have their default values, so that the digests of old runs stay valid."""
+"""The keys of an experiment in the first version of sweeps. A run's digest leaves out later keys that have
+their default values, so that the digests of old runs stay valid."""
 LATER = {"drop_last": False, "inexact": 0.0, "balance": 0.0, "factor": 2.0}
-"""Hyperparameters added later, also left out at these defaults. A key is the last part of a dotted name."""
+"""Later hyperparameters, also left out if they have these values. A key is the last part of a dotted name."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Variant:
 class Table:
     """A table of the page.
 
-    columns: expressions. window: the number of rounds over which a value is the mean (or maximum). only: the
-    labels of the variants that the table shows. at: the values of grid keys that it shows. pivot: a grid key
-    whose values become columns, each with the one expression of `columns`.
+    `columns` are expressions, whose values are means (or maxima) over `window` rounds. The table shows only
+    the variants labelled in `only`, and the values of grid keys in `at`; by default all. `pivot` is a grid
+    key whose values become columns, each with the single expression in `columns`.
     """
 
     columns: tuple[str, ...]
@@ -88,13 +88,13 @@ class Table:
     at: Mapping[str, Any] = field(default_factory=dict)
     pivot: str = ""
     best: bool = False
-    """Print the best value of every column in bold, and all values that are indistinguishable from it."""
+    """Print the best value of every column, and all values indistinguishable from it, in bold."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of `y` over `x`, which is the round, the MB so far, or a grid key. For a grid key, each value is
-    a point, and y needs an @ROUND."""
+    """A plot of `y` over `x`, which is the round, the MB so far, or a grid key. Each value of a grid key is a
+    point, for which y needs an @ROUND."""
 
     file: str
     y: str
@@ -107,16 +107,16 @@ class Plot:
     low: float | None = None
     high: float | None = None
     limits: tuple[str, ...] = ()
-    """Variants that get two further curves, with the entropy of their messages and the KL of their uploads as
-    x; the plot's x must be MB."""
+    """Variants with two further curves, whose x is the entropy of the messages and the KL of the uploads.
+    The plot's x must be MB."""
 
 
 @dataclass(frozen=True)
 class Differences:
     """A table of differences between rows, paired by seed, and its picture.
 
-    columns: expressions, one table each. against: the name of the row that is subtracted; "" for the best
-    row. file: the picture's name; "" for no picture. window, only, at: as in Table.
+    There is one table per expression in `columns`. `against` is the name of the row that is subtracted, by
+    default the best row. `file` is the picture's name; "" for none. `window`, `only`, `at` are as in Table.
     """
 
     columns: tuple[str, ...]
@@ -137,7 +137,7 @@ class Recipe:
     about: str = ""
     notes: str = ""
     section_of: str = ""
-    """The name, without .toml, of another recipe, whose page ends with the text of this recipe."""
+    """The name, without .toml, of another recipe, in whose page this recipe's text is a section."""
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     codecs: Mapping[str, str] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class Recipe:
 
     @staticmethod
     def read(path: Path) -> Recipe:
-        """Read a recipe file; check that the labels and keys of its tables and plots exist."""
+        """Read a recipe file, and check that the labels and keys of its tables and plots exist."""
         recipe = convert(Recipe, read_toml(path, "recipe"), f"recipe {path}")
         labels = [v.label for v in recipe.variant]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -184,7 +184,7 @@ class Recipe:
                 yield Row(v, point)
 
     def trials(self) -> Iterator[Trial]:
-        """Yield all runs: rows x seeds x repetitions."""
+        """Yield all runs, one for each row, seed and repetition."""
         for row in self.rows():
             for seed in self.seeds:
                 for point in _points(self.repeat):
@@ -199,7 +199,7 @@ class Recipe:
         if known and known.defaults and not created.hyperparameters:
             named = {**known.defaults.hyperparameters}
             return resolved(replace(created, hyperparameters=named), known.defaults)
-        from protocols import find  # imports torch: only the algorithm itself can check hyperparameters
+        from protocols import find  # imports torch, because only the class can check hyperparameters
 
         algorithm = build_algorithm(find(created.algo), created.hyperparameters)
         return resolved(replace(created, hyperparameters=resolved_hyperparameters(algorithm)), algorithm)
@@ -219,7 +219,7 @@ class Recipe:
         return convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
 
     def how(self, data_dir: str | None) -> Execution:
-        """Return the execution of the runs: without workers, because a sweep does several runs at once."""
+        """Return the execution of the runs, by default without workers, because a sweep has parallel runs."""
         options = {"workers": 0, "devices": "cpu", **self.execution}
         if data_dir is not None:
             options["data_dir"] = data_dir
@@ -268,14 +268,14 @@ class Row:
         return f"{self.variant.label} ({at})" if at else self.variant.label
 
     def fits(self, only: Collection[str], at: Mapping[str, Any]) -> bool:
-        """Return whether a table or plot with these values of `only` and `at` shows the row."""
+        """Return True if a table or plot with these values of `only` and `at` shows the row."""
         known = not only or self.variant.label in only
         return known and all(self.point.get(key, value) == value for key, value in at.items())
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. repetition: the run's point in [repeat]."""
+    """One run of a sweep. `repetition` is its point in [repeat]."""
 
     row: Row
     seed: int
@@ -284,7 +284,7 @@ class Trial:
 
     @property
     def id(self) -> str:
-        """Digest of everything that the run's results depend on, except versions of code and libraries."""
+        """The algorithm, and a digest of all that determines the results except code and library versions."""
         described = asdict(self.experiment)
         for key in described.keys() - set(FIRST):
             if described[key] == getattr(DEFAULTS, key):
@@ -296,7 +296,7 @@ class Trial:
         }
         if model_specs.is_model_spec(self.experiment.model):
             described["model"] = model_specs.fingerprint(self.experiment.model)
-        for key, choice in described.items():  # a user's file counts by its content, not its path
+        for key, choice in described.items():  # the content, not the path, identifies a user's file
             if key == "model" and model_specs.is_model_spec(self.experiment.model):
                 continue
             if key == "partition" and partition_specs.is_file(choice):
@@ -313,7 +313,7 @@ class Trial:
 
 
 def one_numerics(numerics: Collection[str]) -> str:
-    """Return the numerics (native or portable) that all runs of a sweep share; UsageError if they differ."""
+    """Return the numerics (native or portable) of all runs of a sweep; raise UsageError if they differ."""
     if len(numerics) > 1:
         raise UsageError("a sweep's runs share one import of torch: numerics is native or portable for all")
     return next(iter(numerics), "native")

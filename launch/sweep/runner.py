@@ -1,4 +1,4 @@
-"""Parallel runs of a sweep: each in its own process, forked from a server that has imported torch."""
+"""Parallel runs of a sweep, each in a process that is forked from a server that has imported torch."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from workers.portable import environment_for
 from workers.scratch import Scratch, parent_of_sockets
 
 STOP = 120.0
-"""Seconds that a run may take to stop before it is killed; its last committed round is kept."""
+"""Seconds that a run has to stop before it is killed. Its last committed round is kept."""
 LOOK = 1.0
-"""Seconds between two updates of the progress of running runs; the end of a run is noticed at once."""
+"""Seconds between two updates of the progress. The end of a run is noticed at once."""
 
 
 @dataclass
@@ -64,12 +64,12 @@ class Progress:
     running: tuple[tuple[str, float], ...] = ()
     """The name of each run, and the share of its rounds that is done."""
     stopped: int = 0
-    """Runs that were not done when the time was over."""
+    """The number of runs that were not done at the time limit."""
     side_by_side: int = 1
 
     @property
     def left(self) -> float | None:
-        """Estimate of the seconds left: remaining runs times the mean seconds of finished runs."""
+        """The estimated seconds left, from the mean seconds of finished runs."""
         if not self.done:
             return None
         remaining = self.total - self.done - self.failed - sum(share for _, share in self.running)
@@ -86,9 +86,9 @@ def run_trials(
 ) -> dict[str, str]:
     """Run the trials that the pool does not have; return errors by trial id.
 
-    If a run fails, the other runs continue. A run that was stopped earlier is resumed. seconds: stop after
-    this time; each run stops after its last committed round and is packed for another machine. Interrupted is
-    raised after Ctrl-C; runs that have not ended count as not run.
+    If a run fails, the other runs continue. A run that was stopped earlier is resumed. After `seconds`, each
+    run stops after its last committed round, and is packed for another machine. Ctrl-C kills the unfinished
+    runs, which count as not run, and raises Interrupted.
     """
     waiting = list({t.id: t for t in trials if not pool.done(t)}.values())
     progress = Progress(len(waiting), side_by_side=side_by_side)
@@ -99,7 +99,7 @@ def run_trials(
     _sockets_in_scratch()
     context = multiprocessing.get_context("forkserver")
     os.environ[SWEEP] = str(os.getpid())
-    # without the preload, every run would import these modules
+    # otherwise, every run would import these modules
     context.set_forkserver_preload([ends_with_sweep.__name__, "launch.session.run", "launch.session.session"])
     running: list[Running] = []
     errors: dict[str, str] = {}
@@ -159,7 +159,7 @@ def run_trials(
 
 
 def _ended(r: Running, done: bool, pool: Pool, progress: Progress, errors: dict[str, str]) -> None:
-    """Sign a run that is done, or note its error, and count it."""
+    """Sign a run that is done, or record its error, and count it."""
     if done:
         seconds = time.monotonic() - r.began
         pool.sign(r.trial, seconds)
@@ -195,14 +195,14 @@ def _stop(running: list[Running], pool: Pool, progress: Progress, errors: dict[s
 @cache
 def _sockets_in_scratch() -> None:
     """Put multiprocessing's sockets into a folder that is removed even if this process is killed. The fork
-    server and its socket exist as long as this process."""
+    server and its socket exist until this process ends."""
     scratch = Scratch("fedsim-sweep-", parent_of_sockets())
     multiprocessing.current_process()._config.setdefault("tempdir", str(scratch.path))  # type: ignore[attr-defined]
     atexit.register(scratch.remove)
 
 
 class _Interrupt:
-    """A handler of Ctrl-C. It records the signal, too, because Python only prints an error in a finaliser."""
+    """A handler of Ctrl-C. It also records the signal, because Python ignores errors in finalisers."""
 
     def __init__(self) -> None:
         self._came = False
@@ -232,7 +232,7 @@ def _share(r: Running, pool: Pool) -> float:
 
 
 def _one(worker_config: str) -> None:
-    """Compute one run in a child process, whose exit code is that of the command line."""
+    """Compute one run in a child process, which exits with the code of the command line."""
     described, how, begun, sweep = json.loads(worker_config)
     threading.Thread(target=_end_with, args=(sweep,), daemon=True).start()
     experiment = convert(Experiment, described, "a sweep's experiment")
@@ -252,7 +252,7 @@ def _one(worker_config: str) -> None:
 def start_or_resume(
     experiment: Experiment, execution: Execution, begun: bool, embedded: bool = False
 ) -> None:
-    """Start a run, or resume it in its folder, with this execution."""
+    """Start a run, or resume it if it was `begun`, with this execution."""
     from launch.session.run import launch, resume
 
     if begun:
@@ -267,7 +267,7 @@ def start_or_resume(
 
 
 def _end_with(sweep: int) -> None:
-    """End this process when the sweep's process ends for any reason."""
+    """End this process when the sweep's process `sweep` ends."""
     with contextlib.suppress(ProcessLookupError):
         ended = select.poll()
         ended.register(os.pidfd_open(sweep), select.POLLIN)
@@ -276,9 +276,9 @@ def _end_with(sweep: int) -> None:
 
 
 def leave_summary(folder: Path, error: str) -> None:
-    """Write a summary with the error if the run has not written one; do nothing if the disk is full.
+    """Write a summary with the error, unless the run has written one or the disk is full.
 
-    A run with committed rounds can be resumed once the cause is fixed; the error is written to ATTEMPT.
+    A run with committed rounds can still be resumed, so its error is written to ATTEMPT instead.
     """
     with contextlib.suppress(OSError):  # otherwise a full disk would end the run's process with a traceback
         folder.mkdir(parents=True, exist_ok=True)

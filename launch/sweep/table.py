@@ -1,4 +1,4 @@
-"""Tables and plots of a sweep, with mean and deviation or range over seeds, as Markdown, CSV and pictures."""
+"""Tables and plots of a sweep as Markdown, CSV and pictures, with mean and deviation or range over seeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Results:
         return [value(expression, curve, window) for curve in self.of(row)]
 
     def scores(self, row: Row, expression: str, window: int = 1) -> dict[tuple[int, str], float]:
-        """Return a column's mean over repetitions by seed and split, if all repetitions are finished."""
+        """Return a column's mean over repetitions by seed and split, if all its repetitions are finished."""
         ids: dict[tuple[int, str], list[str]] = {}
         for t in self.trials:
             if t.row == row:
@@ -55,7 +55,7 @@ class Results:
 
 
 def grid(results: Results, table: Table) -> Grid:
-    """Return the cells of a table, with published values in a separate line below ours."""
+    """Return the cells of a table. Published values are in a separate line below those of the runs."""
     return _pivoted(results, table) if table.pivot else _plain(results, table)
 
 
@@ -80,12 +80,12 @@ def _plain(results: Results, table: Table) -> Grid:
 
 
 def _split(e: Experiment) -> str:
-    """Return the data settings that paired runs of one seed share; repetitions, such as folds, may differ."""
+    """Return the data settings that paired runs of one seed share. Repetitions, such as folds, may differ."""
     return f"{e.dataset} {e.fraction} {e.inputs} {e.partition} {e.clients}"
 
 
 def compare(results: Results, part: Differences) -> list[Compared]:
-    """Return the differences between the rows that have finished runs, one Compared per column."""
+    """Return the differences between rows with finished runs, as one Compared per column."""
     rows = [row for row in results.rows(part.only, part.at) if results.of(row)]
     names = [row.name for row in rows]
     if part.against and part.against not in names:
@@ -115,7 +115,7 @@ def _pivoted(results: Results, table: Table) -> Grid:
 
 
 def _axes(rows: Sequence[Row]) -> list[str]:
-    """Return the grid keys in order, without keys that have the same value in all rows."""
+    """Return the grid keys in order, without those that have the same value in all rows."""
     keys = dict.fromkeys(key for row in rows for key in row.point)
     return [k for k in keys if len({str(row.point.get(k)) for row in rows}) > 1]
 
@@ -149,7 +149,7 @@ def _settings(point: Mapping[str, Any]) -> str:
 
 
 def write_tables(path: Path, results: Results) -> None:
-    """Write all cells, one per line: mean and population deviation over `runs`, in the page's units."""
+    """Write all cells, one per line, with mean and population standard deviation in the page's units."""
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(["table", "variant", "settings", "column", "mean", "sd", "runs", "published"])
@@ -177,7 +177,7 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
     for row in results.rows(plot.limits, plot.at) if plot.limits else ():
         for x, title in zip(LIMITS, ("entropy", "KL of uploads"), strict=True):
             limit = _curves(replace(plot, x=x), results, [row])
-            if np.isfinite(limit.x.astype(float)).all():  # fola sends no precision, so it has no KL
+            if np.isfinite(limit.x.astype(float)).all():  # without a precision (fola), there is no KL
                 bands[f"{_name(row, plot.at)}: {title}"] = limit
     x = plot.x.partition(".")[2] if over_grid else {"MB": "megabytes, both directions"}.get(plot.x, plot.x)
     y = heading(plot.y).replace("@", " at round ") + (" (%)" if percent(plot.y) else "")
@@ -200,7 +200,7 @@ def _name(row: Row, without: Collection[str]) -> str:
 
 
 def _curves(plot: Plot, results: Results, rows: list[Row]) -> Band:
-    """Return the band over rounds or megabytes, up to where all seeds have values."""
+    """Return the band over rounds or megabytes, as far as all seeds have values."""
     (row,) = rows
     result = band(results.of(row), plot.x, plot.y, plot.window)
     first = 1 if plot.logx else 0

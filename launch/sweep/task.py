@@ -26,11 +26,11 @@ from launch.sweep.recipe import Trial, one_numerics
 from workers.portable import environment_for
 
 LOOK = 0.5
-"""Seconds between two attempts to get another process's lock; the kernel frees it when that process ends."""
+"""Seconds between two attempts to take another process's lock, which the kernel frees when that ends."""
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A run. id: Trial.id. name: text for messages."""
+    """A run. `id` is its Trial.id, and `name` is for messages."""
 
     id: str
     name: str
@@ -38,7 +38,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Tasks(msgspec.Struct, frozen=True):
-    """The missing runs of a sweep. pool: the folder of the runs. keeps_states: Pool.keeps_states."""
+    """The missing runs of a sweep. `pool` is their folder, and `keeps_states` is as in Pool."""
 
     pool: str
     execution: dict[str, Any]
@@ -64,7 +64,7 @@ class Tasks(msgspec.Struct, frozen=True):
 
 
 def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
-    """Compute one run; return its error, or ''. embedded: an engine's process, which computes many tasks."""
+    """Compute one run; return its error, or ''. An engine's process for many tasks sets `embedded`."""
     from launch.sweep.runner import leave_summary, start_or_resume
 
     task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)

@@ -1,7 +1,7 @@
-"""A thread that calls server_update with uploads in ascending client id.
+"""Aggregate (fold) the uploads of an exchange in a thread, in ascending client id.
 
-The iterable blocks until the next upload is released, so folding overlaps with clients' computations. One
-upload at a time is decoded, so memory is O(P) for any K.
+The thread gives the algorithm an iterator that blocks until the next upload has arrived, so the fold overlaps
+with the clients' computations. One upload is decoded at a time, so memory is O(P) for any K.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class _Stop(Exception):
 
 @dataclass(frozen=True)
 class Fold:
-    """A finished fold: the next server state, and the uploads' scalars, aggregated by their kinds.
+    """The result of a fold.
 
-    limits: fedsim.wire.limits of the broadcast and of one upload, by direction, and the kl of the upload.
-    edges: with edge servers, the envelopes that each sends to the root (its sums, or its clients' uploads),
-    without frames.
+    server: the next server state. scalars: the uploads' scalars, aggregated by FieldKind.over. limits: the
+    fedsim.wire.limits of the broadcast ("down") and of one upload ("up", "kl"). edges: pairs of an edge
+    server and an envelope that it sends to the root (its sums, or an upload), without frames.
     """
 
     server: Any
@@ -52,18 +52,18 @@ class Fold:
 
 
 class AggregationThread:
-    """A thread for one fold at a time: call start(), release() for each upload, and close().
+    """A thread that computes one fold at a time: start(), then release() for each upload, then close().
 
-    The thread calls on_done at the end of the fold; then result() returns the fold.
+    At the end of the fold the thread calls on_done, and result() returns the fold.
     """
 
     def __init__(
         self, problem: Problem, take: Callable[[int], tuple[Envelope, int]], on_done: Callable[[], None]
     ) -> None:
-        """take: returns a client's upload and the worker that sent it."""
+        """Start the thread. take: returns a client's upload and the worker that sent it."""
         self.problem, self._take, self._on_done = problem, take, on_done
         self.edges: EdgeServers | None = None
-        """The edge servers, if they are processes: their sums are folded instead of uploads."""
+        """The edge servers, if they are processes; the thread then folds their sums instead of uploads."""
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
@@ -80,24 +80,24 @@ class AggregationThread:
     ) -> None:
         """Begin the fold of an exchange.
 
-        down: the decoded broadcast. stale: the broadcasts by client, if uploads answer different broadcasts
-        (fedsim.asynchrony). payload: the encoded broadcast.
+        down: the decoded broadcast. stale: other decoded broadcasts that uploads answer, by client
+        (Dispatch.stale). payload: the encoded broadcast.
         """
         self._jobs.put((server, down, command, stale, payload))
 
     def release(self, client: int) -> None:
-        """Queue a client's upload for the fold; it is taken from the spool when its turn comes."""
+        """Queue a client's upload for the fold, or the sums of an edge server with this number."""
         self._uploads.put(client)
 
     def close(self) -> None:
-        """End the fold: there is no further upload in this exchange."""
+        """Tell the thread that the exchange has no further upload."""
         self._uploads.put(None)
 
     def result(self) -> Fold:
-        """Return the fold; call it once after on_done.
+        """Return the fold. Call this method once after each call of on_done.
 
         Raises:
-            FedsimError: if server_update or an upload's checks have raised an error.
+            FedsimError: If an upload is invalid. Any other error of the fold is raised unchanged.
         """
         result = self._done.get(timeout=1.0)
         if isinstance(result, BaseException):
@@ -110,7 +110,6 @@ class AggregationThread:
         self._thread.join(deadline)
 
     def _run(self) -> None:
-        # the server computes with the experiment's number of threads
         torch.set_num_threads(self.problem.experiment.threads)
         while (job := self._jobs.get()) is not None:
             try:
@@ -129,13 +128,13 @@ class AggregationThread:
         scalars = _Scalars(self.problem.exchange(round, exchange).up)
 
         first = self._next()
-        if first is None:  # all uploads were late
+        if first is None:  # no upload is to be folded
             return Fold(server, {})
         if self.edges is not None and self.edges.merges(round):
             return self._fold_sums(server, down, command, first, scalars)
         measured: dict[str, Any] = {}
         tree, passed_on = self.problem.tree, list[tuple[int, Payload | Envelope]]()
-        merges = tree is not None and tree.merges and bool(round)  # the set-up's uploads are forwarded
+        merges = tree is not None and tree.merges and bool(round)  # round 0 (set-up) forwards uploads
 
         aim = limits.measured(command)
 
@@ -151,7 +150,7 @@ class AggregationThread:
                 if k >= aim and up is not None and not measured and tree is None:
                     measured.update(self._limits(envelope, up, stale.get(k, down), payload))
                 yield k, up
-                del envelope, up  # before the next one is read
+                del envelope, up  # free them before the next upload is read
                 k = self._next()
 
         stream = ups()
@@ -177,7 +176,7 @@ class AggregationThread:
         return Fold(next_server, scalars.result(), measured, tuple(passed_on))
 
     def _fold_sums(self, server: Any, down: Any, command: Open, first: int, scalars: _Scalars) -> Fold:
-        """Fold the sums of edge servers in their order. first: the first edge server."""
+        """Fold the edge servers' sums in the order of the tree. first: the first edge server."""
         assert self.edges is not None
         problem, edge = self.problem, cast(int | None, first)
         algorithm, tree = problem.algorithm, self.edges.tree
@@ -197,12 +196,12 @@ class AggregationThread:
         return Fold(next_server, scalars.result())
 
     def _idle(self, scalars: _Scalars) -> bool:
-        """Return whether no client behind the edge servers has sent an upload that counts (+event)."""
+        """Return whether the server must keep its state, because no client has sent an upload (+event)."""
         trigger = self.problem.trigger
         return trigger is not None and trigger.nothing_counts(len(scalars.sizes))
 
     def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
-        """Return the cost and the limits of the broadcast and of this upload; empty if they have none."""
+        """Return the costs and limits of the broadcast and of this upload (fedsim.wire.limits), if any."""
         problem, h = self.problem, envelope.header
         exchange, layout, context = problem.exchange(h.round, h.exchange), problem.net.layout, of_upload(down)
         sent = limits.of_message(exchange.down, payload, layout)
@@ -215,7 +214,7 @@ class AggregationThread:
         }
 
     def _next(self) -> int | None:
-        """Return the client whose upload is next; None if there is no further upload."""
+        """Return the client of the next upload, or None after the last upload."""
         k = self._uploads.get()
         if isinstance(k, _Stop):
             raise k
@@ -223,12 +222,12 @@ class AggregationThread:
 
 
 def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> Any:
-    """Return the message of an upload; None if the client's event rule has sent none (+event).
+    """Return the message of an upload, or None if the client's event rule (+event) withholds it.
 
     down: the decoded broadcast that the upload answers.
 
     Raises:
-        WireError: If the upload must not be folded; the error names client, round, worker and field.
+        WireError: If the upload is invalid; the error names client, round, worker and field.
     """
     h = envelope.header
     if problem.unchanged(h):

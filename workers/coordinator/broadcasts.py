@@ -27,21 +27,21 @@ from workers.transport.endpoint import Endpoint
 
 
 class ReplicaMap:
-    """The coordinator's knowledge of the versions of clients' states that each remote worker has."""
+    """The versions of clients' states that each remote worker holds, as far as the coordinator knows."""
 
     def __init__(self) -> None:
         self._held: defaultdict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
 
     def lacks(self, worker: int, client: int, version: int) -> bool:
-        """Return whether a worker needs a state; version 0 is client_init, which every worker can make."""
+        """Return whether a worker lacks a state. Every worker can compute version 0 (client_init)."""
         return bool(version) and version not in self._held[worker].get(client, ())
 
     def has(self, worker: int, client: int, *versions: int) -> None:
-        """Note that a worker has these versions now, and that it has deleted older ones."""
+        """Record that a worker holds these versions of a client's state, and no others."""
         self._held[worker][client] = versions
 
     def forget(self, worker: int) -> None:
-        """Note that a worker has left."""
+        """Remove a worker that has left."""
         self._held.pop(worker, None)
 
 
@@ -49,8 +49,8 @@ class ReplicaMap:
 class Broadcast:
     """An encoded broadcast.
 
-    payload: the broadcast, which may refer to the previous one. complete: the same broadcast for clients that
-    do not have the previous one. decoded: the broadcast as clients decode it.
+    payload: the encoded broadcast, which may refer to the previous one. complete: the same broadcast, for
+    clients that do not have the previous one. decoded: the broadcast as clients decode it.
     """
 
     opened: Open
@@ -60,7 +60,7 @@ class Broadcast:
 
 
 class Dispatch:
-    """A sender of envelopes to workers, which records their times for clock and timeline.
+    """The sender of the coordinator's envelopes, which also reports them to the clock and the timeline.
 
     epoch: the number of this start of the run, which every task contains. replicas: the states that remote
     workers have; None if all workers share the run's folder.
@@ -87,14 +87,14 @@ class Dispatch:
         self._in_use: dict[int, Broadcast] = {}
         """In an asynchronous run, the broadcasts from which clients still compute, by round."""
         self._older: Mapping[int, Any] = {}
-        """The decoded broadcasts that clients still have, by client, if they are not sent this exchange's
-        broadcast because it has not changed enough (+quiet)."""
+        """The earlier decoded broadcast of each client that does not get this exchange's broadcast, because
+        the broadcast has not changed enough (+quiet)."""
         self._own: dict[int, Broadcast] = {}
-        """This exchange's broadcast as each client gets it, if each has a reference of its own (+own)."""
+        """This exchange's broadcast by client, if it is encoded against each client's last one (+own)."""
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._sent_in = self._last_in = NONE
-        """The rounds of `sent` and of `_last`."""
+        """The rounds of `sent` and of `_last`, the broadcast to which this exchange's broadcast refers."""
         self._last: Any = None
         self._broadcasts_held: dict[int, set[int]] = {}
         """The rounds whose broadcasts a worker has decoded, by worker."""
@@ -102,16 +102,16 @@ class Dispatch:
 
     @property
     def to_keep(self) -> tuple[Any, int]:
-        """The last broadcast as clients decode it, and its round, if the next one refers to it."""
+        """The last decoded broadcast and its round, or (None, 0) if the next one does not refer to it."""
         return (self.sent, self._sent_in) if self.problem.refers_to_last else (None, 0)
 
     def restore(
         self, checkpoint: Checkpoint[Any] | None, earlier: Mapping[int, Checkpoint[Any]] | None = None
     ) -> None:
-        """Continue after a committed round: the next broadcast may refer to the broadcast of that round.
+        """Restore the broadcasts that are needed after a committed round; do nothing without a checkpoint.
 
-        earlier: in an asynchronous run, the checkpoints of the rounds after which the broadcasts in use were
-        sent (Asynchrony.origins).
+        earlier: in an asynchronous run, the checkpoints of the rounds in Asynchrony.origins, from which the
+        broadcasts in use are encoded again.
         """
         if checkpoint is None:
             return
@@ -126,7 +126,7 @@ class Dispatch:
         self.sent, self._sent_in = sent
 
     def encode_broadcast(self, server: Any, command: Open) -> Any:
-        """Encode an exchange's broadcast, once for all its tasks; return it as clients will decode it."""
+        """Encode an exchange's broadcast once for all its tasks, and return it as clients decode it."""
         problem = self.problem
         ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
         down = problem.algorithm.broadcast(server, ctx)
@@ -164,17 +164,17 @@ class Dispatch:
         return self.sent
 
     def _book_relayed(self) -> None:
-        """Book the broadcast to edge servers that are not processes, once per edge server."""
+        """Book the broadcast once for each edge server, if edge servers are not processes."""
         tree, opened = self.problem.tree, self._current.opened
         for edge in tree.active(opened.participants) if tree and self.edges is None else ():
             self.endpoint.ledger.book_edge(self.relayed(), edge, tree.names[edge], "down")  # type: ignore[union-attr]
 
     def relayed(self) -> Envelope:
-        """Return the envelope with this exchange's broadcast for edge servers."""
+        """Return the envelope that carries this exchange's broadcast to edge servers."""
         return edge_messages.relayed(self.run, self.epoch, self._current.opened, self._current.payload)
 
     def book_sums(self, sent: Iterable[tuple[int, Payload | Envelope]]) -> None:
-        """Book the envelopes of edge servers to the root: sums, or forwarded uploads."""
+        """Book the sums or uploads that edge servers send to the root, if they are not processes."""
         tree = self.problem.tree
         for edge, envelope in sent if tree and self.edges is None else ():
             if isinstance(envelope, Payload):
@@ -183,7 +183,7 @@ class Dispatch:
 
     @property
     def payload(self) -> Payload:
-        """The broadcast of this exchange, encoded."""
+        """The encoded broadcast of this exchange."""
         return self._current.payload
 
     def answered(self, round: int, client: int) -> Any:
@@ -193,7 +193,7 @@ class Dispatch:
         return self._broadcast_to(round, client).decoded
 
     def stale(self, round: int) -> Mapping[int, Any]:
-        """Return the decoded broadcasts that a round's uploads answer, by client; empty if none is older."""
+        """Return the decoded broadcasts that uploads answer; clients left out answer the current one."""
         if self._own:
             return {k: own.decoded for k, own in self._own.items()}
         if self._older:
@@ -210,7 +210,7 @@ class Dispatch:
         return self._current if answered == round else self._in_use[answered]
 
     def give(self, server: Any, give: Give) -> None:
-        """Send a task: the broadcast, then the fields that only this client gets."""
+        """Send a task with the broadcast and the fields that only this client gets."""
         problem, task = self.problem, give.task
         has_last = self._last is not None and task.base == problem.version(self._last_in, task.exchange)
         broadcast = self._broadcast_to(task.round, task.client)
@@ -243,8 +243,8 @@ class Dispatch:
             self.replicas.has(worker, of.client, of.base)
 
     def _transfer_last(self, worker: int, of: Header, needed: bool) -> None:
-        """Send a worker the last broadcast if the client of its task has it but the worker does not: another
-        worker may have computed this client before, or the worker may be new."""
+        """Send a worker the last broadcast if its task needs it and the worker lacks it. The worker may be
+        new, or another worker may have computed the client's last task."""
         held = self._broadcasts_held.get(worker, set())
         if needed and self._last_in not in held:
             payload = encode(self._last, {}, self.problem.dims, layout=self.problem.net.layout)
@@ -253,17 +253,17 @@ class Dispatch:
         self._broadcasts_held[worker] = {r for r in held if r >= self._last_in} | {of.round}
 
     def give_score(self, score: ScoreChunk, model: Model | None) -> None:
-        """Ask a worker to evaluate a chunk; the first request of a round carries the model."""
+        """Ask a worker to evaluate a chunk; its first request in a round carries the model."""
         payload, round, chunk = messages.NO_PAYLOAD, score.chunk.round, score.chunk.chunk
         if self._models_sent.get(score.worker) != round:
-            assert model is not None  # it is set when the round is committed, before any evaluation
+            assert model is not None  # set when the round was committed
             payload = encode(messages.to_evaluate(model, self.problem.eval_samples), {}, self.problem.dims)
             self._models_sent[score.worker] = round
         self.send(score.worker, messages.evaluate(self.run, self.epoch, round, chunk, payload))
         self.timeline.gave(score.worker, round, chunk, NONE, "evaluate")
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """Send an envelope; ignore a worker that has ended, because its end will be noticed soon."""
+        """Send an envelope. If the worker has ended, do nothing; its end is handled elsewhere."""
         with suppress(TaskError):
             self.endpoint.send(worker, envelope, retry)
 

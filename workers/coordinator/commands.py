@@ -1,4 +1,4 @@
-"""Carry out the round machine's commands, for a run and for a replay."""
+"""Execute the round machine's commands, in a run or a replay."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from workers.storage.upload_spool import Spool
 
 
 class RoundRecords:
-    """The interface for recording commands that are executed. This class records nothing.
+    """The interface for recording executed commands. This class records nothing.
 
-    spent: the cost on the virtual clock of the previous exchange (opened) or the round's last one
-    (committed); None without a clock.
+    spent: the virtual clock's cost of the round's previous exchange (in `opened`) or last exchange (in
+    `committed`); None without a clock.
     """
 
     def opened(self, command: Open, spent: ExchangeCost | None) -> None:
-        """Note that an exchange is opened."""
+        """Record that an exchange is opened."""
 
     def dropped(self, round: int, client: int) -> None:
-        """Note that an upload is not folded."""
+        """Record that an upload is not folded."""
 
     def committed(self, command: Commit, server: Any, spent: ExchangeCost | None) -> None:
-        """Note that the round is folded; the next one is not open yet."""
+        """Record that a round is folded, before the next round is opened."""
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
-        """Write the round's files; the next round has begun. broadcast: the last broadcast, and its round."""
+        """Write the round's files after the next round is opened. broadcast: see Dispatch.to_keep."""
 
     def model(self, round: int) -> Model | None:
         """Return the model to evaluate after a round."""
@@ -39,7 +39,7 @@ class RoundRecords:
 
 
 class CommandExecutor:
-    """The executor of commands, which also stores the server's state.
+    """The executor of commands, which holds the server's state.
 
     server: the state after the last fold. finished: True after the machine's Finish command.
     """
@@ -57,12 +57,12 @@ class CommandExecutor:
         self._round = 0
 
     def carry_out(self, commands: Iterable[Command]) -> None:
-        """Carry out commands in order, but write a commit's files after all other commands.
+        """Execute commands in order, but write a commit's files after all other commands.
 
         The tasks of the next round are thus sent before the coordinator waits for the disk.
 
         Raises:
-            WireError: If the algorithm's broadcast has values that must not be sent.
+            WireError: If the algorithm's broadcast has invalid values.
             DiskError: If the disk cannot be read or written.
         """
         committed: list[tuple[Commit, Any, tuple[Any, int]]] = []
@@ -95,14 +95,14 @@ class CommandExecutor:
             self.records.written(commit, server, broadcast)
 
     def take_fold(self) -> Fold:
-        """Take over the server's state of the fold that has just ended, and return the fold."""
+        """Return the fold that has just ended, after storing its server state."""
         fold = self.aggregation.result()
         self.server = fold.server
         self.dispatch.book_sums(fold.edges)
         return fold
 
     def _open(self, command: Open) -> None:
-        """Open an exchange; the fold computes from the decoded broadcast, as clients do."""
+        """Open an exchange. The fold uses the decoded broadcast, as the clients do."""
         self._round = command.round
         spent = self.dispatch.exchange_clock.close(command.round) if command.exchange > 1 else None
         self.records.opened(command, spent)
@@ -119,7 +119,7 @@ class CommandExecutor:
         return self.dispatch.edges
 
     def _merge(self, edge: int | None) -> None:
-        """Fold an edge server's sums, or the uploads that it has forwarded; None ends the fold."""
+        """Release an edge server's sums, or the uploads that it has forwarded; None ends the fold."""
         if edge is None:
             self.aggregation.close()
             return
@@ -127,6 +127,6 @@ class CommandExecutor:
             self.aggregation.release(released)
 
     def lost(self, clients: Iterable[int]) -> None:
-        """Forget the uploads of an edge server that ended before its account: they are computed again."""
+        """Discard the uploads of an edge server that has ended; their tasks are computed again."""
         for k in clients:
             self.spool.discard(k)

@@ -1,13 +1,15 @@
-"""Check an edge server's account: compare its ledger rows with what the root knows of the exchange.
+"""Check the ledger rows (the account) that an edge server sends to the root.
 
-    algorithm             exactly the rows of the tasks that the root has given, and of the uploads whose
-                          headers it has, for the clients of this edge server that were asked in this exchange
+An account of an exchange may have rows of these kinds:
+
+    algorithm             exactly the rows of the tasks that the root has given to this edge server's clients
+                          in this exchange, and of the uploads whose headers the root has
     retry                 tasks and uploads of its clients up to this round, with the names and sizes that
                           schema and codecs allow
     simulation, control   envelopes that workers and edge servers exchange, up to this round
 
-So rows of folded uploads cannot be invented, left out or changed. Only the edge server knows the number of
-rows of the other kinds: they are accepted within these limits.
+An edge server thus cannot invent, omit or change rows of folded uploads. Only the edge server knows the
+number of rows of the other kinds, so any number is accepted.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ from fedsim.wire.wire_size import Mechanism
 from workers.coordinator.failures import ProtocolViolation
 
 MOST = 1 << 40
-"""A number of bytes far above the size of any envelope of a run."""
+"""The largest accepted size of a row in bytes, far above the size of any envelope."""
 ALL = 1 << 50
-"""The largest total of bytes in all accounts of an edge server, so that no sum overflows."""
+"""The largest accepted total of an edge server's accounts in bytes, so that no sum overflows."""
 DIRECTIONS = {
     **dict.fromkeys(("task", "gone", "evaluate", "state", "last"), ("down",)),
     **dict.fromkeys(("welcome", "stop", "refused", "rejoin"), ("down",)),
     **dict.fromkeys(("upload", "score", "draft", "absent", "hello", "ready", "failed"), ("up",)),
 }
-"""The directions of envelopes between a worker and its edge server, by kind; other kinds have both."""
+"""The directions of envelopes between a worker and its edge server, by kind. All other kinds go both ways."""
 NAMES = {
     "evaluate": ("mean", "precision", "triangle", "samples"),
     "score": ("score",),
@@ -51,7 +53,7 @@ NAMES = {
     "stop": ("reason",),
     "refused": ("reason",),
 }
-"""The fields of envelopes whose fields are not defined by an algorithm."""
+"""The field names of envelopes by kind, for kinds whose fields do not depend on the algorithm."""
 
 
 @dataclass
@@ -81,9 +83,9 @@ class AccountChecks:
     ) -> None:
         """Check the account of an exchange.
 
-        workers: the workers behind the edge server. place: round and exchange. task: a complete task of this
-        exchange; the tasks of all clients have the same size. clients: the edge server's clients that were
-        asked. uploads: their uploads, without frames; a client without an upload was to drop out.
+        workers: the workers of the edge server. place: round and exchange. task: a complete task of this
+        exchange; the tasks of all clients have the same size. clients: the edge server's clients in this
+        exchange. uploads: their uploads, without frames; a client without an upload is a dropout.
         """
         due: Counter[Entry] = Counter()
         for k in clients:
@@ -139,7 +141,6 @@ class AccountChecks:
             self._check_part(row)
 
     def _check_part(self, row: Entry) -> None:
-        """Check field, layer, codec and sizes of a row."""
         if row.layer in ("header", "framing"):
             parts = 1 + MAX_FIELDS * MAX_PARTS
             limit = MAX_HEADER if row.layer == "header" else parts * self.mechanism.framing([MAX_HEADER])
@@ -173,7 +174,7 @@ class AccountChecks:
             _refuse(row, "has an impossible dense size")
 
     def _sizes(self, f: Field, name: str) -> tuple[dict[str, int], Sequence[int]]:
-        """Return the maximum bytes of a field by layer, and its possible dense sizes."""
+        """Return the largest size of a field by layer, and its possible dense sizes, in bytes."""
         shape, dims = f.shape(self.problem.dims), self.problem.dims
         bounds = [
             codec(name).bounds(field_spec(f, shape, dtype, self.problem.net.layout)) for dtype in f.dtypes
@@ -194,7 +195,7 @@ def _retargeted(task: Envelope, client: int, kind: str) -> Envelope:
 
 
 def _shown(row: Entry) -> str:
-    """Describe a row; its names are quoted, because they may be any text."""
+    """Describe a row, with quotes around its names, because a name may be any text."""
     what = f"{row.direction} {row.message!r} {row.field!r} {row.layer!r} {row.codec!r}"
     return f"{row.bytes} of {row.dense_bytes} bytes {what} of client {row.client}"
 

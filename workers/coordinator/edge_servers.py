@@ -1,6 +1,6 @@
-"""The root's side of edge servers that are processes: their state in an exchange.
+"""Edge servers that are processes, as the root sees them.
 
-They register like workers, with the numbers after those of the workers.
+Edge servers register like workers. Their numbers follow those of the workers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from workers.transport.edge_addresses import edge_of_worker, workers_behind
 class Closing:
     """The state of one edge server in this exchange.
 
-    sent: the edge server has the broadcast. clients: the clients whose uploads count, in ascending id. asked:
-    the root has asked for their sum. done: the edge server has sent its sums, if any, and its account.
+    sent: True if it was sent the broadcast. clients: its clients whose uploads count, in ascending id. asked:
+    True if it was asked for its sums and its account. done: True if both have arrived.
     """
 
     sent: bool = False
@@ -36,7 +36,7 @@ class Closing:
 
 
 class EdgeServers:
-    """The edge servers of a run. Asks for the sums of uploads that count, and takes them in tree order."""
+    """The edge servers of a run. This class requests their sums and merges them in the tree's order."""
 
     def __init__(
         self,
@@ -47,8 +47,11 @@ class EdgeServers:
         name: tuple[str, int],
         clock: Callable[[], float],
     ) -> None:
-        """workers: the number of workers. send: sends an envelope to the number of a worker or an edge
-        server; the flag marks a repetition. name: the run's name, and the number of this start."""
+        """Set up the edge servers of a run.
+
+        workers: the number of workers. send: sends an envelope to a worker or an edge server; the flag marks
+        a retry. name: the run's name and the number of this start.
+        """
         assert problem.tree is not None
         tree = problem.tree
         self._problem, self._checks = problem, AccountChecks(problem, ledger.mechanism)
@@ -59,24 +62,24 @@ class EdgeServers:
         self._relayed: Envelope | None = None
         self._closing: dict[int, Closing] = {}
         self._answers: dict[int, tuple[Envelope, int]] = {}
-        """The header and the worker of the upload that counts, by client."""
+        """The upload that counts, without frames, and the worker that computed it, by client."""
         self._here: set[int] = set()
-        """The edge servers that have sent a hello, and have not ended since."""
+        """The connected edge servers: those that have sent a hello and have not ended since."""
         self._present: set[int] = set()
-        """The edge servers that are set up."""
+        """The edge servers that have completed their set-up."""
         self._lost: set[int] = set()
-        """The edge servers of this exchange that ended after they had its broadcast."""
+        """The edge servers that have ended in this exchange after they were sent its broadcast."""
         self._to_merge: list[int] = []
         self._merge: Callable[[int | None], None] = lambda edge: None
         self.residuals: dict[str, Mapping[str, int] | None] = {}
-        """The kernel's count minus the ledger, for each edge server that has sent its last account."""
+        """The kernel's byte counts minus the ledger's at each edge server, from its last account."""
         self._over = False
         """True once the root has asked for the last accounts."""
         names = tree.names
         ledger.hops = {w: names[self.edge_of(w)] for w in range(workers + len(names))}
 
     def is_edge(self, worker: int) -> bool:
-        """Return whether a number is that of an edge server."""
+        """Return whether this number belongs to an edge server rather than a worker."""
         return worker >= self.workers
 
     def edge_of(self, worker: int) -> int:
@@ -94,31 +97,32 @@ class EdgeServers:
         return self.tree.merges and round > 0
 
     def admits(self, worker: int) -> bool:
-        """Note the hello of an edge server; return whether a worker may join: its edge server must be here.
+        """Handle a hello: record an edge server, or return whether a worker's edge server is connected.
 
-        An edge server that was removed, but does not know it yet, still connects its workers. Uploads of
-        these workers would be lost.
+        An edge server that the root has removed may still connect workers before it learns of its removal.
+        These workers are refused, because their uploads would be lost.
         """
         if self.is_edge(worker):
             self._here.add(self.edge_of(worker))
         return self.edge_of(worker) in self._here
 
     def starts(self, worker: int) -> bool:
-        """Return whether a worker that is not ready may be starting: its edge server is set up.
+        """Return whether a worker or an edge server that is not ready is starting.
 
-        An edge server counts as starting until its hello; afterwards silent() watches it.
+        A worker starts once its edge server is set up. An edge server starts until its hello; afterwards
+        silent() watches it.
         """
         if self.is_edge(worker):
             return worker not in self._heard
         return self.edge_of(worker) in self._present
 
     def heard(self, worker: int) -> None:
-        """Note a sign of life of an edge server, which sends one every second."""
+        """Record that an edge server has sent an envelope. It sends a heartbeat every second."""
         if self.is_edge(worker):
             self._heard[worker] = self._clock()
 
     def silent(self, seconds: float) -> list[int]:
-        """Return, once, the edge servers without a sign of life for `seconds`: they hang or are stopped."""
+        """Return the edge servers that have sent nothing for `seconds`, and stop watching them."""
         silent = [w for w, at in self._heard.items() if self._clock() - at > seconds]
         for worker in silent:
             del self._heard[worker]
@@ -127,9 +131,10 @@ class EdgeServers:
     # ---- an exchange
 
     def open(self, opened: Open, relayed: Envelope, merge: Callable[[int | None], None]) -> None:
-        """Send the broadcast to the edge servers of its clients.
+        """Start an exchange: send the broadcast to the edge servers of its participants.
 
-        merge: called with each edge server whose sums, or uploads, are next, and with None after the last.
+        merge: called in the order of the tree with each edge server whose clients have uploads that count,
+        when its account has arrived, and with None after the last edge server.
         """
         self._opened, self._relayed, self._merge = opened, relayed, merge
         self._lost.clear()
@@ -140,11 +145,11 @@ class EdgeServers:
             self._relay(edge, again=False)
 
     def answered(self, worker: int, upload: Envelope) -> None:
-        """Note that this worker's upload counts for a client; the edge server may have other uploads."""
+        """Record which worker's upload counts; the edge server may have several uploads of a client."""
         self._answers[upload.header.client] = Envelope(upload.header, upload.head, ()), worker
 
     def release(self, client: int) -> None:
-        """Note that a client's upload counts; it is folded after the edge server's account has arrived."""
+        """Record that a client's upload is folded, once the edge server's account has arrived."""
         self._closing[self.tree.edge_of(client)].clients.append(client)
 
     def clients_of(self, edge: int) -> tuple[int, ...]:
@@ -152,7 +157,7 @@ class EdgeServers:
         return tuple(self._closing[edge].clients)
 
     def close(self) -> None:
-        """Ask for the missing sums: every upload of the exchange has arrived."""
+        """Ask for sums and accounts, because every upload of the exchange has arrived."""
         for edge, closing in self._closing.items():
             if not closing.asked:
                 closing.asked = True
@@ -162,7 +167,7 @@ class EdgeServers:
                 self._send(self.workers + edge, close, False)
 
     def check_upload(self, upload: Envelope, passed_on: bool) -> None:
-        """Check an upload's path and its header. passed_on: True if it came with its frames.
+        """Check an upload's header, and whether it should have frames. passed_on: True if it has frames.
 
         Raises:
             ProtocolViolation: If no correct edge server of this run would send this upload.
@@ -180,10 +185,10 @@ class EdgeServers:
             raise ProtocolViolation(str(e)) from None
 
     def take(self, worker: int, envelope: Envelope) -> None:
-        """Take sums or an account.
+        """Store an edge server's sums, or check and book its account.
 
         Raises:
-            ProtocolViolation: If it was not requested or is invalid; sums are then booked as a retry.
+            ProtocolViolation: If the envelope was not requested or is invalid; sums are booked as a retry.
         """
         try:
             self._take(worker, envelope)
@@ -247,21 +252,21 @@ class EdgeServers:
             self._merge(None)
 
     def sums_of(self, edge: int) -> tuple[Envelope, tuple[int, ...]]:
-        """Return an edge server's sums, and the clients whose uploads are in the sums."""
+        """Return an edge server's sums, and the clients whose uploads were summed."""
         closing = self._closing[edge]
-        assert closing.sums is not None  # it is released only after its sums
+        assert closing.sums is not None  # merged only after its sums have arrived
         sums, closing.sums = closing.sums, Envelope(closing.sums.header, closing.sums.head, ())
         return sums, self._senders(closing)
 
     def _senders(self, closing: Closing) -> tuple[int, ...]:
-        """Return the clients whose uploads are in the sums: those whose event rule has sent one."""
+        """Return the clients whose uploads are summed, without those that sent nothing (+event)."""
         headers = ((k, self._answers[k][0].header) for k in closing.clients)
         return tuple(k for k, header in headers if not self._problem.unchanged(header))
 
     # ---- ends
 
     def came(self, worker: int) -> None:
-        """Send the broadcast to an edge server that has registered, perhaps again."""
+        """Send the broadcast to an edge server that has registered, if it needs the broadcast."""
         edge = self.edge_of(worker)
         again = edge in self._lost
         self._present.add(edge)
@@ -269,13 +274,13 @@ class EdgeServers:
             self._relay(edge, again)
 
     def _relay(self, edge: int, again: bool) -> None:
-        """Send the broadcast. again: True if it was sent before the edge server ended; it is a retry then."""
+        """Send the broadcast. again: True if it was sent before the edge server ended, and is now a retry."""
         assert self._relayed is not None
         self._closing[edge].sent = True
         self._send(self.workers + edge, self._relayed, again)
 
     def lost(self, worker: int) -> list[EdgeLost]:
-        """Handle the end of an edge server: its uploads are computed again unless its account has arrived."""
+        """Handle an edge server's end. Its uploads are computed again unless its account has arrived."""
         edge = self.edge_of(worker)
         self._present.discard(edge)
         self._here.discard(edge)
@@ -285,7 +290,7 @@ class EdgeServers:
             self.residuals.setdefault(self.tree.names[edge], None)
         if closing is None or closing.done:
             return []
-        if closing.sums is not None:  # without their account
+        if closing.sums is not None:  # their account has not arrived
             self._ledger.book_as_retry(closing.sums, worker)
         if closing.sent:
             self._lost.add(edge)
@@ -293,12 +298,12 @@ class EdgeServers:
         clients = [k for k in self._opened.participants if self.tree.edge_of(k) == edge]
         for k in clients:
             answer = self._answers.pop(k, None)
-            if answer is not None and not self.merges(self._opened.round):  # else only its header arrived
+            if answer is not None and not self.merges(self._opened.round):  # else only headers arrived
                 self._ledger.book_as_retry(*answer)
         return [EdgeLost(tuple(clients))]
 
     def accounts(self) -> None:
-        """Ask all edge servers for the rows that belong to no exchange, and for the kernel's count."""
+        """Ask all edge servers for the rows that belong to no exchange, and for the kernel's byte count."""
         self.residuals, self._over = {}, True
         for edge in range(len(self.tree.names)):
             self._send(self.workers + edge, edge_messages.ask_account(self._run), False)

@@ -1,7 +1,7 @@
 """Compute an edge server's sums from uploads, pack them into a message, and read them from it.
 
-Besides the algorithm's sums (Algorithm.add) the message has the scalars of every upload, so that the root
-aggregates the same numbers for metrics.jsonl as from uploads.
+Besides the algorithm's sums (Algorithm.add), the message has the scalars of every upload. The root thus
+aggregates the same scalars for metrics.jsonl as it would without edge servers.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from fedsim.wire.schema import Dims, FieldKind, check_values, schema, summed_sca
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 
 Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True)]
-"""The S numbers for metrics.jsonl of each of U uploads, in ascending client id, shape (U, S)."""
+"""The S scalars (for metrics.jsonl) of each of U uploads, in ascending client id, shape (U, S)."""
 
 
 def edge_dims(problem: Problem, exchange: Exchange, uploads: int) -> Dims:
-    """Return the dimensions of the fields of an edge server's message about this many uploads."""
+    """Return the dimensions of the fields of an edge server's message with the sums of `uploads` uploads."""
     return {**problem.dims, "U": uploads, "S": len(summed_scalars(exchange.up))}
 
 
 @cache
 def message_of(exchange: Exchange) -> type:
-    """Return the class of an edge server's message: the algorithm's sums and, if any, uploads' scalars."""
-    assert exchange.sums is not None  # fedsim.tree.check_tree
+    """Return the class of an edge server's message: the algorithm's sums, and the uploads' scalars if any."""
+    assert exchange.sums is not None  # checked by fedsim.tree.check_tree
     known: list[tuple[str, Any]] = [*get_type_hints(exchange.sums, include_extras=True).items()]
     scalars = [("scalars", Rows)] if summed_scalars(exchange.up) else []
     return make_dataclass("EdgeSums", [*known, *scalars], frozen=True)
 
 
 def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str = RUN_NAME) -> EnvelopeSize:
-    """Return the size of the envelope that an edge server sends for this many uploads."""
+    """Return the size of the envelope with an edge server's sums of `uploads` uploads."""
     exchange, layout = problem.exchange(round, number), problem.net.layout
     dims = edge_dims(problem, exchange, uploads)
     return envelope_size(message_of(exchange), {}, dims, layout, kind="sums", run=run)
@@ -51,8 +51,8 @@ def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str 
 def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, Any]]) -> Payload:
     """Return an edge server's message for an exchange.
 
-    down: the broadcast as clients decode it. ups: clients and their decoded uploads, in ascending client id;
-    None for a client whose event rule has sent none.
+    down: the broadcast as clients decode it. ups: pairs of a client and its decoded upload, in ascending
+    client id; the upload is None if the client's event rule withholds it.
     """
     algorithm, exchange = problem.algorithm, problem.exchange(command.round, command.exchange)
     ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
@@ -63,7 +63,7 @@ def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, 
             if up is not None:
                 rows.append(list(summed_scalars(up).values()))
             yield k, up
-            del up  # only one is in memory
+            del up  # keep only one upload in memory
 
     sums = algorithm.added(algorithm.no_sums(down, ctx), down, noted(), ctx)
     assert exchange.sums is not None
@@ -75,14 +75,14 @@ def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, 
 
 
 def _sent(value: Any) -> Any:
-    """Return a sum as a message contains it: a matrix as its triangle."""
+    """Return a sum in the form of its field: a symmetric matrix as its triangle."""
     return packed(value) if is_full(value) else value
 
 
 def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> tuple[Any, Tensor]:
-    """Return the sums in an edge server's message, as Exchange.sums, and the scalars of uploads, (U, S).
+    """Return an edge server's sums, an instance of Exchange.sums, and the scalars of the uploads, (U, S).
 
-    uploads: the largest possible number of uploads.
+    uploads: the largest accepted number of uploads.
     """
     exchange = problem.exchange(envelope.header.round, envelope.header.exchange)
     dims = edge_dims(problem, exchange, uploads)
@@ -94,7 +94,7 @@ def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) ->
 
 
 def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> None:
-    """Check the fields, sizes and number of uploads that the header of sums announces."""
+    """Check the fields, sizes and number of uploads in the header of an edge server's sums."""
     headers = envelope.header.fields
     exchange = problem.exchange(envelope.header.round, envelope.header.exchange)
     check_fields(message_of(exchange), headers, {}, edge_dims(problem, exchange, uploads), owner)
@@ -104,6 +104,6 @@ def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -
 
 
 def own_sums(problem: Problem, command: Open, payload: Payload) -> Any:
-    """Return the sums that this process has encoded, as the root decodes them."""
+    """Decode the sums that this process has encoded, as the root decodes those of an edge server."""
     header = Header(VERSION, "sums", "", 1, command.round, command.exchange, fields=payload.fields)
     return read_sums(problem, Envelope(header, b"", payload.frames), len(problem.sizes), "own sums")[0]

@@ -1,4 +1,4 @@
-"""The coordinator's errors: what went wrong, in which worker and task, and what to do."""
+"""The coordinator's errors, which name the fault, the worker, the task and the remedy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from workers.protocol_messages import read_failure
 
 
 class ProtocolViolation(Exception):
-    """An error for an envelope that violates the protocol; its text follows the worker's name."""
+    """An envelope violates the protocol. The text completes a sentence that begins with "worker N"."""
 
 
 def silence(machine: RoundMachine, workers: int, patience: float) -> TaskError:
-    """Return the error of a run in which nothing has happened for `patience` seconds."""
+    """Return the error for a run in which nothing has happened for `patience` seconds."""
     held = {w: machine.held_by(w) for w in range(max(1, workers))}
     holders = "; ".join(
         f"worker {w} holds " + ", ".join(f"client {t.client}" for t in tasks)
@@ -39,7 +39,7 @@ def doing(machine: RoundMachine, worker: int) -> str:
 
 
 def task_failures(at: str, last: ProcessExit, count: int) -> TaskError:
-    """Return the error of a run whose workers keep dying at the same task, or before they have one."""
+    """Return the error for a run in which `count` workers have died in the same task or state."""
     return TaskError(
         f"worker {last.worker} {last.how} {at}: {count} workers have ended there, so it is not tried again. "
         f"All earlier rounds are kept; fedsim resume continues.\n{last.log_tail}"
@@ -47,7 +47,7 @@ def task_failures(at: str, last: ProcessExit, count: int) -> TaskError:
 
 
 def reason(envelope: Envelope) -> str:
-    """Return the last line of the error that a worker has reported; in a traceback, this is the exception."""
+    """Return the last line of the error that a worker has reported; a traceback ends with the exception."""
     return (read_failure(envelope)[1].strip().splitlines() or ["no reason given"])[-1]
 
 

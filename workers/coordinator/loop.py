@@ -1,8 +1,8 @@
-"""The coordinator: waits for workers, forwards their envelopes, and executes the machine's commands.
+"""The coordinator: receives workers' envelopes, and executes the round machine's commands.
 
-The other objects return events, which are handled here after their methods have returned. The coordinator
-waits in Endpoint.wait, on sockets and process handles, with a deadline; the disk and the fold have their own
-deadlines.
+Membership and ResponseHandler turn envelopes into events, which this module passes to the round machine. The
+coordinator waits in Endpoint.wait for sockets and process handles, always with a deadline. Waits for the disk
+and for the fold have separate deadlines.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from workers.transport.endpoint import Incoming
 from workers.transport.eventfd import Wakeup
 
 DRAIN_SECONDS = 3.0
-"""Seconds for remote workers to close their connections after the end of the run."""
+"""Seconds to wait after the end of a run for remote workers to close their connections."""
 ACCOUNT = 60.0
 """Seconds to wait for an edge server's last ledger rows."""
 
 
 class RunCallbacks(WorkerCallbacks, RecordCallbacks, Protocol):
-    """The callbacks for all events that are recorded or displayed."""
+    """The callbacks for all recorded or displayed events."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Outcome:
     seconds_rounds: tuple[float, ...]
     seconds_clients: float
     folds: int = 0
-    """The number of rounds that have folded an upload."""
+    """The number of rounds in which an upload was folded."""
     kernel_residual: Mapping[str, int] | None = None
-    """The kernel's count of the streams minus the ledger's, taken before the stop messages are sent."""
+    """The kernel's byte counts minus the ledger's, by direction, before stop messages are sent."""
     edge_residuals: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
-    """The same difference at each edge server that is a process, by its name."""
+    """The same difference at each edge server that is a process, by the edge server's name."""
 
 
 class Coordinator:
@@ -78,7 +78,7 @@ class Coordinator:
         callbacks: RunCallbacks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set up a new run, or one that continues after an earlier start.
+        """Set up a new run, or continue a run that was started earlier.
 
         clock: returns seconds, for leases and deadlines.
 
@@ -147,13 +147,13 @@ class Coordinator:
 
         Raises:
             TaskError: If a task, a worker or a fold fails; the error names worker, client and round.
-            Interrupted: If a signal has asked to stop.
+            Interrupted: If a signal asks the run to stop.
             DiskError: If the disk cannot be read or written.
         """
         try:
             outcome = self._run()
         except BaseException as e:
-            if self.timeouts.remote:  # local workers are ended by the supervisor
+            if self.timeouts.remote:  # the supervisor ends local workers
                 self._stop_workers(isinstance(e, Interrupted))
             raise
         self._stop_workers()
@@ -216,10 +216,10 @@ class Coordinator:
         self.records.begin(self.dispatch.epoch)
         self._carry_out(self.machine.start(self._resumed, self._unscored))
         joined = [own for event in self.members.begin() for own in self._without_edges(event)]
-        self._carry_out(self.machine.handle(*joined))  # in one call, so that they share the first tasks
+        self._carry_out(self.machine.handle(*joined))  # in one call, so that all share the first tasks
 
     def _step(self, timeout: float) -> bool:
-        """Wait once and handle what arrived; return False if only duplicates and stale heartbeats arrived."""
+        """Wait once, handle what arrives, and return whether any of it shows progress of the run."""
         incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.worker_pool.fds()], timeout)
         matters = bool(ready)
         for envelope in incoming:
@@ -243,8 +243,8 @@ class Coordinator:
         return matters or bool(lost or unreadable)
 
     def _receive(self, incoming: Incoming) -> list[Event] | None:
-        """Handle an envelope; return None for a duplicate, or for a heartbeat about a task that the worker
-        does not have."""
+        """Handle an envelope and return its events; None for a duplicate, and for a heartbeat that names no
+        task that the worker holds."""
         worker, envelope = incoming.worker, incoming.envelope
         if self.dispatch.edges is not None:
             self.dispatch.edges.heard(worker)
@@ -288,7 +288,7 @@ class Coordinator:
                 self._carry_out(self.machine.handle(own))
 
     def _without_edges(self, event: Event) -> list[Event]:
-        """Translate an event for the round machine, which knows no edge servers."""
+        """Handle an event about an edge server; return any other event, for the round machine."""
         edges = self.dispatch.edges
         match event:
             case Joined(worker) if edges is not None and edges.is_edge(worker):
@@ -299,8 +299,8 @@ class Coordinator:
         return [event]
 
     def _give_up(self, worker: int, why: str) -> None:
-        """Dismiss or kill a worker or an edge server that hangs, or that breaks the protocol."""
-        if self.timeouts.remote:  # a local one's end is known from its process handle
+        """Dismiss or kill a worker or an edge server that hangs or breaks the protocol."""
+        if self.timeouts.remote:  # the handle of a local process reports its end
             self._edge_ended(worker)
         self._handle(self.members.give_up(worker, why))
 
@@ -313,7 +313,7 @@ class Coordinator:
             self._give_up(worker, f"was silent for {lease:g} s")
 
     def _edge_ended(self, worker: int) -> None:
-        """End the workers behind an edge server that has ended; new ones join the next edge server."""
+        """If an edge server has ended, repeat the tasks of its lost uploads, and end its workers."""
         edges = self.dispatch.edges
         if edges is None or not edges.is_edge(worker):
             return
@@ -322,7 +322,7 @@ class Coordinator:
             self.executor.lost(event.clients)
             self._handle([event])
         for behind in edges.workers_of(edges.edge_of(worker)):
-            # one at a time, because the tasks of one worker may be reassigned to the next one
+            # one at a time, because the tasks of an ended worker may go to the next one
             self._handle(self.members.end_behind(behind))
 
     def _carry_out(self, commands: list[Command]) -> None:

@@ -1,8 +1,7 @@
 """The workers of a run: their registration, their leases, and their replacement when they leave.
 
-A local worker that dies, or whose lease ends, is replaced, unless too many workers have died at the same
-task. The tasks of a remote worker that leaves are computed by the others until it, or another one, joins in
-its place.
+A local worker that dies, or whose lease ends, is replaced, unless too many workers have died in the same
+task. When a remote worker leaves, the other workers compute its tasks until a worker joins in its place.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ from workers.transport.endpoint import Endpoint
 from workers.transport.handshake import Hello, refusal
 
 REFUSED_GRACE = 10.0
-"""Seconds for which a run that has not begun waits for others when all missing workers were refused."""
+"""Seconds to wait for other workers before the first round, if all missing workers were refused."""
 MAX_TASK_FAILURES = 3
-"""After this many deaths of workers in one task, the task is not repeated; after this many deaths during its
-start, a worker is not started again."""
+"""The number of worker deaths in one task, or of one worker during its start, that ends the run."""
 FIRST_WORD = 20.0
-"""The least number of seconds until a process sends its hello: a new interpreter has to import torch."""
+"""The shortest lease in seconds of a process that has not sent its hello, because it imports torch first."""
 
 
 class WorkerCallbacks(Protocol):
@@ -56,8 +54,8 @@ class WorkerCallbacks(Protocol):
 class Registration:
     """The expected workers.
 
-    worker_config: for all workers; each worker also gets its index. manifest: the values that a worker must
-    have. workers: the number of workers, 0 in process. allow_drift: accept workers that compute other bits.
+    worker_config: the configuration of all workers, without their indices. manifest: the values that a worker
+    must report. workers: the number of processes. allow_drift: True to accept workers with other numerics.
     """
 
     def __init__(
@@ -66,17 +64,16 @@ class Registration:
         self.worker_config, self.manifest, self.workers = worker_config, manifest, workers
         self.allow_drift = allow_drift
         self.facts = dict(manifest.facts)
-        """The numerics of the run; the coordinator takes unknown values from the first worker."""
+        """The numerics of the run. The first worker provides those that the coordinator does not know."""
         self.places: dict[int, Place] = {}
-        """The place of each registered worker."""
         self.ready: set[int] = set()
         self.setting_up: set[int] = set()
-        """Workers that are being set up, and have not answered yet."""
+        """Workers that have their configuration and are not ready yet."""
         self.refused: list[str] = []
         """The reasons why workers could not take part."""
 
     def cannot_start(self) -> bool:
-        """Return whether as many workers were refused as are missing, and no other one is being set up."""
+        """Return whether at least as many workers were refused as are missing, and none is being set up."""
         return bool(self.missing) and len(self.refused) >= len(self.missing) and not self.setting_up
 
     @property
@@ -85,16 +82,15 @@ class Registration:
         return sorted(set(range(self.workers)) - self.ready)
 
     def config_of(self, worker: int) -> WorkerConfig:
-        """Return the configuration of a worker that joins; the worker counts as being set up from now on."""
+        """Return the configuration of a joining worker, and record that the worker is being set up."""
         self.setting_up.add(worker)
         return msgspec.structs.replace(self.worker_config, index=worker)
 
     def check_worker(self, worker: int, envelope: Envelope) -> tuple[str, str]:
-        """Check a worker that is set up, and count it as ready if it may take part.
+        """Check a worker's manifest, and count the worker as ready if the manifest fits the run.
 
         Returns:
-            The reason to refuse the worker, '' if it may take part; and the differences of its numerics, ''
-            if there are none.
+            The reason to refuse the worker, or ''; and the differences of its numerics, or ''.
 
         Raises:
             WireError: If the worker's message cannot be read.
@@ -112,7 +108,7 @@ class Registration:
         return why, "; ".join(map(str, drift))
 
     def _other_bits(self, theirs: WorkerManifest, drift: list[Difference]) -> str:
-        """Return the reason for refusing a worker that computes other bits, with possible remedies."""
+        """Return the reason to refuse a worker with other numerics, with possible remedies."""
         processors = ""
         if theirs.processor != self.manifest.processor:
             processors = f" (it runs on {theirs.processor}, the coordinator on {self.manifest.processor})"
@@ -122,12 +118,12 @@ class Registration:
         )
 
     def refuse(self, worker: int, why: str) -> None:
-        """Note that a worker cannot take part."""
+        """Record why a worker cannot take part."""
         self.setting_up.discard(worker)
         self.refused.append(f"worker {worker}: {why}")
 
     def left(self, worker: int) -> None:
-        """Note that a worker has left."""
+        """Forget a worker that has left."""
         self.setting_up.discard(worker)
         self.ready.discard(worker)
 
@@ -148,10 +144,10 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of a run: their endpoint, their authentication and their time limits.
+    """The workers of a run: their endpoint, processes, registration and time limits.
 
-    edges: True if the tree's edge servers are processes, with numbers after those of the workers. lanes: the
-    number of tasks that a worker computes at once.
+    edges: True if edge servers are processes, whose numbers follow those of the workers. lanes: the number of
+    tasks that a worker computes at once.
     """
 
     endpoint: Endpoint
@@ -163,25 +159,24 @@ class Workers:
 
 
 class Leases:
-    """The times of the last signs of life of workers that have work."""
+    """The leases of workers: the deadlines before which workers must send a sign of life."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self._clock = seconds, clock
         self._heard: dict[int, float] = {}
 
     def heard(self, worker: int) -> None:
-        """Renew a worker's lease."""
         self._heard[worker] = self._clock()
 
     def assigned(self, commands: Iterable[Command], machine: RoundMachine) -> None:
-        """Begin the leases of workers that were idle and get work now."""
+        """Begin the leases of idle workers to which these commands give work."""
         pieces = Counter(c.worker for c in commands if isinstance(c, Give | ScoreChunk))
         for worker, count in pieces.items():
             if len(machine.held_by(worker)) <= count:
                 self.heard(worker)
 
     def starts(self, worker: int) -> None:
-        """Begin the lease of a worker that starts, if it has none."""
+        """Begin the lease of a starting worker, at least FIRST_WORD seconds, if it has none."""
         self._heard.setdefault(worker, self._clock() + max(0.0, FIRST_WORD - self.seconds))
 
     def forget(self, worker: int) -> None:
@@ -189,7 +184,7 @@ class Leases:
         self._heard.pop(worker, None)
 
     def left(self, working: list[int]) -> float:
-        """Return the seconds until the first lease of these workers ends, never less than 0."""
+        """Return the seconds until the first lease of these workers ends, at least 0."""
         now = self._clock()
         ends = [self._heard.setdefault(worker, now) + self.seconds for worker in working]
         return max(0.0, min(ends, default=now + self.seconds) - now)
@@ -201,9 +196,9 @@ class Leases:
 
 
 class Membership:
-    """The workers that take part. Methods return the resulting events for the round machine.
+    """The workers that take part in a run. Its methods return the resulting events for the round machine.
 
-    begun: True once the first round is open; before, the machine is not informed of workers.
+    begun: True once the first round is open. Until then, the machine is not told of workers.
     """
 
     def __init__(
@@ -222,24 +217,24 @@ class Membership:
         self.leases = Leases(workers.timeouts.lease, clock)
         self.begun = False
         self._expected: set[int] = set()
-        """Workers that were ended with their edge server; their ends do not count against tasks."""
+        """Workers that were killed because their edge server had ended; their deaths are not counted."""
         self._task_failures: Counter[WorkItem | str] = Counter()
-        """The number of workers that died, by their task or state."""
+        """The number of worker deaths by task, or by state for workers without a task."""
         self._join_until = math.inf
         """The time at which the run stops waiting for workers."""
 
     @property
     def size(self) -> int:
-        """The number of expected workers, 0 in process."""
+        """The number of expected processes; 0 if the coordinator computes the tasks itself."""
         return self.registration.workers
 
     # ---- joining
 
     def waiting(self, all_of_them: bool) -> Iterator[float]:
-        """Yield the seconds left to wait until all workers, or any worker, have joined.
+        """While workers are missing, yield the next timeout. all_of_them: wait for all, not only for one.
 
         Raises:
-            TaskError: If they do not join in time.
+            TaskError: If the workers do not join in time.
             AccessError: If all missing workers were refused.
         """
         self._join_until, last_chance = self._clock() + self.timeouts.join_within, math.inf
@@ -270,14 +265,14 @@ class Membership:
         )
 
     def begin(self) -> list[Event]:
-        """Let all workers that are ready take part: the first round is open."""
+        """Let all ready workers take part in the first round, which is now open."""
         self.begun = True
         self.registration.refused.clear()
         self._stop_accepting()
         return [Joined(worker) for worker in (sorted(self.registration.ready) if self.size else [0])]
 
     def hello(self, worker: int, hello: Hello) -> None:
-        """Send a worker that has connected its configuration."""
+        """Send the configuration to a worker that has connected."""
         config = self.registration.config_of(worker)
         self.leases.heard(worker)
         self.dispatch.send(worker, messages.welcome(self.dispatch.run, config))
@@ -289,10 +284,10 @@ class Membership:
         self.endpoint.dismiss(worker)
 
     def ready(self, worker: int, envelope: Envelope) -> list[Event]:
-        """Let a worker that is set up take part, if its manifest fits the run.
+        """Let a worker that is set up take part if its manifest fits the run; refuse it otherwise.
 
         Raises:
-            AccessError: If the manifest of a worker of this machine does not fit.
+            AccessError: If the manifest of a local worker does not fit.
             ProtocolViolation: If the message breaks the protocol.
         """
         if not self.size:
@@ -329,8 +324,8 @@ class Membership:
     def failed(self, worker: int, envelope: Envelope) -> None:
         """Handle a worker's error.
 
-        A remote worker that cannot set itself up may join again. An error in a task that the worker does not
-        hold (any more) is ignored. An error in a task that it holds would occur in any other worker, too.
+        An error in a task that the worker holds ends the run, because it would occur in any other worker,
+        too. Errors in other tasks are ignored. A remote worker whose set-up has failed may join again.
 
         Raises:
             TaskError: If a task, or a local worker's set-up, has failed.
@@ -349,7 +344,7 @@ class Membership:
         """Replace a process that has ended.
 
         Raises:
-            TaskError: If MAX_TASK_FAILURES workers have died at the same task.
+            TaskError: If MAX_TASK_FAILURES workers have died in the same task or state.
         """
         worker, edges = process_exit.worker, self.dispatch.edges
         starting = worker not in self.registration.ready
@@ -369,9 +364,9 @@ class Membership:
         return events
 
     def end_behind(self, worker: int) -> list[Event]:
-        """End a worker whose edge server has ended; a new one joins the next edge server.
+        """Kill a local worker whose edge server has ended; its replacement joins the new edge server.
 
-        A worker on another machine reconnects by itself; the edge server's connection for it is dismissed.
+        A remote worker reconnects by itself, so only its old connection is dismissed.
         """
         if not self.timeouts.remote:
             self._expected.add(worker)
@@ -381,7 +376,7 @@ class Membership:
         return []
 
     def left(self, worker: int, why: str) -> list[Event]:
-        """Let others take over the tasks of a worker that has left; another may join in its place."""
+        """Remove a worker that has left. Others compute its tasks, and another may join in its place."""
         self.callbacks.left(worker, f"{why} {self._doing(worker)}")
         self.journal.append("left", worker=worker, round=self.machine.round)
         self.endpoint.dismiss(worker)
@@ -392,10 +387,10 @@ class Membership:
         return [Left(worker)] if was_ready and self.begun else []
 
     def give_up(self, worker: int, why: str) -> list[Event]:
-        """Dismiss or kill a worker that hangs, or that breaks the protocol; others do its work.
+        """Dismiss a remote worker, or kill a local one, because it hangs or breaks the protocol.
 
         Raises:
-            TaskError: In process, where there is no other worker.
+            TaskError: If the run has no worker processes.
         """
         if not self.size:
             raise TaskError(f"worker {worker} {why}")
@@ -405,7 +400,7 @@ class Membership:
         self.callbacks.left(worker, f"{why} {self._doing(worker)}, and is killed")
         if worker not in self.registration.ready:
             self._join_until = self._clock() + self.timeouts.join_within  # for its replacement
-        self.worker_pool.kill(worker)  # its end is known from its process handle
+        self.worker_pool.kill(worker)  # its process handle reports its end
         return []
 
     def _doing(self, worker: int) -> str:
@@ -416,11 +411,10 @@ class Membership:
     # ---- leases
 
     def _watched(self) -> list[int]:
-        """Return the workers whose leases count: those with work, and those that start.
+        """Return the workers whose leases count: those with work, and those that are starting.
 
-        A local process is starting until it is ready, and a remote worker from its hello on. A process behind
-        an edge server can start only after its edge server, whose own lease begins with its hello
-        (EdgeServers.silent).
+        A local worker is starting until it is ready, a remote one from its hello until it is ready. A worker
+        of an edge server starts only once the edge server is set up (EdgeServers.starts).
         """
         registration, edges = self.registration, self.dispatch.edges
         missing = sorted(registration.setting_up) if self.timeouts.remote else registration.missing
@@ -431,10 +425,10 @@ class Membership:
         return [*self.machine.working, *missing]
 
     def alive(self, worker: int, envelope: Envelope) -> bool:
-        """Renew a lease; return whether the worker holds the task that its heartbeat names.
+        """Handle a heartbeat; return whether the worker holds the task that the heartbeat names.
 
-        During a worker's set-up its heartbeats name no task. A heartbeat without a task is answered with a
-        heartbeat, so that an idle worker knows that the coordinator is alive.
+        If so, and during the worker's set-up, the lease is renewed. A remote worker's heartbeat without a
+        task is answered, so that the idle worker knows that the coordinator is alive.
         """
         if worker in self.registration.setting_up:
             self.leases.heard(worker)
@@ -456,7 +450,7 @@ class Membership:
         return (h.round, h.exchange, h.client) in [(t.round, t.exchange, t.client) for t in tasks]
 
     def patience(self) -> float:
-        """Return the seconds to wait for any event: at most until the first lease ends."""
+        """Return the seconds to wait for events, at most until the first lease ends."""
         if not self.size:
             return self.timeouts.patience
         return min(self.timeouts.patience, self.leases.left(self._watched()))

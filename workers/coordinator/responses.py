@@ -1,9 +1,9 @@
 """Handle workers' responses: uploads, absences, drafts of states, and scores.
 
-A task's response counts once: from the worker that holds the task, and in the same start of the run. A
-correct worker may also send a response twice, or answer a task that was taken back from it or that an earlier
-start gave: such responses are dropped and counted. Any other response is a ProtocolViolation. Two uploads of
-one task must have the same bits, because tasks are pure, so the second is compared before it is dropped.
+A response counts once, if it comes from the worker that holds the task and answers this start of the run.
+Correct workers may also send a response twice, or answer a task that was taken back from them or was given in
+an earlier start of the run. These responses are dropped and counted. Any other response is a
+ProtocolViolation. Tasks are pure, so all uploads of a task must have the same bits; later ones are checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workers.storage.journal import Journal
 from workers.storage.upload_spool import Spool
 
 REMEMBERED = MAX_EVALUATIONS_BEHIND + 2
-"""The number of rounds, including the present one, whose assignments are remembered."""
+"""The number of rounds, including the current one, whose assignments are remembered."""
 
 
 def piece_of(envelope: Envelope) -> WorkItem:
@@ -51,7 +51,7 @@ class ResponseFilter:
         """The checksums of accepted uploads, by round."""
 
     def gave(self, worker: int, piece: WorkItem) -> None:
-        """Note that a worker is given a task or a chunk."""
+        """Record that a worker is given a task or a chunk."""
         round = piece.round
         if round not in self._sent_to:
             for old in [r for r in self._sent_to if r <= round - REMEMBERED]:
@@ -60,7 +60,7 @@ class ResponseFilter:
         self._sent_to[round].add((worker, piece))
 
     def accepts(self, worker: int, envelope: Envelope) -> bool:
-        """Return whether a response counts; otherwise it is a duplicate or stale, and is dropped.
+        """Return whether a response counts. Any other one is a duplicate or stale, and is dropped.
 
         Raises:
             ProtocolViolation: If the message breaks the protocol.
@@ -85,13 +85,13 @@ class ResponseFilter:
         return False
 
     def _had(self, worker: int, piece: WorkItem, round: int) -> bool:
-        """Return whether a worker was given this work; assumed for rounds that are no longer remembered."""
+        """Return whether a worker was given this work; True for rounds that are no longer remembered."""
         if round in self._sent_to:
             return (worker, piece) in self._sent_to[round]
         return 0 <= round <= self.machine.round - REMEMBERED
 
     def answered(self, envelope: Envelope) -> None:
-        """Remember the checksums of an upload that counts."""
+        """Store the checksums of an upload that counts."""
         self._answers[envelope.header.round][piece_of(envelope)] = checksums(envelope)
 
     def _compare(self, worker: int, envelope: Envelope) -> None:
@@ -110,7 +110,7 @@ def checksums(envelope: Envelope) -> tuple[int, ...]:
 
 
 class ResponseHandler:
-    """A handler of responses: stores their content, and returns events for the round machine."""
+    """A handler that stores the content of responses and returns events for the round machine."""
 
     def __init__(
         self,
@@ -125,18 +125,18 @@ class ResponseHandler:
         self.spool, self.journal, self.states = spool, journal, dispatch.states
         self.filter = ResponseFilter(dispatch.epoch, machine)
         self.seconds_clients = 0.0
-        """The seconds that workers spent on accepted uploads."""
+        """The seconds that workers spent on uploads, without duplicate and stale ones."""
         self._retried: set[TaskId] = set()
-        """Tasks of this exchange that are computed once more (bad_uploads = retry)."""
+        """Tasks that are repeated because their uploads were invalid (bad_uploads = retry)."""
 
     def take(self, worker: int, envelope: Envelope) -> list[Event] | None:
         """Handle a response.
 
         Returns:
-            The events that follow; None if it is a duplicate or stale, and was dropped.
+            The resulting events; None if the response is a duplicate or stale, and was dropped.
 
         Raises:
-            ProtocolViolation: If a correct worker would not send this.
+            ProtocolViolation: If no correct worker would send this response.
             TaskError: If two uploads of a task differ.
             DiskError: If the disk cannot be read or written.
         """
@@ -152,7 +152,7 @@ class ResponseHandler:
         return events
 
     def _does_not_count(self, worker: int, envelope: Envelope) -> None:
-        """Book an upload as a retry; rows of kind algorithm are only for uploads that count or are late."""
+        """Move the ledger rows of an upload that does not count from kind algorithm to kind retry."""
         if envelope.header.kind == "upload":
             self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
@@ -195,7 +195,7 @@ class ResponseHandler:
         edges = self.dispatch.edges
         if edges is not None:
             edges.answered(worker, envelope)
-        if edges is None or not edges.merges(task.round):  # else its edge server has it
+        if edges is None or not edges.merges(task.round):  # else its edge server stores it
             self.spool.put(task.client, envelope, worker)
         late = self.dispatch.exchange_clock.late(task, stream_bytes(envelope))
         skipped = bool(bad) and policy == "skip" and not late
@@ -209,9 +209,9 @@ class ResponseHandler:
         return [Arrived(worker, task, late or skipped)]
 
     def _unfit(self, worker: int, envelope: Envelope) -> str:
-        """Return why an upload must not be folded, '' if nothing is wrong.
+        """Return why an upload is invalid, or '' if it is valid.
 
-        With bad_uploads = stop, uploads are not checked here: the fold checks them, and the run stops.
+        With bad_uploads = stop, return '': the fold checks uploads, and an invalid one stops the run.
         """
         if self.problem.experiment.bad_uploads == "stop":
             return ""
@@ -223,7 +223,7 @@ class ResponseHandler:
         return ""
 
     def _once_more(self, worker: int, envelope: Envelope, why: str) -> list[Event]:
-        """Repeat a task. Tasks are pure, so this helps against faulty memory, but not against divergence."""
+        """Repeat a task. Tasks are pure, so this helps against faulty memory but not against divergence."""
         task = task_of(envelope)
         self._retried.add(task)
         self._does_not_count(worker, envelope)
@@ -233,7 +233,7 @@ class ResponseHandler:
         return [Rejected(worker, task)]
 
     def _draft(self, worker: int, envelope: Envelope) -> list[Event]:
-        """Store the state from a remote worker; its upload comes next."""
+        """Store the client state that a remote worker sends before its upload."""
         task, replicas = task_of(envelope), self.dispatch.replicas
         if replicas is None or len(envelope.frames) != 1:
             raise ProtocolViolation(f"sent a state of {task}, for which it was not asked")
@@ -245,16 +245,16 @@ class ResponseHandler:
         return []
 
     def _absent(self, worker: int, envelope: Envelope) -> list[Event]:
-        """Note a client that the schedule drops after the download."""
+        """Record that a client, which the schedule drops after the download, sends no upload."""
         task = task_of(envelope)
         self._answered(worker, envelope)
         self.journal.append("gone", round=task.round, client=task.client)
         return [Arrived(worker, task)]
 
     def _score(self, worker: int, envelope: Envelope) -> list[Event]:
-        """Keep a chunk's score, and report the rounds that are now complete."""
+        """Store a chunk's score, and report the rounds that are now complete."""
         h, record = envelope.header, self.round_log[envelope.header.round]
-        assert record.model is not None  # it was sent to be evaluated
+        assert record.model is not None  # the worker has evaluated it
         point = isinstance(taken_apart(record.model)[0], Point)
         record.sampled = bool(self.problem.eval_samples) and not point
         width = self.problem.measure.width(self.problem.dataset.classes)

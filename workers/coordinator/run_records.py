@@ -1,4 +1,4 @@
-"""The coordinator's records: journal, ledger rows, checkpoints, and the rounds' lines."""
+"""The coordinator's records: the journal, ledger rows, checkpoints, and a metrics line per round."""
 
 from __future__ import annotations
 
@@ -53,20 +53,19 @@ class Storage:
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return self.checkpoints.folder.parent
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The run's name, and the time.time() at the start of this process."""
+    """The run's name, and the value of time.time() at the start of this process."""
 
     name: str
     started: float
 
 
 class RoundLog:
-    """The records of rounds, each from the round's first broadcast until its line is reported."""
+    """The records of rounds. Each exists from the first broadcast until its metrics line is reported."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class RoundLog:
         self._records: dict[int, RoundRecord] = {}
 
     def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
-        """Return the record of a round; begin one if there is none."""
+        """Return the record of a round, or a new one if there is none."""
         return self._records.setdefault(round, RoundRecord(round, participants))
 
     def restore(self, record: RoundRecord) -> None:
@@ -88,7 +87,7 @@ class RoundLog:
 
     @property
     def oldest(self) -> int | None:
-        """Return the first round whose line is not reported yet."""
+        """The first round whose line is not reported yet."""
         return min(self._records, default=None)
 
     def __getitem__(self, round: int) -> RoundRecord:
@@ -103,7 +102,7 @@ class RoundLog:
         return self._records[round].accuracy(self.chunks, self._measure)
 
     def flush(self) -> None:
-        """Report complete rounds in order; a round that is complete early waits for those before it."""
+        """Report complete rounds in ascending order, up to the first incomplete round."""
         while self._records:
             first = self._records[min(self._records)]
             if not first.committed or len(first.scores) < self.chunks:
@@ -138,7 +137,7 @@ class RunRecords(RoundRecords):
         self._round_began = clock()
 
     def restore(self, server: Any) -> None:
-        """Take over the rounds that are still to be evaluated, or begin with the start model."""
+        """Restore the rounds that are not evaluated yet. A new run begins with the start model."""
         recovery, setup = self.storage.recovery, self.problem.algorithm.setup
         for record in recovery.unscored if recovery else ():
             self.round_log.restore(record)
@@ -147,13 +146,13 @@ class RunRecords(RoundRecords):
             start.model, start.committed = self._model(server), not setup
 
     def begin(self, epoch: int) -> None:
-        """Start counting seconds: all workers have joined."""
+        """Start counting seconds, when all workers have joined."""
         self._round_began = self._clock()
         self.timeline.start()
         self.storage.journal.append("start", epoch=epoch)
 
     def opened(self, command: Open, spent: ExchangeCost | None) -> None:
-        """Record that an exchange is opened. spent: the cost of the previous one on the virtual clock."""
+        """Record that an exchange is opened. spent: the virtual clock's cost of the previous exchange."""
         if command.exchange == 1:
             record = self.round_log.open(command.round, command.participants)
             record.staleness = self.problem.asynchrony.staleness(command.round)
@@ -163,7 +162,6 @@ class RunRecords(RoundRecords):
         self.storage.journal.append("open", **label, participants=list(command.participants))
 
     def dropped(self, round: int, client: int) -> None:
-        """Record that an upload is not folded."""
         self.storage.journal.append("lost", round=round, client=client)
 
     def folded(self, round: int, fold: Fold) -> None:
@@ -172,7 +170,7 @@ class RunRecords(RoundRecords):
         self.round_log[round].limits = fold.limits
 
     def committed(self, command: Commit, server: Any, spent: ExchangeCost | None) -> None:
-        """Record a round's numbers. spent: the cost of its last exchange on the virtual clock."""
+        """Record a round's numbers. spent: the virtual clock's cost of the round's last exchange."""
         r, now = command.round, self._clock()
         record = self.round_log.open(r, command.participants)
         record.folded = command.folded
@@ -184,7 +182,7 @@ class RunRecords(RoundRecords):
             self.seconds_to_first_round = time.time() - self._started
         ctx = self.problem.context(r, 0, asked=len(command.participants))
         record.report(self.problem.algorithm.report(server, ctx))
-        if r:  # the set-up does not change the start model, which is being evaluated
+        if r:  # round 0 (set-up) keeps the start model, which is being evaluated
             record.model = self._model(server)
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
@@ -220,7 +218,6 @@ class RunRecords(RoundRecords):
         log.flush()
 
     def model(self, round: int) -> Model | None:
-        """Return the model to evaluate after a round."""
         return self.round_log[round].model
 
     def _add_simulated(self, round: int, spent: ExchangeCost | None) -> None:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """One row of timeline.csv. what: task, gone or evaluate (then exchange is the chunk and client -1).
+    """One row of timeline.csv.
 
-    given, arrived: seconds since the run's first broadcast. computing: seconds that the worker spent, -1 if
-    unknown.
+    what: task, gone (dropout), or evaluate, where exchange is the chunk and client is -1. given, arrived:
+    seconds since the run's first broadcast. computing: the seconds of the worker, -1 if unknown.
     """
 
     round: int
@@ -28,13 +28,13 @@ COLUMNS = Span._fields
 
 
 class Timeline:
-    """A collection of spans; take() returns those that have ended."""
+    """The spans of a run; take() removes and returns those that have ended."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Count seconds from now on, and forget all spans."""
+        """Reset the clock to 0, and forget all spans."""
         self._began = time.monotonic()
         self._open: dict[tuple[int, int, int, int], tuple[str, float]] = {}
         self._done: list[Span] = []

@@ -1,4 +1,4 @@
-"""The coordinator's interface to worker processes. The module imports nothing heavy."""
+"""The coordinator's interface to worker processes. This module imports no large library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.transport.eventfd import Wakeup
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """The end of a worker process. status: its exit code, negative for a signal; None if unknown."""
+    """The end of a worker process. status: its exit code, negative after a signal, None if unknown."""
 
     worker: int
     how: str
@@ -34,23 +34,23 @@ class WorkerPool(Protocol):
         """Return the end of a process, if one has ended.
 
         Raises:
-            Interrupted: if a signal asked to stop.
+            Interrupted: If a signal asks the run to stop.
         """
 
     def replace(self, worker: int, address: str) -> None:
-        """Start another process in the place of one that has ended.
+        """Start a process in the place of one that has ended.
 
         Raises:
-            TaskError: If it cannot be started.
-            Interrupted: If a signal has asked to stop.
+            TaskError: If the process cannot be started.
+            Interrupted: If a signal asks the run to stop.
         """
 
     def kill(self, worker: int) -> None:
-        """Send a worker's process SIGKILL; fds() reports its end like any other."""
+        """Send SIGKILL to a worker's process; fds() and check() report its end."""
 
 
 class NoWorkerPool:
-    """The worker pool of `--workers 0`: it has no processes, but a signal may still ask to stop."""
+    """The worker pool of `--workers 0`. It has no processes, but a signal may still stop the run."""
 
     def __init__(self, interrupted: Wakeup | None = None) -> None:
         self._interrupted = interrupted

@@ -1,1 +1,1 @@
-"""The edge server, which acts as a coordinator for its clients' workers and as a worker for the root."""
+"""The edge server: a coordinator for its clients' workers, and a worker for the root."""

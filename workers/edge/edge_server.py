@@ -1,12 +1,12 @@
-"""The edge server, which forwards envelopes, keeps its clients' uploads, and adds them.
+"""The edge server, which forwards envelopes, stores its clients' uploads, and sums them.
 
-The edge server holds one connection to the root for each of its workers, so registration, leases, heartbeats
-and evaluation are those of any worker. Three things differ. The root sends a broadcast once, and the edge
-server adds it to every task. The edge server keeps uploads and forwards only their headers. Once the root has
-named the uploads that count, the edge server sends their sum. With one edge server, and in a set-up, uploads
-are forwarded unchanged (fedsim.tree).
+The edge server has one connection to the root for each of its workers, so registration, leases, heartbeats
+and evaluation work as without edge servers. Three things differ. The root sends each broadcast once, and the
+edge server adds it to every task. The edge server stores uploads and forwards only their headers. Once the
+root has named the uploads that count, the edge server sends their sums. With a single edge server, and in the
+set-up round, uploads are forwarded unchanged (fedsim.tree).
 
-An edge server is a cache. It keeps no client states, and its uploads are computed again if it ends.
+An edge server stores no client states. If it ends, its uploads are computed again.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from workers.transport.router import ZmqEndpoint
 HEARTBEAT = 1.0
 """Seconds between two heartbeats to the root."""
 DRAIN_SECONDS = 2.0
-"""Seconds for workers of other machines to close their connections; the root waits longer."""
+"""Seconds to wait for remote workers to close their connections; the root waits longer."""
 AT_ONCE = 0.0
 
 
 class EdgeEndpoint(ZmqEndpoint):
-    """An endpoint that lets a worker register again: the root, which starts workers, has seen it end."""
+    """An endpoint at which a worker may register again, because the root has replaced its process."""
 
     def _register(self, route: bytes, hello: Hello, frame: zmq.Frame) -> int:
         if hello.index in self._routes and self.listener.identify(hello, "") == hello.index:
@@ -64,9 +64,12 @@ class EdgeServer:
         unanswered: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """root: the edge server's own connection. connect: opens a connection to the root for a worker.
-        folder: the folder for uploads. unanswered: a root on another machine counts as lost after this many
-        seconds of silence. clock: returns seconds."""
+        """Set up an edge server without workers.
+
+        root: the edge server's own connection. connect: opens a connection to the root for a worker. folder:
+        the folder for uploads. unanswered: the seconds of silence after which a root on another machine
+        counts as lost. clock: returns seconds.
+        """
         self.problem, self.run, self.root, self.endpoint = problem, run, root, endpoint
         self._connect, self._spool = connect, Spool(folder)
         self._above: dict[int, Connection] = {}
@@ -75,22 +78,22 @@ class EdgeServer:
         self._payload: Payload = messages.NO_PAYLOAD
         self._down: Any = None
         self._waiting: list[tuple[int, Envelope]] = []
-        """Assignments whose broadcast has not arrived yet."""
+        """Assignments (worker, task) whose broadcast has not arrived yet."""
         self._assigned: set[TaskId] = set()
         self._uploads: dict[tuple[int, int], Envelope] = {}
-        """The headers of uploads of this exchange, by (client, worker). A client has several if the
-        root removed a worker before it knew of its upload."""
+        """The headers of this exchange's uploads, by (client, worker). A client has several if the root
+        removed a worker before the header of the worker's upload arrived."""
         self._closed = False
         """True if the root has named the uploads that count."""
         self._unanswered, self._clock = unanswered, clock
         self._heartbeat = self._heard = clock()
 
     def serve(self) -> Envelope:
-        """Forward envelopes until the root's stop, and return it.
+        """Forward envelopes until the root sends 'stop', and return that envelope.
 
         Raises:
             ConnectionLost: If the connection to the root has ended.
-            FedsimError: If anything fails; the root has been informed if possible.
+            FedsimError: If anything else fails; the root is told if possible.
         """
         try:
             while True:
@@ -105,7 +108,7 @@ class EdgeServer:
             raise
 
     def step(self) -> Envelope | None:
-        """Forward the envelopes that have arrived, without waiting; return the root's stop, if any."""
+        """Forward the envelopes that have arrived, without waiting; return the root's 'stop', if any."""
         while (envelope := self.root.receive(AT_ONCE)) is not None:
             self._heard = self._clock()
             if envelope.header.kind == "stop":
@@ -145,20 +148,20 @@ class EdgeServer:
         """Connect to the root for a worker; if the root refuses the worker, pass it the reason."""
         self._hang_up(worker)
         try:
-            # the listener has authenticated it; the number in its hello is only a claim
+            # the authenticated number; the one in the hello is only a claim
             self._above[worker] = self._connect(msgspec.structs.replace(hello, index=worker))
         except FedsimError as e:
             self._send(worker, refusal(str(e)))
             self.endpoint.dismiss(worker)
 
     def _hang_up(self, worker: int) -> None:
-        """Close a worker's connection to the root, so that the root knows that the worker has left."""
+        """Close a worker's connection to the root, which tells the root that the worker has left."""
         connection = self._above.pop(worker, None)
         if connection is not None:
             connection.close()
 
     def _part(self, worker: int) -> None:
-        """Forget a worker; if the worker sends anything, it is asked to join again."""
+        """Forget a worker. If the worker sends anything, it is asked to join again."""
         self._hang_up(worker)
         self.endpoint.dismiss(worker)
 
@@ -178,7 +181,7 @@ class EdgeServer:
                 raise WireError(f"an edge server got an envelope of kind {kind!r}")
 
     def _open(self, envelope: Envelope) -> None:
-        """Keep the broadcast of an exchange, and give the tasks that were waiting for it."""
+        """Store the broadcast of an exchange, and send the tasks that were waiting for it."""
         h, problem = envelope.header, self.problem
         self._opened = Open(h.round, h.exchange, (), True, h.folds, h.asked)
         self._payload = Payload(h.fields, envelope.frames)
@@ -206,7 +209,7 @@ class EdgeServer:
             return self._send(worker, envelope)
         here = (self._opened.round, self._opened.exchange)
         if (h.round, h.exchange) != here:
-            if (h.round, h.exchange) > here:  # else its exchange is over: it arrived late
+            if (h.round, h.exchange) > here:  # else it is late: its exchange is over
                 self._waiting.append((worker, envelope))
             return None
         task = messages.task_of(envelope)
@@ -233,9 +236,9 @@ class EdgeServer:
             self._part(worker)
 
     def _keep(self, worker: int, envelope: Envelope) -> Envelope:
-        """Keep an upload of this exchange; return the envelope for the root.
+        """Store an upload of this exchange, and return the envelope for the root.
 
-        If uploads are forwarded, the first one of a client counts: others have the same bits.
+        If uploads are forwarded unchanged, a client's first one counts. Others have the same bits.
         """
         h, tree = envelope.header, self.problem.tree
         merges = tree is not None and tree.merges and h.round > 0
@@ -253,7 +256,7 @@ class EdgeServer:
         return worker * self.problem.experiment.clients + client
 
     def _close(self, envelope: Envelope) -> None:
-        """Send the sum of the uploads that count, and then the account of this exchange."""
+        """Send the sums of the uploads that count, and then the ledger rows of this exchange."""
         h, named = envelope.header, edge_messages.read_uploads(envelope)
         if named:
 
@@ -269,7 +272,7 @@ class EdgeServer:
         self._account(h.round, h.exchange)
 
     def _clear(self, named: dict[int, int]) -> None:
-        """Forget all uploads; book all but one of each client as retries, even if none was folded."""
+        """Forget all uploads. Book all but one per client (the named one, if any) as retries."""
         for (k, worker), upload in self._uploads.items():
             if named.setdefault(k, worker) != worker:
                 self.endpoint.ledger.book_as_retry(upload, worker)
@@ -278,13 +281,13 @@ class EdgeServer:
         self._closed = True
 
     def _account(self, round: int, exchange: int = 0) -> None:
-        """Send the ledger rows so far. round NONE: send all remaining rows, and the kernel's residual."""
+        """Send the ledger rows up to a round; if `round` is NONE, all rows and the kernel's residual."""
         residual = None if round != NONE else self.endpoint.residual()
         rows = self.endpoint.ledger.close(round if round != NONE else self.problem.experiment.rounds)
         self.root.send(edge_messages.account(self.run, round, exchange, rows, residual))
 
     def _stop(self, farewell: Envelope) -> Envelope:
-        """Stop all workers, because the root's stop may not have arrived on their own connections yet."""
+        """Stop all workers, because 'stop' may not have arrived on their own connections yet."""
         for worker in self._above:
             self._send(worker, farewell)
         for worker in list(self._above):

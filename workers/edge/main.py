@@ -23,11 +23,11 @@ from workers.worker.heartbeat import while_it_starts
 from workers.worker.main import JOIN_DEADLINE, announce, warm_up
 
 AHEAD = 64
-"""The number of uploads that a worker may have sent and that are not read yet."""
+"""The largest number of unread uploads of a worker."""
 
 
 def run_edge(spec: dict[str, Any]) -> int:
-    """Run the edge server that a spec of launch.processes.fork_server describes; return the exit code."""
+    """Run the edge server described by a spec of launch.processes.fork_server; return the exit code."""
 
     def connect(hello: Hello) -> Connection:
         mine = Hello(spec["token"], hello.index, hello.pid)
@@ -66,7 +66,7 @@ def run_edge(spec: dict[str, Any]) -> int:
 
 
 def build_problem(config: messages.WorkerConfig) -> Problem:
-    """Build the root's problem with the root's numerics, so that sums have the root's bits."""
+    """Build the root's problem with the root's numerics, so that sums have the same bits as at the root."""
     experiment = convert(Experiment, config.experiment, "the root's experiment")
     problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, "cpu")
     warm_up(problem)

@@ -1,8 +1,8 @@
 """`fedsim edge --join FILE`: an edge server on another machine.
 
-It joins the root with a key from its file, as a worker does, and opens a port with CURVE keys for its own
-workers, which join it with `fedsim worker --join`. If the edge server ends, its clients' tasks are computed
-again. If it is started again with the same file and port, its workers reconnect to it.
+Like a worker, it joins the root with a key from its join file. It opens a port with CURVE keys for its own
+workers, which join with `fedsim worker --join`. If the edge server ends, its clients' tasks are computed
+again. If it is started again with the same file and port, its workers reconnect.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from workers.worker.remote import RemoteWorker
 
 Notify = Callable[[str], None]
 WORKERS_PATIENCE = 10.0
-"""Seconds for the root to answer a connection for a worker, during which the edge server is blocked."""
+"""Seconds to wait for the root while connecting for a worker; the edge server is blocked meanwhile."""
 
 
 @dataclass
 class RemoteEdge:
     """An edge server that is not on the root's machine.
 
-    url: the root's address as seen from here. bind: the address to listen at for workers. workers_file: the
-    path of the workers' join file. patience: seconds to wait for the root. files: a user's files here.
+    url: the root's address as seen from here. bind: the address at which workers join. workers_file: the path
+    of the workers' join file. patience: seconds to wait for the root. files: paths of the user's files here.
     """
 
     credentials: EdgeCredentials
@@ -62,7 +62,7 @@ class RemoteEdge:
         Raises:
             AccessError: if the run refuses this edge server.
             TaskError: if the root does not answer, or the set-up fails.
-            UsageError: if it cannot listen at its address, or a user's file is missing here.
+            UsageError: if the port cannot be opened, or a user's file is missing here.
             Interrupted: if the run was interrupted, and has rounds left.
         """
         patience, again = 0.0, False
@@ -76,11 +76,11 @@ class RemoteEdge:
                     notify(f"{e}; joining again")
                     patience, again = self.patience, True
         finally:
-            self.workers_file.unlink(missing_ok=True)  # its keys are not valid any more
+            self.workers_file.unlink(missing_ok=True)  # its keys are no longer valid
         notify("the run is over")
 
     def _seat(self) -> RemoteWorker:
-        """Return a remote worker with the edge server's own key and seat, to join the root."""
+        """Return the remote worker that joins the root with the edge server's own key and seat."""
         c = self.credentials
         own = JoinCredentials(
             *(FORMAT, c.run, c.url, c.server_key, c.max_frame, (c.own,), c.numerics), first=c.seat
@@ -90,7 +90,7 @@ class RemoteEdge:
     def _take_part(self, connection: Connection, reply: Envelope, notify: Notify) -> None:
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
-            if reply.header.kind == "stop":  # the run ended while it joined
+            if reply.header.kind == "stop":  # the run ended during the join
                 check_over(reply)
                 return
             run, config = reply.header.run, messages.read_welcome(reply)
@@ -117,16 +117,16 @@ class RemoteEdge:
 
     def _described(self, problem: Problem, run: str) -> str:
         tree, c = problem.tree, self.credentials
-        assert tree is not None  # the root has made these credentials from it
+        assert tree is not None  # the root made the credentials from the tree
         return (
             f"{tree.names[c.edge]} of run {run}, for workers {c.first} to {c.first + len(c.workers) - 1}, at "
             f"{self.bind}: fedsim worker --join {self.workers_file.resolve()}"
         )
 
     def _listen(self, folder: Path) -> ZmqEndpoint:
-        """Open the port; a port that the system has chosen is used again after a lost connection."""
+        """Open the port for workers. After a lost connection, reopen the port that the system had chosen."""
         c, keys = self.credentials, folder / "keys"
-        keys.mkdir()  # Revocations locks its folder, and Scratch has locked its own
+        keys.mkdir()  # Revocations locks its folder; `folder` is already locked by Scratch
         self.revocations = Revocations(keys / REVOKED)
         listener = CurveListener(self.bind, c.port, c.workers, self.revocations, c.first)
         endpoint = ZmqEndpoint(Ledger(), listener, c.max_frame, AHEAD * c.max_frame)
@@ -136,7 +136,7 @@ class RemoteEdge:
     def _connect(self, hello: Hello) -> Connection:
         """Open a connection to the root for a worker.
 
-        If the root does not accept the worker's key, the key is revoked here, too.
+        A key that the root does not accept is revoked here, too.
         """
         c = self.credentials
         pair = c.workers[hello.index - c.first]

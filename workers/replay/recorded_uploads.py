@@ -1,4 +1,4 @@
-"""The uploads that a run has kept, used as answers to its tasks."""
+"""Answers to a run's tasks from the uploads that the run has kept."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from workers.storage.upload_archive import read_upload, upload_path, uploads_fol
 
 
 class RecordedUploads:
-    """A worker without clients: it answers tasks with the uploads that a run has kept."""
+    """A worker that answers a task with the upload that a run has kept, instead of computing it."""
 
     def __init__(self, run: Path) -> None:
         self.folder, self.read = uploads_folder(run), 0
 
     def handle(self, envelope: Envelope) -> Envelope | None:
-        """Return the upload that the run has kept for a task, or absent for a dropout.
+        """Return the upload that the run has kept for a task, or 'absent' for a dropout.
 
         Raises:
             DataError: if data is missing or damaged.

@@ -1,6 +1,6 @@
-"""Carry out committed rounds of a run again, in this process. Nothing in the run's folder is changed.
+"""Repeat committed rounds of a run in this process, without changing the run's folder.
 
-Machine, broadcasts, codecs and folds are those of the run. A worker answers the tasks: it computes them
+The round machine, broadcasts, codecs and folds are those of the run. A worker object computes the tasks
 again, or reads the uploads that the run has kept.
 """
 
@@ -33,14 +33,14 @@ from workers.transport.endpoint import Loopback, Worker
 from workers.transport.eventfd import Wakeup
 
 WAIT = 60.0
-"""Seconds to wait for a fold before the next check."""
+"""The timeout of one wait for an upload or a fold, in seconds."""
 
 
 class RoundReplayer:
     """A replay of rounds with one worker in this process.
 
-    worker: answers a task with an upload, or with an envelope of kind absent if it leaves the task out; such
-    a task is not folded. scratch: a folder for data that does not fit into memory.
+    worker: answers a task with an upload, or with 'absent' to leave the task out of the fold. scratch: a
+    folder for data that does not fit into memory.
     """
 
     def __init__(self, problem: Problem, run: str, worker: Worker, scratch: Path) -> None:
@@ -64,7 +64,7 @@ class RoundReplayer:
 
         Raises:
             TaskError: If a task or a fold fails; the error names client and round.
-            FedsimError: If the worker raises it.
+            FedsimError: If the worker raises one.
         """
         self._dispatch.restore(before, earlier)
         machine, records = self._machine(before, last), _Commits(self._endpoint.ledger)
@@ -93,7 +93,7 @@ class RoundReplayer:
             wakeup.close()
 
     def _machine(self, before: Checkpoint[Any] | None, last: int) -> RoundMachine:
-        """Return a machine that gives tasks in ascending client id: uploads are folded as they arrive."""
+        """Return a machine that gives tasks in ascending client id, so uploads are folded as they arrive."""
         problem = self.problem
         algorithm = problem.algorithm
         return RoundMachine(
@@ -120,7 +120,7 @@ class RoundReplayer:
 
 
 class _Commits(RoundRecords):
-    """The checkpoints of replayed rounds; a replay records nothing else, and evaluates nothing."""
+    """The checkpoints of replayed rounds. A replay records nothing else and evaluates no model."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

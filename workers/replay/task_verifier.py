@@ -1,7 +1,7 @@
 """A worker that computes tasks again and compares the results with those that the run accepted.
 
-A task's result is its upload and the client's next state. The journal has the digests of all frames of the
-upload. The run's folder has the file of the state, unless it was removed.
+A task's result is its upload and the client's next state. The journal has the digests of the upload's frames,
+and the run's folder has the state's file unless it was removed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Digests = Mapping[tuple[int, int, int], Sequence[int]]
 
 
 def digests(journal: Sequence[Mapping[str, Any]]) -> Digests:
-    """Return the digests of the journal's uploads; the last ones if a resumed run repeated a task."""
+    """Return the digests of the journal's uploads, from the last upload if a resumed run repeated a task."""
     uploads = (r for r in journal if r["what"] == "upload")
     return {(r["round"], r["exchange"], r["client"]): r["xxh3"] for r in uploads}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One task with another result. what: the first field that differs, or another fault.
+    """A task whose result differs. what: the first field that differs, or another fault.
 
-    repeatable: True if two computations here agree with each other.
+    repeatable: True if two computations on this machine agree with each other.
     """
 
     round: int
@@ -52,15 +52,15 @@ class Result:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """Names and digests of the upload's frames."""
+        """The names and digests of the upload's frames."""
         return [(_name(f.name, p.layer), p.digest) for f in self.upload.header.fields for p in f.parts]
 
 
 class TaskVerifier:
     """A worker (workers.transport.endpoint) for one round. Nothing is written outside `scratch`.
 
-    only: the clients that are computed again in the round's last exchange, None for all. Earlier exchanges
-    are computed for all clients, because the next broadcast depends on them. twice: compute tasks twice.
+    only: the clients whose tasks of the round's last exchange are computed, None for all. Earlier exchanges
+    are computed for all clients, because the next broadcast depends on them. twice: compute each task twice.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TaskVerifier:
         return reply
 
     def _is_left_out(self, h: Header) -> bool:
-        """Return whether a task was not requested, or an earlier exchange differs from the run's."""
+        """Return whether a task is not requested, or follows an exchange whose results differ."""
         last = h.exchange == len(self.problem.algorithm.exchanges_in(h.round))
         asked = self.only is None or not last or h.client in self.only
         return not asked or any(d.exchange < h.exchange for d in self.differences)
@@ -128,7 +128,7 @@ class TaskVerifier:
             state = self._original.read(h.client, self.problem.version(h.round, h.exchange))
         except DiskError:  # the file was removed
             return
-        except WireError as e:  # of another client or run
+        except WireError as e:  # the file is of another client or run
             yield str(e)
             return
         if state != result.state:
@@ -159,7 +159,7 @@ def _name(field: str, layer: str) -> str:
 
 
 class _Drafts(ClientStates):
-    """Client states that are written to a separate folder; other states are read from the run's folder."""
+    """Client states that are written to a scratch folder, and read from it or else from the run's folder."""
 
     def __init__(self, folder: Path, original: ClientStates) -> None:
         super().__init__(folder, original.kind, original.run)

@@ -1,12 +1,11 @@
 """Heartbeats from inside the computation.
 
-ZeroMQ's own heartbeats do not show that a process is making progress: its I/O thread answers them even if the
-process hangs. So a worker sends heartbeats from its computation, before a forward pass of the network and at
-most once a second. A slow worker keeps sending them; a worker that hangs or is stopped does not, so its
-lease ends.
+ZeroMQ's own heartbeats do not show that a process makes progress, because its I/O thread answers them even
+if the process hangs. A worker therefore sends heartbeats before forward passes of its network, at most once a
+second. A slow worker keeps sending them. A worker that hangs or is stopped does not, so its lease ends.
 
-While a process starts, it computes no forward passes, so a thread sends the heartbeats. They show only that
-the process has not been stopped; --join-within limits a start that does not end.
+A process that is starting computes no forward passes, so a thread sends its heartbeats. They show only that
+the process is not stopped; --join-within limits the duration of the start.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from workers.protocol_messages import heartbeat, idle
 from workers.transport.dealer import Connection
 
 SECONDS = 1.0
-"""The time between two heartbeats."""
+"""The least time between two heartbeats."""
 
 
 @contextmanager
@@ -45,22 +44,22 @@ def while_it_starts(connection: Connection, run: str) -> Iterator[None]:
 
 
 class Heartbeat:
-    """A hook for forward passes, which is cheap enough to be called before each of them."""
+    """A hook that sends heartbeats, and is cheap enough to be called before every forward pass."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._current: list[Header] = []
-        """The running computations, in the order of their starts."""
+        """The tasks and evaluations that are running, in the order of their starts."""
         self._due = 0.0
 
     def begin(self, of: Header) -> None:
-        """Note that a task, or the evaluation of a chunk, has begun."""
+        """Record that a task, or the evaluation of a chunk, has begun."""
         if not self._current:
             self._due = time.monotonic() + SECONDS
         self._current.append(of)
 
     def end(self, of: Header) -> None:
-        """Note that the task or evaluation has ended."""
+        """Record that the task or evaluation has ended."""
         self._current.remove(of)
 
     def __call__(self, *_: object) -> None:

@@ -1,12 +1,12 @@
-"""Several tasks at once in one worker, each on a stream of its GPU.
+"""Compute several tasks at once in one worker, each on its own CUDA stream.
 
-Kernels of a small network fill a small part of a GPU, so kernels of several clients can run side by side. One
-thread starts them in turn: every task is a coroutine with its own network, recordings and stream. A task
-yields to the others before it repeats recorded steps, and while it waits for a number from the device. It
-starts the same kernels as alone, so its bits depend neither on the number of lanes nor on the other tasks.
+A small network's kernels use a small part of a GPU, so kernels of several clients can run at the same time.
+One thread launches them: each task is a coroutine with its own network, recordings (CUDA graphs of training
+steps) and stream. A task yields to the others before it repeats a recording and while it waits for a number
+from the device. It launches the same kernels as it would alone, so its result does not depend on other tasks.
 
-The tasks are not threads: the capture of a graph fails while another thread starts kernels, and threads that
-start kernels wait for the lock of the interpreter.
+The tasks are not threads, because the capture of a CUDA graph fails while another thread launches kernels,
+and because threads that launch kernels wait for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from greenlet import greenlet
 
 AHEAD = 16
-"""Repetitions that a lane may have started beyond the one that the device computes, so that the device has
-work while the thread encodes an upload or evaluates."""
+"""The number of recordings that a lane may launch ahead of the device. The device thus has work while the
+thread encodes an upload or evaluates."""
 NAP = 1e-4
-"""Seconds between two checks of a busy device."""
+"""Seconds to sleep between two checks of a busy device."""
 
 Work = Callable[[Problem], object]
 
@@ -36,10 +36,10 @@ class Stream(Protocol):
     """A queue of kernels on the device."""
 
     def enter(self) -> None:
-        """Make this the stream of all kernels that are started from now on."""
+        """Make this the stream of all kernels that are launched from now on."""
 
     def mark(self) -> Callable[[], bool]:
-        """Return a function that tells whether the device has finished all kernels started here so far."""
+        """Return a function that tells whether all kernels launched here until now have finished."""
 
 
 class CudaStream:
@@ -47,7 +47,7 @@ class CudaStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(device))  # this one has set up the networks
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # it has set up the networks
 
     def enter(self) -> None:
         torch.cuda.set_stream(self._stream)
@@ -59,14 +59,14 @@ class CudaStream:
 
 
 class Lane:
-    """A place for one task at a time: a problem with a network of its own, and a stream."""
+    """A place for one task at a time: a problem with its own network, and a stream."""
 
     def __init__(self, problem: Problem, stream: Stream, heartbeat: Callable[..., None]) -> None:
         self.problem, self._stream, self._heartbeat = problem, stream, heartbeat
         self._task: greenlet | None = None
         self._marks: deque[Callable[[], bool]] = deque()
         self._until: Callable[[], bool] | None = None
-        """A function that tells whether the task may continue; None if it need not wait."""
+        """A function that tells whether the task may continue; None if the task does not wait."""
         if (recordings := problem.net.recordings) is not None:
             recordings.before, recordings.settle = self._repeats, self._settles
 
@@ -76,22 +76,22 @@ class Lane:
 
     @property
     def ready(self) -> bool:
-        """True if the lane has a task that need not wait for the device."""
+        """True if the lane has a task that does not wait for the device."""
         return self._task is not None and (self._until is None or self._until())
 
     def start(self, work: Work) -> None:
-        """Start a task, and return when it first yields, or has ended."""
+        """Start a task, and return when the task first yields or ends."""
         from greenlet import greenlet
 
         self._task = greenlet(work)
         self._switch(self.problem)
 
     def advance(self) -> None:
-        """Let the task continue until it yields again, or has ended."""
+        """Continue the task until it yields again or ends."""
         self._switch()
 
     def close(self) -> None:
-        """End the task before it is complete."""
+        """Abort the task, if any."""
         if self._task is not None:
             self._task.throw()
             self._task = None
@@ -108,7 +108,7 @@ class Lane:
                 self._marks.clear()
 
     def _repeats(self) -> None:
-        """Yield to other tasks; return when few enough repetitions are pending to start another one."""
+        """Yield to other tasks until at most AHEAD launched recordings are pending."""
         self._marks.append(self._stream.mark())
         self._give_way(self._marks.popleft() if len(self._marks) > AHEAD else None)
         self._heartbeat()
@@ -122,9 +122,9 @@ class Lane:
     def _give_way(self, until: Callable[[], bool] | None) -> None:
         assert self._task is not None and self._task.parent is not None
         if self.problem.net.draws_globally:
-            return  # other tasks would draw from the same generator
+            return  # do not yield: other tasks would draw from the same generator
         self._until = until
-        with torch.enable_grad():  # other tasks begin so; a task's own setting is restored
+        with torch.enable_grad():  # tasks expect it; the own setting is restored
             self._task.parent.switch()
 
 
@@ -137,8 +137,8 @@ class Lanes:
         heartbeat: Callable[..., None],
         stream: Callable[[torch.device], Stream] = CudaStream,
     ) -> None:
-        """problems: the same problem, with one network for each lane (Problem.beside). heartbeat: called
-        while tasks compute."""
+        """Make one lane for each problem. problems: copies of a problem with a network each (Problem.beside).
+        heartbeat: called while tasks compute."""
         self._alone = problems[0] if len(problems) == 1 else None
         self._lanes: list[Lane] = []
         for problem in problems:
@@ -166,10 +166,10 @@ class Lanes:
             next(lane for lane in self._lanes if not lane.busy).start(work)
 
     def advance(self) -> None:
-        """Let every task that need not wait for the device start its next kernels.
+        """Continue every task that does not wait for the device; sleep for NAP seconds if all wait.
 
         Raises:
-            Exception: If a task raises it.
+            Exception: If a task raises one.
         """
         ready = [lane for lane in self._lanes if lane.ready]
         for lane in ready:
@@ -178,6 +178,6 @@ class Lanes:
             time.sleep(NAP)
 
     def close(self) -> None:
-        """End the tasks that are being computed, without a reply."""
+        """Abort all tasks without replies."""
         for lane in self._lanes:
             lane.close()

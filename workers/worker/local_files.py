@@ -1,7 +1,7 @@
 """The paths of a user's own files on a remote worker's machine.
 
-The coordinator sends the paths on its own machine. A remote worker may use a copy at another path, because
-the coordinator compares the digests of the bytes that were executed, not the paths.
+The coordinator sends the paths on its own machine. A remote worker may use copies at other paths, because the
+coordinator compares the digests of the files' contents, not their paths.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from fedsim import partition_specs, plugins, tree, user_files
 from fedsim.errors import UsageError
 
 FIELDS = ("algo", "model", "dataset", "partition")
-"""The fields of an experiment that may name a user's file and that a worker needs, besides the codecs."""
+"""Fields of an experiment (besides codecs and tree) that may name a user's file that workers need."""
 
 
 @dataclass(frozen=True)
 class LocalFiles:
     """The paths of files on this machine.
 
-    choices: the paths of files by field of the experiment. codecs: the paths of codec files, which are
-    matched by file name.
+    choices: the paths of files by field of the experiment. codecs: the paths of codec files, each used for
+    the codecs of a file with the same name.
     """
 
     choices: Mapping[str, Path] = field(default_factory=dict)
     codecs: tuple[Path, ...] = ()
 
     def localised(self, experiment: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the experiment with the paths of this machine.
+        """Return the experiment with the paths on this machine.
 
         Raises:
             UsageError: If a file is missing, or the run does not use a file that the user named.
@@ -93,7 +93,7 @@ class LocalFiles:
 
 
 def names_elsewhere(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
-    """Return the coordinator's paths of user files, by the paths of this machine.
+    """Return the coordinator's path of each user file, by its path on this machine.
 
     there: the coordinator's experiment. here: the same experiment, localised.
     """

@@ -36,18 +36,18 @@ from workers.worker.lanes import Lanes
 from workers.worker.runtime import WorkerRuntime
 
 JOIN_DEADLINE = 120.0
-"""Seconds within which the coordinator answers a hello."""
+"""Seconds to wait for the coordinator's answer to a hello."""
 IDLE = 5.0
-"""A remote worker sends a heartbeat after this many seconds of silence. The coordinator answers with a
-heartbeat, or asks the worker to join again if it had removed it."""
+"""Seconds of silence after which a remote worker sends a heartbeat. The coordinator answers it, or asks a
+worker that it has removed to join again."""
 UNANSWERED = 3
-"""After this many unanswered heartbeats in a row the connection counts as lost."""
+"""The number of successive unanswered heartbeats after which the connection counts as lost."""
 
 
 def run(spec: dict[str, Any]) -> int:
     """Connect, set up, and serve until 'stop'; return the exit code. Errors are written to the log."""
     address, token = spec["address"], spec["token"]
-    if "behind" in spec:  # an edge server: its port is known once it listens
+    if "behind" in spec:  # the edge server publishes its address when it listens
         server = wait_for_address(Path(spec["behind"]), JOIN_DEADLINE)
         address, token = server.url, server.token
     connection = Connection(address, Hello(token, spec["index"], os.getpid()), spec["max_frame"])
@@ -104,10 +104,10 @@ def announce(
     digest: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """Send the coordinator the manifest of this process, which means that it is ready.
+    """Tell the coordinator that this process is ready, and send its manifest.
 
-    digest: True to include the digest of the data. names: the coordinator's paths of user files by the paths
-    on this machine, if they differ.
+    digest: True to include the digest of the data. names: the coordinator's paths of user files by their
+    paths on this machine, if they differ.
     """
     with while_it_starts(connection, run):
         manifest = messages.WorkerManifest(
@@ -122,7 +122,7 @@ def announce(
 
 
 def warm_up(problem: Problem) -> None:
-    """Train on two blank examples: first calls of forward, backward and optimiser cost milliseconds."""
+    """Train on two blank examples, because first calls of forward, backward and optimiser are slow."""
     net, shape = problem.net, problem.dataset.train_inputs.shape[1:]
     stored = problem.dataset.train_targets
     targets = torch.from_numpy(np.zeros((2, *stored.shape[1:]), stored.dtype)).to(net.device)
@@ -131,7 +131,7 @@ def warm_up(problem: Problem) -> None:
 
 
 def check_over(farewell: Envelope) -> None:
-    """Check whether the run that a 'stop' ends has rounds left.
+    """Check that a 'stop' ends a complete run.
 
     Raises:
         Interrupted: if the run has rounds left.
@@ -146,11 +146,10 @@ def serve(
     handle: Callable[[Envelope, Problem], list[Envelope]],
     idle: float | None = None,
 ) -> None:
-    """Serve until 'stop'.
+    """Answer the coordinator's envelopes until 'stop'.
 
     handle: returns the replies to an envelope, computed on one of the runtime's problems. idle: seconds of
-    silence before a heartbeat; None: no heartbeats, for a worker of this machine, which the kernel ends with
-    its coordinator.
+    silence before a heartbeat. None means no heartbeats; the kernel ends a local worker with its coordinator.
 
     Raises:
         AccessError: if the coordinator refuses.
@@ -160,7 +159,7 @@ def serve(
     heartbeat, unanswered = Heartbeat(connection), 0
 
     def answer(envelope: Envelope, problem: Problem) -> None:
-        """Send the replies. In a separate function, no name keeps a large upload during the next task."""
+        """Compute and send the replies. A large upload is freed when this function returns."""
         heartbeat.begin(envelope.header)
         try:
             replies = handle(envelope, problem)
@@ -182,7 +181,7 @@ def serve(
                 if idle and unanswered == UNANSWERED:
                     silence = f"nothing was heard of {connection.address} for {idle * UNANSWERED:g} s"
                     raise ConnectionLost(silence)
-                if idle:  # it names no task and renews no lease, because a task may be lost
+                if idle:  # names no task, to renew no lease: a task may be lost
                     connection.offer(messages.idle(runtime.run))
                     unanswered += 1
                 continue

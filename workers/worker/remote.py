@@ -1,8 +1,8 @@
 """`fedsim worker --join FILE`: a worker on another machine, or in another container.
 
-The worker shares no folder with the coordinator. It joins with a key of the join file, reads the data set
-from its own folder, receives clients' states and sends drafts back. Clients stay with their worker, so that
-states are rarely sent.
+The worker shares no folder with the coordinator. It joins with a key from the join file, reads the data set
+from a local folder, receives clients' states, and sends their next states (drafts) back. A client stays with
+its worker, so states are rarely sent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RemoteWorker:
     """A worker that is not on the coordinator's machine.
 
     url: the coordinator's address as seen from here. worker: the worker's number; None: the first missing
-    one. patience: seconds to wait for the coordinator to answer. files: the paths of a user's files here.
+    one. patience: seconds to wait for the coordinator's answer. files: the paths of the user's files here.
     locks: the locks on the join file, for processes that share the file and have no number.
     """
 
@@ -79,7 +79,7 @@ class RemoteWorker:
     def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
-            if registration_reply.header.kind == "stop":  # the run ended while it joined
+            if registration_reply.header.kind == "stop":  # the run ended during the join
                 check_over(registration_reply)
                 return
             run, config = registration_reply.header.run, messages.read_welcome(registration_reply)
@@ -105,11 +105,11 @@ class RemoteWorker:
             raise
 
     def join(self, mine: int | None, patience: float, again: bool) -> tuple[int, Connection, Envelope]:
-        """Join; return the worker's number, its connection, and the welcome, or 'stop'.
+        """Join; return the worker's number, its connection, and the 'welcome' or 'stop' envelope.
 
-        mine: the number that this process had, which it takes again if possible. patience: seconds to retry
-        if all workers have joined; after a lost connection this worker may still count as joined, until the
-        coordinator notices. again: True if this worker was connected before.
+        mine: the number that this process had and tries first. patience: seconds to retry if all workers have
+        joined, because the coordinator may not have noticed yet that this worker's connection was lost.
+        again: True if this worker was connected before.
         """
         until = time.monotonic() + patience
         while True:
@@ -123,7 +123,7 @@ class RemoteWorker:
                 time.sleep(0.5)
 
     def _try_all(self, mine: int | None, again: bool) -> tuple[int, Connection, Envelope]:
-        """Join as the same worker as before, or else as the first missing worker."""
+        """Join with the worker's own or previous number, or else as the first missing worker."""
         indices = self.join_credentials.seats
         if self.worker is not None and self.worker not in indices:
             raise AccessError(f"seat {self.worker}: this file has the workers {indices[0]} to {indices[-1]}")
@@ -185,9 +185,9 @@ def remote_worker(
 ) -> RemoteWorker:
     """Return the worker that a join file and the options of `fedsim worker` describe.
 
-    seat: the worker's number; None: a free one. url: the coordinator's address as seen from here, if it
-    differs from the file's. patience: seconds to wait for a coordinator that does not answer. choices,
-    codecs: files on this machine.
+    seat: the worker's number; None: a free one. url: the coordinator's address as seen from here, if the join
+    file has another one. patience: seconds to wait for the coordinator's answer. choices, codecs: see
+    LocalFiles.
 
     Raises:
         UsageError: if the join file cannot be read, or is open to others.
@@ -203,8 +203,8 @@ def remote_worker(
 def run_joined(spec: Mapping[str, Any]) -> int:
     """Run one worker of a node agent; return the exit code. Errors are written to the log.
 
-    spec: a mapping with join, the join file, seat, the worker's number (None: a free one), and options, which
-    are url, data_dir, patience, choices and codecs of `fedsim worker`.
+    spec: "join" is the join file, and "seat" the worker's number (None: a free one). "options" has the url,
+    data_dir, patience, choices and codecs of `fedsim worker`.
     """
     options = dict(spec["options"])
     data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
@@ -225,7 +225,7 @@ def run_joined(spec: Mapping[str, Any]) -> int:
 def replies_with_states(
     runtime: WorkerRuntime, envelope: Envelope, on: Problem | None = None
 ) -> list[Envelope]:
-    """Return the replies of a worker that does not share the run's folder: it receives and sends states.
+    """Return the replies of a worker that receives and sends states instead of sharing the run's folder.
 
     Raises:
         WireError: If a state is damaged.

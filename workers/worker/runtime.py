@@ -1,6 +1,6 @@
 """The worker without its socket: it computes tasks, writes clients' states and evaluates models.
 
-`--workers 0` drives the same object inside the coordinator's process.
+With `--workers 0`, the coordinator's process uses the same class.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workers.task_execution import execute
 
 
 class WorkerRuntime:
-    """The computation of replies to envelopes, with a cache of states and one model to evaluate."""
+    """The computation of replies to envelopes, with a cache of client states and one model to evaluate."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class WorkerRuntime:
         index: int,
         problems: Sequence[Problem] | None = None,
     ) -> None:
-        """problems: the same problem, with one network for each task at a time; by default only `problem`."""
+        """Set up. problems: `problem` with a network per concurrent task (Problem.beside); default: one."""
         self.problem, self.run, self.index = problem, run, index
         self.problems = problems or [problem]
         self.states = ClientStates(run_dir / "state", problem.algorithm.client_type, run)
@@ -46,10 +46,9 @@ class WorkerRuntime:
         """The decoded broadcasts of the last rounds, if broadcasts refer to earlier ones."""
 
     def handle(self, envelope: Envelope, on: Problem | None = None) -> Envelope | None:
-        """Return the reply: upload, absent, score, or failed with the error and its task.
+        """Return the reply (upload, absent, score, or failed), or None if the envelope needs no reply.
 
-        None: the envelope needs no reply. on: the problem with the network to compute on, if it is not
-        `self.problem` (Problem.beside).
+        on: the problem with the network to compute on, if it is not `self.problem` (Problem.beside).
 
         Raises:
             ConnectionLost: If the connection has ended, so that nobody waits for the reply.
@@ -94,7 +93,7 @@ class WorkerRuntime:
         else:
             down, received = self._got(h)
         self._keep(h.round, down)
-        stamp = (received, h.exchange, answered, before, owner, h.fields)  # all that the values depend on
+        stamp = (received, h.exchange, answered, before, owner, h.fields)  # identifies the broadcast
         copied = problem.copies.get("broadcast", stamp, lambda: down)
         task, state = messages.task_of(envelope), self._state
         result = execute(problem, task, state(h.client, h.base), down, h.folds, h.asked, copied, fresh)
@@ -105,13 +104,13 @@ class WorkerRuntime:
         return messages.upload(h, result.payload, (time.monotonic_ns() - began) // 1000)
 
     def _state(self, client: int, version: int) -> Any:
-        """Return a client's state on the network's device; only a cache keeps another reference to it."""
+        """Return a client's state on the network's device. Only a cache keeps another reference to it."""
         problem = self.problem
 
         def stored() -> Any:
             if version:
                 state = self.states.load(client, version)
-                if plugins.is_spec(problem.experiment.algo):  # a user's code may read it afterwards
+                if plugins.is_spec(problem.experiment.algo):  # user code may read it after the task
                     return state
                 return give_up(state, above=client_states.LARGEST_CACHED)
             return problem.algorithm.client_init(problem.context(0, 0), client)
@@ -119,14 +118,14 @@ class WorkerRuntime:
         return problem.copies.get(("state", client), version, stored)
 
     def _reference(self, h: Header) -> Any:
-        """Return the broadcast to which a client's next one refers (+own)."""
+        """Return the earlier broadcast to which a client's next one refers (+own)."""
         own, got = self.problem.references, to_cpu(self._state(h.client, h.base).got)
         assert own is not None
         keep(got)
         return own.reference(got, self.problem.context(0, 0))
 
     def _got(self, h: Header) -> tuple[Any, int]:
-        """Return the last broadcast that a client got, and its round: the new one is not sent (+quiet)."""
+        """Return the last broadcast that a client got, and its round; no new one was sent to it (+quiet)."""
         state = self._state(h.client, h.base)
         if state.got is None:
             raise WireError(f"client {h.client} got no broadcast in round {h.round}, and has none of before")
@@ -143,7 +142,7 @@ class WorkerRuntime:
         return down
 
     def _keep(self, round: int, down: Any) -> None:
-        """Keep this broadcast, and the newest earlier one, to which tasks of the same round refer."""
+        """Store this broadcast, and keep the newest earlier one, to which the round's tasks refer."""
         if self.problem.refers_to_last:
             self._broadcasts[round] = down
             self._broadcasts = {r: self._broadcasts[r] for r in sorted(self._broadcasts)[-2:]}

@@ -1,8 +1,8 @@
-"""Choose a process's worker number: its rank under the engine that started it, or a free seat.
+"""Choose a process's worker number (seat): its rank under the engine that started it, or a free seat.
 
-A seat is the number of a worker, and has a key in the join file. `srun`, `mpirun`, `torchrun` and an Indexed
-Job of Kubernetes tell each process its rank, so they start unchanged workers. Without a rank, processes that
-share the file lock one byte of it per seat; the kernel releases the lock when the process ends.
+The join file has a key for each seat. `srun`, `mpirun`, `torchrun` and an Indexed Job of Kubernetes give each
+process a rank, so all workers can have the same command line. Without ranks, each process locks one byte of
+the join file for its seat; the kernel releases the lock when the process ends.
 
 References:
     https://slurm.schedmd.com/srun.html (SLURM_PROCID)
@@ -23,8 +23,8 @@ from typing import BinaryIO
 from fedsim.errors import UsageError
 
 RANKS = ("JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
-"""Variables with a process's rank, the innermost launcher first: mpirun in a Slurm allocation sets its own
-variable, and SLURM_PROCID is then the rank of the batch script."""
+"""Environment variables with a process's rank, the innermost launcher first: under mpirun in a Slurm
+allocation, SLURM_PROCID is the rank of the batch script."""
 
 
 def rank(environment: Mapping[str, str]) -> int:
@@ -45,10 +45,10 @@ def rank(environment: Mapping[str, str]) -> int:
 
 
 class SeatLocks:
-    """Locks on the seats of one join file, between processes of machines that share the file.
+    """Locks on the seats of one join file, for processes that share the file.
 
-    Without locks in the file system, or with copies of the file, the coordinator refuses the second process
-    with a seat, which then tries the next seat.
+    If the file system has no locks, or the file was copied, two processes may take the same seat. The
+    coordinator refuses the second one, which then tries the next seat.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -59,11 +59,11 @@ class SeatLocks:
                 self._file = open(path, "r+b", buffering=0)  # noqa: SIM115 (close() closes it)
 
     def free(self, seats: Iterable[int]) -> Iterator[int]:
-        """Yield the seats that no other process holds, each locked by this process while it is tried."""
+        """Yield the seats that no other process has locked; this process locks each one while it tries it."""
         for seat in seats:
             if self._lock(seat, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 yield seat
-                self._lock(seat, fcntl.LOCK_UN)  # not reached for the seat that is taken
+                self._lock(seat, fcntl.LOCK_UN)  # not reached once this process has taken the seat
 
     def _lock(self, seat: int, how: int) -> bool:
         if self._file is None:
@@ -75,6 +75,5 @@ class SeatLocks:
         return True
 
     def close(self) -> None:
-        """Release all locks."""
         if self._file is not None:
             self._file.close()

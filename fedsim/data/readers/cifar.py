@@ -63,7 +63,7 @@ def read_jpeg(path: Path) -> Arrays:
 def _decode(path: Path, stream: Array, lengths: Array) -> Array:
     """Decode n concatenated JPEG files in `stream` to images (n, 3, 32, 32) uint8."""
     try:
-        # Pillow, not torchvision.io, so that pixels equal those of the script that unpacks the copy.
+        # Use Pillow, not torchvision.io, to get the same pixels as the script that unpacks the copy.
         from PIL import Image
     except ImportError as error:
         raise DataError(f"{path} needs the package pillow to decode its images") from error

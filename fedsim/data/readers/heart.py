@@ -1,7 +1,7 @@
 """Reader of heart disease at four hospitals, prepared as in FLamby (fed_heart_disease, dataset.py).
 
-The order of hospitals is Cleveland, Hungary, Switzerland, VA Long Beach. In each, columns 10, 11, 12 are
-dropped, then rows with a '?'. scikit-learn splits the rows 66/34 with random_state=43, stratified by
+The order of hospitals is Cleveland, Hungary, Switzerland, VA Long Beach. Columns 10, 11, 12 are dropped, then
+rows with a '?'. scikit-learn splits the rows of each hospital 66/34 with random_state=43, stratified by
 "label > 0" if both labels occur more than twice; rows stay in file order. Columns 2 (chest pain, 1..4) and 6
 (resting ECG, 0..2) become indicators of all values but the first, after the other columns:
 

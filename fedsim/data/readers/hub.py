@@ -16,7 +16,7 @@ relative FOLDER is in the data folder. The splits are train, and test or validat
         class    integers or names: categorical (names as the train split numbers them, or sorted)
         list     one class per position, -1 for none: token_classes
         number   floats, or any numbers with classes=1: gaussian
-        next     label=next, the next id at every position: token_classes over the vocabulary
+        next     label=next: the next id at every position, token_classes over the vocabulary
     client       column that identifies the client of each row; clients are centres (partition `natural`)
 
 Classes of the splits are matched by name; a class that train does not have is an error
@@ -85,7 +85,7 @@ class HubDataset:
         return HubDataset(folder, label, client, inputs, categories, tokenizer, **numbers)
 
     def files(self) -> tuple[Path, ...]:
-        """All files that the data set is read from, in an order that does not depend on the machine."""
+        """Return all files that the data set is read from, in the same order on every machine."""
         folders = [self.folder, *([self.tokenizer] if self.tokenizer else [])]
         return tuple(path for folder in folders for path in hub_folders.files_inside(folder))
 
@@ -278,7 +278,7 @@ def _table(owner: str, title: str, split: Any, columns: Sequence[str], label: st
 
 
 def _same_classes(splits: Sequence[Any], name: str, owner: str) -> None:
-    """Refuse a column of classes as a feature if their numbers mean other names in the other split."""
+    """Refuse a feature column of classes if the splits number the names of the classes differently."""
     names = [getattr(split.features[name], "names", None) for split in splits]
     if names[0] != names[1]:
         raise DataError(

@@ -2,7 +2,7 @@
 
 L, RGB          8 bits per channel, unchanged
 1               black and white: 0 and 255
-P               palette, converted to RGB; with transparency, as PA
+P               palette, converted to RGB; with transparency, it is treated as PA
 LA, RGBA, PA    the alpha channel is removed if it is opaque everywhere, otherwise the image is an error
 I;16, I;16B     16-bit grey, as float32
 others          an error: the range of values is not known (I, F), or the image is not RGB (CMYK, LAB, ...)
@@ -21,7 +21,7 @@ from fedsim.errors import DataError
 
 _GREY_16 = ("I;16", "I;16B", "I;16L", "I;16N")
 _SEVERAL = ("MPO",)
-"""Formats of several pictures of which the first one counts, such as camera files with a preview."""
+"""Formats with several pictures, of which only the first is read, such as camera files with a preview."""
 
 
 def pixels(images: Iterable[tuple[str, Callable[[], Any]]], owner: str) -> tuple[Array, float]:

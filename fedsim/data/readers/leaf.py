@@ -97,7 +97,7 @@ class LeafDataset:
         return f"leaf-{self.folder.name}"
 
     def files(self) -> tuple[Path, ...]:
-        """All files that the data set is read from."""
+        """Return all files that the data set is read from."""
         return tuple(path for part in self.parts for path in part)
 
     def read(self) -> Arrays:

@@ -119,7 +119,7 @@ def _shifted(rows: Rows, numbers: Mapping[bytes, int]) -> tuple[Array, Array]:
     ids = np.full((len(sentences), LENGTH + 1), vocabulary.PAD, np.int64)
     for row, sentence in zip(ids, sentences, strict=True):
         words = sentence.split()[:LENGTH]
-        # numbers count from 0, and 0 is PAD
+        # `numbers` counts words from 0, but id 0 is PAD
         known = [numbers[word] + 1 if word in numbers else vocabulary.oov(classes) for word in words]
         end = [vocabulary.eos(classes)] if len(words) < LENGTH else []
         placed = [vocabulary.bos(classes), *known, *end]
@@ -131,7 +131,7 @@ def _shifted(rows: Rows, numbers: Mapping[bytes, int]) -> tuple[Array, Array]:
 def _sentences(
     path: Path, columns: tuple[str, ...], clients: int | None, most: int | None
 ) -> tuple[Rows, Array]:
-    """Read columns of the first `clients` users' sentences, `most` in all, and each row's user number."""
+    """Read columns of at most `most` sentences of the first `clients` users; also return the user numbers."""
     taken: list[Rows] = []
     room = SENTENCES if most is None else most
     with opened(path) as file:

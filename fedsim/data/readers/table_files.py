@@ -8,8 +8,7 @@ every fifth row of each class, in file order, is a test row (every fifth row of 
 predict). This split does not depend on the run's seed.
 
 In a csv file, an empty cell or a cell with a text of `na` has no value; every other text is a value. A row
-without a value in a used column is an error; with missing=drop, the row is left out before test rows are
-chosen.
+that has no value in a used column is an error. With missing=drop, it is left out before test rows are chosen.
 
 The arrays of an npz file are its columns. An array with several values per row, (n, ...), must be the only
 input. A uint8 array stays uint8 ("scaled" inputs are divided by 255); others become float32. Arrays with the
@@ -105,7 +104,6 @@ class TableFile:
 
     @property
     def folder(self) -> Path:
-        """The folder of the file."""
         return self.path.parent
 
     @property
@@ -114,7 +112,7 @@ class TableFile:
         return f"file-{self.path.name}"
 
     def files(self) -> tuple[Path, ...]:
-        """All files that the data set is read from."""
+        """Return all files that the data set is read from."""
         return (self.path, self.test) if self.test else (self.path,)
 
     def read(self) -> Arrays:

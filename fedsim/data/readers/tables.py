@@ -1,4 +1,4 @@
-"""Conversion of table columns to features, targets and clients; errors name the cell that does not fit.
+"""Convert columns of tables to features, targets and clients; errors name the cell that does not fit.
 
 A table is a pandas frame. Integers, floats and booleans are numbers; text is names. Names in a categorical
 column are in the order of the categories. A column of numbers becomes one feature; a column of names becomes
@@ -23,9 +23,9 @@ from fedsim.user_files import other_separator
 FEW = 8
 """Largest number of names shown in a message."""
 MANY = 1000
-"""Largest number of categories of a feature; classes= is needed for more classes than this and than rows."""
+"""Largest number of categories of a feature. More classes than this and than rows require classes=."""
 MOST_CATEGORIES = 100
-"""Largest number of names in a text column that becomes a feature although the user does not name it."""
+"""Largest number of names in a text column that becomes a feature without being named by the user."""
 
 REPEATABLE = ("input", "category", "na")
 """Keys that may be given several times."""
@@ -91,7 +91,7 @@ class Table:
 def options(
     text: str, spec: str, form: Form, keys: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Parse KEY=VALUE,... after a data set; return these values, and all values of each key of REPEATABLE."""
+    """Parse the KEY=VALUE,... of a data set; return the values, and all values of each key of REPEATABLE."""
     values: dict[str, str] = {}
     repeated: dict[str, tuple[str, ...]] = dict.fromkeys(REPEATABLE, ())
     for key, value in key_values(text, f"data set {spec!r}", repeatable=REPEATABLE):

@@ -36,7 +36,7 @@ class ClientFile:
         self.ids: tuple[str, ...] = tuple(sorted(examples))
 
     def column(self, client: str, name: str, most: int | None = None) -> Array:
-        """The first `most` rows of examples/<client>/<name> (None: all)."""
+        """Return the first `most` rows of examples/<client>/<name> (None: all)."""
         key = f"examples/{client}/{name}"
         try:
             return np.asarray(self._examples[client][name][:most])
@@ -57,7 +57,6 @@ class ClientFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[ClientFile]:
-    """Open one file with h5py, which is needed only here."""
     try:
         h5py: Any = import_module("h5py")
     except ImportError:
@@ -78,8 +77,8 @@ def opened(path: Path) -> Iterator[ClientFile]:
 def read_emnist(files: tuple[Path, ...]) -> Arrays:
     """Read inputs (671,585 train / 77,483 test, 1, 28, 28) uint8, targets 0..61 and centres 0..3399.
 
-    The file's float32 pixels are k / 255 with whole k. They are stored as k = round(255 x) in a quarter of
-    the memory (0.6 GB instead of 2.4); `scaled` inputs are the values of the file.
+    The file's float32 pixels are k / 255 with whole k. The arrays have k = round(255 x) in a quarter of the
+    memory (0.6 GB instead of 2.4); `scaled` inputs equal the values of the file.
     """
     return _read(files, "pixels", (28, 28), lambda pixels, owner: _as_bytes(pixels, owner)[:, None])
 

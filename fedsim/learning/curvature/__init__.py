@@ -1,1 +1,1 @@
-"""Curvature of a summed loss: diagonal and full generalised Gauss-Newton matrix, empirical Fisher."""
+"""Curvature of a summed loss: the diagonal and full generalised Gauss-Newton matrix, the empirical Fisher."""

@@ -6,17 +6,17 @@
 
 H_n is the Hessian of the cross-entropy in the logits z_n; it does not depend on the label. Each column
 s_{n,c} of S_n costs one vector-Jacobian product per example. A sketch has columns S_n r with random signs r;
-sum_n (J_n' S_n r)^2 is the diagonal in expectation. The backward pass stops at the OUTPUTS of the layers
-that own parameters. Each layer's squares are then computed from its output's gradient and its input, so
-per-example gradients are never formed for dense layers, and only for one chunk at a time for other layers.
-In a sequence, every position t with a target has its own softmax, so H_n is block diagonal and the columns
-are those of all positions. The operations between the layers (activations, pooling, sums, dropout in eval
-mode) are ordinary autograd and need no rule.
+sum_n (J_n' S_n r)^2 is the diagonal in expectation. The backward pass stops at the OUTPUTS of the layers that
+own parameters. Each layer's squares are then computed from its output's gradient and its input. Per-example
+gradients are therefore never formed for dense layers, and only for one chunk at a time for other layers. In a
+sequence, every position with a target has its own softmax, so H_n is block diagonal and every position has C
+columns. The operations between the layers (activations, pooling, sums, dropout in eval mode) are ordinary
+autograd and need no rule.
 
-Source: H_k of FedLap-Cov, Eq. 21 of Connecting Federated ADMM to Bayes (arXiv:2501.17325); the
-released code computes it with laplace-torch, for the summed loss (BackPACK's DiagGGNExact).
-Differs: not in value for columns="exact". "sign" and "top2_sign" are unbiased estimates, meant
-for convolutions and many classes, where exact curvature costs several epochs of training.
+Source: H_k of FedLap-Cov, Eq. 21 of Connecting Federated ADMM to Bayes (arXiv:2501.17325); the released code
+computes it with laplace-torch, for the summed loss (BackPACK's DiagGGNExact).
+Differs: columns="exact" has the same value. "sign" and "top2_sign" are unbiased estimates, meant for
+convolutions and many classes, where exact curvature costs several epochs of training.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _of_gpus: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def best_chunk(module: nn.Module, example: Tensor) -> int:
-    """The fastest number of examples per chunk, on the device of `example` (1, *shape).
+    """Return the fastest number of examples per chunk on the device of `example` (1, *shape).
 
-    CPU: 32 with convolutions (to save memory), else 512; measured in
-    docs/references/curvature-and-solvers.md#cost-of-the-diagonal-ggn. GPU: the largest power of two, from 32
-    to 1,024, that fits into 1 / SHARE of its memory, because the kernels of a small chunk take as long as
-    those of a large one. The number depends on the network's shapes and on the type of GPU (as the bits of
-    results do anyway), but not on the free memory.
+    On a CPU it is 32 for a network with convolutions (to save memory), else 512; see the measurements in
+    docs/references/curvature-and-solvers.md#cost-of-the-diagonal-ggn. On a GPU it is the largest power of two
+    from 32 to 1,024 that fits into 1 / SHARE of the memory, because the kernels of a small chunk take as long
+    as those of a large one. The number depends on the network's shapes and the type of GPU, as the bits of
+    results do anyway, but not on the free memory.
     """
     if example.device.type == "cpu":
         return 32 if any(isinstance(m, nn.Conv2d) for m in module.modules()) else 512
@@ -63,7 +63,7 @@ def best_chunk(module: nn.Module, example: Tensor) -> int:
 
 
 def example_bytes(module: nn.Module, example: Tensor) -> int:
-    """The bytes that diagonal_ggn needs for one example (1, *shape).
+    """Return the bytes that diagonal_ggn needs for one example (1, *shape).
     Each layer needs its prepared input, its output, the output's gradient, and twice its parameters' size."""
     numbers = 0
 
@@ -92,19 +92,18 @@ def diagonal_ggn(
     generator: torch.Generator | None = None,
     counted: Iterable[Tensor] | None = None,
 ) -> Tensor:
-    """diag(sum_n J_n' H_n J_n) of the SUMMED cross-entropy, over the trained module.parameters().
+    """Return diag(sum_n J_n' H_n J_n) of the SUMMED cross-entropy, over the trained module.parameters().
 
     Args:
         module: network from (m, *shape) to logits (m, C), or to logits (m, T, C) at the positions of
-            sequences. Examples must be independent of each other in eval mode.
-            The network runs in eval mode; every submodule's mode is restored, also after an exception.
-            Parameters and their .grad do not change.
+            sequences. Examples must be independent of each other in eval mode. The network runs in eval
+            mode; every submodule's mode is restored, also after an exception. Parameters and their .grad do
+            not change.
         chunks: batches (m, *shape) in the parameters' dtype, on their device. The exact result does
             not depend on how the examples are cut into chunks; `best_chunk` gives the fastest size.
-        columns: "exact", C backward passes per chunk; "sign", a random-sign sketch, one pass;
-            "top2_sign", the two largest columns exactly and a sketch of the rest, three passes. The
-            sketches are unbiased. For sequences, "exact" takes T C passes, and "top2_sign" combines the
-            positions with random signs.
+        columns: "exact" takes C backward passes per chunk, for sequences T C. "sign" takes one pass with a
+            random-sign sketch. "top2_sign" takes three passes: the two largest columns exactly (with random
+            signs of the positions, for sequences) and a sketch of the rest. The sketches are unbiased.
         generator: random generator, required for the two sketches.
         counted: masks of the positions that have a target, bool (m, T), one per chunk of sequences.
 
@@ -138,7 +137,7 @@ def diagonal_ggn(
 def _columns(
     logits: Tensor, places: Tensor | None, columns: str, generator: torch.Generator | None
 ) -> Sequence[Tensor]:
-    """Columns of the logits' shape, whose squared pullbacks sum to the diagonal, exactly or in expectation.
+    """Return columns, shaped as the logits, whose squared pullbacks sum to the diagonal or estimate it.
 
     For sequences, with logits (n, T, C), only the positions in the mask `places` (n, T) count. The signs of a
     sketch are independent between positions.
@@ -156,12 +155,12 @@ def _columns(
         root = root * places[:, :, None]
 
     def times(r: Tensor) -> Tensor:
-        """S_n r_n for r of the logits' shape."""
+        """Return S_n r_n for r of the logits' shape."""
         scaled = root * r
         return scaled - p * scaled.sum(-1, keepdim=True)
 
     assert generator is not None
-    # Drawn on the generator's own device, so that the device of the model does not matter.
+    # The generator's device draws the bits, so that they do not depend on the model's device.
     bits = torch.randint(2, tuple(p.shape), generator=generator, device=generator.device)
     signs = (2 * bits - 1).to(device=p.device, dtype=p.dtype)
     if columns == "sign":
@@ -177,7 +176,7 @@ def _columns(
 
 @dataclass(frozen=True, eq=False)
 class _EachPlace(Sequence[Tensor]):
-    """The T C exact columns (n, T, C) of sequences, computed one by one; p: (n, T, C), places: (n, T)."""
+    """The T C exact columns (n, T, C) of sequences, computed one by one. p: (n, T, C). places: (n, T)."""
 
     p: Tensor
     places: Tensor
@@ -230,7 +229,7 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _accumulators(module: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
-    """A zero vector (P,), and its slices (one-dimensional views) by the id of the trained parameter."""
+    """Return a zero vector (P,), and its slices (one-dimensional views) by the id of their parameter."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     total = torch.zeros(
         sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
@@ -246,8 +245,8 @@ def _add_chunk(
     if not calls:  # no trained parameter reaches the outputs
         return
     edges = [cast(GradientEdge, call.output_edge) for call in calls]
-    # Dense layers on vectors need no gradient per example: (d_o a_i)^2 = d_o^2 a_i^2, so only d^2
-    # is summed over the columns, and one product with a^2 follows.
+    # Dense layers on vectors need no gradient per example, because (d_o a_i)^2 = d_o^2 a_i^2: d^2 is summed
+    # over the columns and then multiplied by a^2.
     dense: dict[nn.Module, Tensor] = {}
     prepared: dict[nn.Module, Tensor] = {}
     for call in calls:
@@ -257,8 +256,8 @@ def _add_chunk(
             prepared[m] = prepared[m].squeeze(1)
             dense[m] = prepared[m].new_zeros(len(prepared[m]), m.out_features)
     for i, column in enumerate(columns):
-        # The column enters as a factor and not as grad_outputs: the values are the same, and torch's
-        # first call with grad_outputs imports sympy (0.4 CPU-seconds and 8 MB in every worker).
+        # The column is a factor and not grad_outputs, with the same values: torch's first call with
+        # grad_outputs imports sympy (0.4 CPU-seconds and 8 MB in every worker).
         with torch.enable_grad():
             seeded = (logits * column).sum()
         gradients: tuple[Tensor | None, ...] = torch.autograd.grad(

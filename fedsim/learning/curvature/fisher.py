@@ -20,10 +20,10 @@ from fedsim.learning.params import Net
 def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     """Compute sum_i (grad log p(y_i | x_i, w))^2 over the examples, (P,), in evaluation mode.
 
-    It takes one backward pass and a contraction per layer where that is exact, else vmap.
+    The function uses one backward pass with a contraction per layer if this is exact, else vmap.
 
     Raises:
-        UsageError: if neither is exact.
+        UsageError: if neither method is exact.
     """
     net.load(weights)
     if net.likelihood.name not in SEQUENCES and contracts(net.module):
@@ -43,7 +43,7 @@ def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor
 
 
 def _uphill(net: Net, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of each example's own loss with respect to its outputs, (n, C)."""
+    """Return the gradient of each example's loss with respect to its outputs, (n, C)."""
     leaf = outputs.requires_grad_(True)
     with torch.enable_grad():
         loss = net.likelihood.loss(leaf, targets)

@@ -6,8 +6,8 @@ with H_n = S_n S_n' and S_n as in diagonal_ggn.py, which computes the diagonal o
 are linear in the parameters, z_n = W a_n, the block of classes c and d is sum_n H_n[c, d] a_n a_n'. The
 blocks then take one product of (C^2, n) with (n, I^2) instead of (P, nC) with (nC, P).
 
-Source: the Hessian of full-covariance Bayesian ADMM, arXiv:2506.13150, App. D.2. VON runs there on
-logistic regression, for which the GGN is the Hessian.
+Source: the Hessian of full-covariance Bayesian ADMM, arXiv:2506.13150, App. D.2, where VON trains logistic
+regression. For this model the GGN is the Hessian.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def full_ggn(module: nn.Module, chunks: Iterable[Tensor], *, memory: int = MEMOR
         module: network from (m, *shape) to logits (m, C), with examples independent of each other. The caller
             puts it in evaluation mode. Parameters and their .grad do not change.
         chunks: batches (m, *shape) in the parameters' dtype, on their device.
-        memory: bytes available for M (m, C, P), to which chunks are cut; the result does not depend on it.
+        memory: largest size in bytes of M (m, C, P). Larger chunks are cut, with the same result.
 
     Returns:
-        Symmetric matrix (P, P), in the parameters' dtype (where it is accumulated) and on their device. The
-        unit is nats per squared unit of the parameters.
+        Symmetric matrix (P, P), accumulated in the parameters' dtype and on their device. The unit is nats
+        per squared unit of the parameters.
 
     Raises:
         UsageError: if the model does not return logits (m, C), if an example's logits depend on other
@@ -77,7 +77,7 @@ def full_ggn(module: nn.Module, chunks: Iterable[Tensor], *, memory: int = MEMOR
 
 
 def _pullbacks(module: nn.Module, weights: dict[str, Tensor], x: Tensor, columns: Tensor) -> Tensor:
-    """The matrices M_n' of all examples, stacked to (n C, P), from columns (n, C, C)."""
+    """Return the matrices M_n' of all examples, stacked to (n C, P), from columns (n, C, C)."""
 
     def one(example: Tensor, seeds: Tensor) -> Tensor:
         def logits(values: dict[str, Tensor]) -> Tensor:
@@ -94,7 +94,7 @@ def _pullbacks(module: nn.Module, weights: dict[str, Tensor], x: Tensor, columns
 
 
 def _linear_head(module: nn.Module) -> tuple[nn.Module, nn.Linear] | None:
-    """The module that computes a_n and the last Linear layer, if only that layer is trained; else None."""
+    """Return the module that computes a_n and the last layer; None unless only a last Linear is trained."""
     layers = list(module) if type(module) is nn.Sequential else [module]
     if not layers or type(layers[-1]) is not nn.Linear:
         return None

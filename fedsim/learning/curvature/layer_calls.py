@@ -1,9 +1,10 @@
-"""Detection of the layer calls that reach a network's outputs, and of parameters that bypass such calls.
+"""Detection of the layer calls that reach a network's outputs, and of parameters that bypass these calls.
 
-A contraction per layer is exact if every path from the outputs to a trained parameter passes through the
-output of one call of the parameter's own layer, and if each row of that output belongs to one example. The
-first is checked on the graph of each forward pass: a walk from the outputs jumps from a recorded call's
-output to its input, so it meets only parameters used elsewhere. The second is checked once per structure.
+A contraction per layer is exact under two conditions. First, every path from the outputs to a trained
+parameter passes through the output of one call of the parameter's own layer. A walk through the autograd
+graph of each forward pass checks this. The walk starts at the outputs and jumps from the output of a recorded
+call to its input, so it meets only parameters that are used elsewhere. Second, each row of a layer's output
+belongs to one example. This is checked once per graph structure.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from fedsim.errors import UsageError
 from fedsim.learning.curvature.layer_rules import GRADIENTS_ALONE, RULES, error
 
 FEW = 3
-"""Number of examples on which the first axis of the layers is checked."""
+"""Number of examples in the check that each row of a layer's output belongs to one example."""
 SAME = 1e-2
-"""Tolerance of outputs, relative to the largest output: smaller differences count as rounding."""
+"""Tolerance relative to the largest output; smaller differences of outputs count as rounding."""
 
 _checked: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictionary()
 """The graph structures of each network for which the first axes have been checked."""
@@ -38,8 +39,9 @@ _checked: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDiction
 class Call:
     """One call of one layer: its input, and the edges of its output and its input in the autograd graph.
 
-    An edge is stored instead of the output tensor, because after an in-place activation the tensor has the
-    activated value, but the edge still refers to the layer's own output. None: no gradient passes there.
+    An edge is None if no gradient passes there. The output's edge is stored and not the output, because an
+    in-place activation overwrites the output; the edge still refers to the layer's own output.
+    version: number of in-place changes of the input before the call.
     """
 
     layer: nn.Module
@@ -51,10 +53,10 @@ class Call:
 
 @contextmanager
 def recording(layers: Mapping[nn.Module, str]) -> Iterator[list[Call]]:
-    """Record the calls of the layers' own forward methods in this block, inside any hooks of the user.
+    """Record the calls of the layers' own forward methods in this block; hooks of the user are not included.
 
-    Only calls of the plain layer are recorded: not calls with other parameter values (functional_call, a
-    plain tensor as weight), in training mode, in another dtype (autocast), or inside a torch.func transform.
+    A call is not recorded if it has other parameter values (functional_call, a plain tensor as weight), or
+    another dtype (autocast), or runs in training mode or inside a torch.func transform.
     """
     calls: list[Call] = []
 
@@ -65,7 +67,7 @@ def recording(layers: Mapping[nn.Module, str]) -> Iterator[list[Call]]:
             return y
         if not _plain(y, m.weight) or (x.is_floating_point() and not _plain(x, m.weight)):
             return y
-        if y._is_view():  # an in-place operation on a view would take its edge out of the graph
+        if y._is_view():  # an in-place operation on a view would remove its edge from the graph
             y = y.clone()
         calls.append(Call(m, x.detach(), x._version, _edge(y), _edge(x)))
         return y
@@ -89,17 +91,18 @@ def _edge(x: Tensor) -> GradientEdge | None:
 
 
 def eagerly() -> AbstractContextManager[Any]:
-    """Run modules compiled by torch.compile eagerly in a block, so that their layers are called."""
-    # Without torch._dynamo nothing can have been compiled, and importing it takes a second.
+    """Run modules compiled by torch.compile eagerly in this block, so that their layers are called."""
+    # Nothing is compiled before torch._dynamo is imported, and its import takes a second.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def checked_forward(
     module: nn.Module, x: Tensor, layers: Mapping[nn.Module, str], places: Tensor | None = None
 ) -> tuple[Tensor, list[Call]]:
-    """The outputs for the examples x (n, *shape), and the layer calls that reach the outputs, one per layer.
+    """Return the outputs for the examples x (n, *shape) and the layer calls that reach them, one per layer.
 
-    A UsageError is raised where the contraction of these calls would not be exact.
+    Raise a UsageError if the contraction of these calls would not be exact. places: for sequences, the mask
+    (n, T) of the positions that count.
     """
     logits, calls, structure = _forward(module, x, layers, places)
     if len(x) > 1 and structure not in _checked.setdefault(module, set()):
@@ -125,7 +128,7 @@ def _forward(
 
 
 def _reached(logits: Tensor, recorded: list[Call]) -> tuple[list[Call], list[Tensor], set[Node]]:
-    """The recorded calls that reach the outputs, in order, and the leaves and nodes that the walk meets.
+    """Return the recorded calls that reach the outputs, in order, and the leaves and nodes on the walk.
     The walk starts at the outputs and jumps from the output of a recorded call to its input."""
     outputs = {(c.output_edge.node, c.output_edge.output_nr): c for c in recorded if c.output_edge}
     reaching: set[Call] = set()
@@ -204,7 +207,7 @@ def _check_calls(calls: list[Call], n: int, layers: Mapping[nn.Module, str]) -> 
     for call in calls:
         m, name, x = call.layer, layers[call.layer], call.input
         if layers_of.count(m) > 1:
-            # The cross terms between two uses would be lost.
+            # The contraction would lose the cross terms between two calls.
             raise error(name, m, "it is called twice in one forward pass")
         if x.dim() < RULES[type(m)].axes(m) or len(x) != n:
             raise error(name, m, "the first axis of its input is not the examples")
@@ -213,7 +216,7 @@ def _check_calls(calls: list[Call], n: int, layers: Mapping[nn.Module, str]) -> 
 
 
 def _check_outputs(some: Tensor, same: Tensor) -> None:
-    """Raise a UsageError if the outputs for some examples differ from their outputs in a larger batch."""
+    """Raise a UsageError if outputs in a small batch, `some`, differ from `same`, those in a larger batch."""
     apart = (some - same).abs().nan_to_num(0.0)
     scale = same.abs().nan_to_num(0.0, 0.0, 0.0).amax()
     if bool((apart > SAME * scale).any()):
@@ -225,10 +228,10 @@ def _check_outputs(some: Tensor, same: Tensor) -> None:
 
 
 def check_functional(module: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> None:
-    """Check that torch.func can differentiate a network in the parameters of `values`, at the examples x.
+    """Raise a UsageError unless torch.func can differentiate a network in the parameters `values` at x.
 
-    It cannot if a forward pass uses a trained parameter that functional_call does not replace, because the
-    module also refers to it elsewhere, or if the outputs for an example depend on other examples.
+    It cannot if the forward pass refers to a trained parameter where functional_call does not replace it, or
+    if the outputs for an example depend on other examples.
     """
     with torch.enable_grad(), eagerly():
         outputs = functional_call(module, dict(values), (x[: 2 * FEW],))
@@ -255,9 +258,10 @@ def torch_func_errors(what: str) -> Iterator[None]:
 
 
 def _check_rows(logits: Tensor, calls: list[Call], layers: Mapping[nn.Module, str]) -> bool:
-    """Return whether every example was seen to reach one row of the output of every call.
+    """Return whether every example reaches exactly one row of every call's output.
 
-    It is an error if an example reaches two rows of an output, or if two examples reach the same row.
+    An example may reach no row, because gradients can be zero. Raise a UsageError if an example reaches two
+    rows of an output, or if two examples reach the same row.
     """
     edges = [call.output_edge for call in calls if call.output_edge is not None]
     if not edges:

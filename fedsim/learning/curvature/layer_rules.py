@@ -1,7 +1,7 @@
 """Rules of diagonal_ggn for the supported layers, and the check that refuses other layers.
 
 A rule turns the gradient of a layer's output into per-example squared gradients of the layer's parameters.
-Source: as in fedsim.learning.curvature.diagonal_ggn.
+Source: see fedsim.learning.curvature.diagonal_ggn.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Rule:
 
     `prepare(module, input)` computes the part that does not depend on the column.
     `squares(prepared, d, weight)` returns the squares for the weight (elements in order, in any shape) and
-    for the bias, both summed over n. `axes(module)` is the smallest number of axes of the input; the first
-    axis is the examples.
+    for the bias, both summed over n. `axes(module)` is the smallest number of axes of the input, including
+    the first axis, the examples.
     """
 
     axes: Callable[[Any], int]
@@ -34,34 +34,34 @@ class Rule:
 
 
 def _linear_squares(a: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """a (n, T, I), d (n, ..., O): per example g = sum_t d_t a_t', then sum_n g^2."""
+    """Return sum_n g^2 with g = sum_t d_t a_t' per example; a: (n, T, I), d: (n, ..., O)."""
     d = d.reshape(len(d), -1, weight.shape[0])
     g = torch.bmm(d.transpose(1, 2), a)
     return g.square_().sum(0), d.sum(1).square_().sum(0)
 
 
 def _conv_squares(u: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """u (n, I*kh*kw, L) from unfold, d (n, O, h, w): per example g = d u', then sum_n g^2."""
+    """Return sum_n g^2 with g = d u' per example; u: (n, I*kh*kw, L) from unfold, d: (n, O, h, w)."""
     d = d.flatten(2)
     g = torch.bmm(d, u.transpose(1, 2))
     return g.square_().sum(0), d.sum(2).square_().sum(0)
 
 
 def _channel_squares(xhat: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """xhat, d (n, C, ...): one scale and one shift per channel, summed over positions."""
+    """Return the squares of a scale and a shift per channel, shared by positions; xhat, d: (n, C, ...)."""
     n, channels = d.shape[:2]
     gamma = (d * xhat).reshape(n, channels, -1).sum(2)
     return gamma.square_().sum(0), d.reshape(n, channels, -1).sum(2).square_().sum(0)
 
 
 def _layer_norm_squares(xhat: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """xhat, d (n, ..., *weight.shape): summed over the positions that share the parameters."""
+    """Return the squares of a scale and a shift, shared by positions; xhat, d: (n, ..., *weight.shape)."""
     gamma = (d * xhat).reshape(len(d), -1, weight.numel()).sum(1)
     return gamma.square_().sum(0), d.reshape(len(d), -1, weight.numel()).sum(1).square_().sum(0)
 
 
 def _embedding_squares(ids: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """ids (n, ...), d (n, ..., D): per example g = sum of d over the positions of each id, then sum_n g^2.
+    """Return sum_n g^2 with g = the sums of d over each id's positions; ids: (n, ...), d: (n, ..., D).
     The id len(weight) is padding, whose row is not trained."""
     rows, n = len(weight) + 1, len(ids)
     keys = (torch.arange(n, device=ids.device)[:, None] * rows + ids.reshape(n, -1)).reshape(-1)
@@ -76,7 +76,7 @@ def _ids(m: nn.Embedding, x: Tensor) -> Tensor:
 
 
 def _unfold(m: nn.Conv2d, x: Tensor) -> Tensor:
-    # Module attributes are typed as tuples of any length.
+    # The cast is needed because module attributes are typed as tuples of any length.
     return F.unfold(x, m.kernel_size, m.dilation, cast("tuple[int, int]", m.padding), m.stride)
 
 
@@ -103,14 +103,14 @@ GRADIENTS_ALONE = "choose an algorithm that needs no curvature, such as fedlap"
 
 
 def error(name: str, module: nn.Module, why: str) -> UsageError:
-    """Return the one-line UsageError for a layer that is not supported, with a remedy."""
+    """Return the UsageError, one line with a remedy, for a layer that is not supported."""
     where = f"layer {name!r}" if name else "the model itself"
     out = f"freeze its parameters (--freeze) or {GRADIENTS_ALONE}"
     return UsageError(f"diagonal_ggn cannot handle {where} ({type(module).__name__}): {why}; {out}")
 
 
 def check_layers(module: nn.Module) -> dict[nn.Module, str]:
-    """Return the modules that own trained parameters, with names; UsageError if one has no exact rule."""
+    """Return modules with trained parameters and their names; raise a UsageError if one has no exact rule."""
     layers: dict[nn.Module, str] = {}
     owners: dict[int, str] = {}
     for name, m in module.named_modules():
@@ -119,7 +119,7 @@ def check_layers(module: nn.Module) -> dict[nn.Module, str]:
         own = dict(m.named_parameters(recurse=False, remove_duplicate=False))
         if not any(p.requires_grad for p in own.values()):
             continue  # frozen layers only have to pass gradients on
-        # The exact type: a subclass may compute something else from the same parameters.
+        # Exact types only: a subclass may compute something else from the same parameters.
         if type(m) not in RULES or not own.keys() <= {"weight", "bias"}:
             known = ", ".join(t.__name__ for t in RULES)
             raise error(name, m, f"parameters {sorted(own)} are not those of one of {known}")

@@ -1,8 +1,8 @@
 """Pretrained weights and low-rank adapters (LoRA) of any model.
 
 A target linear layer with weight W (O, I) becomes W x + (alpha / r) B A x. W is frozen; A (r, I) and B (O, r)
-are trained. B is 0 at the start, so that training starts from the original model. Adapters of convolutions
-and embeddings have the forms that the peft package defines.
+are trained. B is 0 at the start, so training starts from the original model. The peft package defines the
+adapters of convolutions and embeddings.
 
 Source: Hu et al. 2021, Sec. 4.1, https://arxiv.org/abs/2106.09685; https://huggingface.co/docs/peft
 (inject_adapter_in_model).
@@ -28,8 +28,7 @@ from fedsim.model_specs import Lora
 def load_weights(module: nn.Module, path: Path) -> frozenset[str]:
     """Load the tensors of a safetensors file by name; return the names of the parameters not loaded.
 
-    A parameter keeps its value if the file lacks it or has it in another shape, such as a head for other
-    classes.
+    A parameter keeps its value if the file lacks it or has it in another shape (a head for other classes).
     """
     try:
         values = load_file(path)
@@ -56,8 +55,8 @@ def load_weights(module: nn.Module, path: Path) -> frozenset[str]:
 def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, owner: str) -> nn.Module:
     """Freeze a model in place and add adapters to the layers that lora.target names.
 
-    missing: names of parameters without pretrained values. A UsageError is raised if one of them would be
-    frozen at random values. None: the model is not pretrained.
+    missing: names of parameters without pretrained values; None: the model is not pretrained. A UsageError
+    is raised if one of these parameters would be frozen at random values.
     """
     peft = needed("peft", "+lora:")
     names = [name for name, _ in module.named_modules() if name]
@@ -73,7 +72,7 @@ def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, own
         for name, _ in module.named_parameters()
         if any(_ends(name.rpartition(".")[0], text, inside=True) for text in lora.also)
     }
-    known = {name for name, _ in module.named_parameters()}  # a tied parameter has one of its names here
+    known = {name for name, _ in module.named_parameters()}  # lists a tied parameter once
     if left := sorted(known.intersection(missing or ()) - trained):
         heads = "/".join(dict.fromkeys(name.removeprefix("model.").partition(".")[0] for name in left))
         raise UsageError(
@@ -95,5 +94,5 @@ def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, own
 
 
 def _ends(name: str, text: str, inside: bool = False) -> bool:
-    """Return whether a module's name, or with `inside` an enclosing module's, ends with the text at a dot."""
+    """Return whether a dotted name ends with the parts `text`. inside: the parts may also be elsewhere."""
     return f".{name}".endswith(f".{text}") or (inside and f".{text}." in f".{name}.")

@@ -1,4 +1,4 @@
-"""Models of timm and transformers, from a name or a local folder; nothing is downloaded.
+"""Models of timm (by name) and transformers (from a local folder); nothing is downloaded.
 
     hf:FOLDER   config.json defines the model. *.safetensors in the folder are its pretrained weights; without
                 them its weights start at random. The head depends on the data and the likelihood:
@@ -11,8 +11,8 @@
 
     timm:NAME   an image classifier with C outputs and as many channels as the data have.
 
-Ids equal to the configuration's padding id are masked. The first position is never masked, so that a row of
-only padding has finite outputs. Pickled files are never read, and code in a folder is never executed
+Ids equal to the configuration's padding id are masked. The first position is never masked, so a row of only
+padding has finite outputs. Pickled files are never read, and code in a folder is never executed
 (fedsim.hub_folders). Both packages are optional extras and are imported when a model needs them.
 
 Source: https://huggingface.co/docs/transformers (auto classes), https://huggingface.co/docs/timm
@@ -34,7 +34,7 @@ from fedsim.model_specs import ModelSpec
 
 
 class TextModel(nn.Module):
-    """A transformers model of ids: from numbers (n, T) to logits (n, C) or (n, T, C)."""
+    """A transformers model that maps ids (n, T) to logits (n, C) or (n, T, C)."""
 
     def __init__(self, model: nn.Module, padding: int | None) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class TextModel(nn.Module):
 
 
 class ImageModel(nn.Module):
-    """A transformers model of images: from (n, channels, height, width) to logits (n, C)."""
+    """A transformers model that maps images (n, channels, height, width) to logits (n, C)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class ImageModel(nn.Module):
 def library_model(
     spec: ModelSpec, shape: Shape, classes: int, likelihood: str
 ) -> tuple[nn.Module, frozenset[str] | None]:
-    """Build a library's model; also return which parameters have no pretrained values (None: all)."""
+    """Build a library's model; also return its parameters without pretrained values by name (None: all)."""
     with _complaints(spec.base):
         return (_timm if spec.library == "timm" else _transformers)(spec, shape, classes, likelihood)
 

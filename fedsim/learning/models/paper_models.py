@@ -1,6 +1,6 @@
 """The networks of the papers, built for the shape of a data set (fedsim.learning.models.registry).
 
-Short names of papers: v1/v2 = Federated ADMM from Bayesian Duality (arXiv:2506.13150);
+Short names of the papers: v1/v2 = Federated ADMM from Bayesian Duality (arXiv:2506.13150);
 FedLap = Connecting Federated ADMM to Bayes (arXiv:2501.17325); Gaussian product = arXiv:2102.01936v1.
 tff_models has the networks of FedPA.
 """
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 def image(name: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
-    """`shape` as (channels, height, width)."""
+    """Return `shape` as (channels, height, width); raise a UsageError if an image is too small."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise UsageError(
             f"model {name!r} cannot take inputs of shape {shape}: it needs (channels, height, "
@@ -32,7 +32,7 @@ def image(name: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
 
 
 def logistic(bias: bool) -> Callable[[Shape, int], nn.Module]:
-    """A builder of logistic regression from zero weights; without bias, bayes-admm's LinearModel (L8-21)."""
+    """Return a builder of logistic regression with zero weights (no bias: bayes-admm LinearModel, L8-21)."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
         out = nn.Linear(math.prod(shape), classes, bias=bias)
@@ -44,7 +44,7 @@ def logistic(bias: bool) -> Callable[[Shape, int], nn.Module]:
 
 
 def mlp(hidden: tuple[int, ...], activation: type[nn.Module]) -> Callable[[Shape, int], nn.Module]:
-    """A builder of d - hidden... - classes with one activation after each hidden layer."""
+    """Return a builder of d - hidden... - classes with one activation after each hidden layer."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
         layers = OrderedDict[str, nn.Module](flatten=nn.Flatten())
@@ -60,7 +60,7 @@ def mlp(hidden: tuple[int, ...], activation: type[nn.Module]) -> Callable[[Shape
 
 
 def cnn_zenke(shape: Shape, classes: int) -> nn.Module:
-    """Two blocks conv3x3 (pad 1) - conv3x3 - pool - dropout, then FC 512 (bayes-admm CifarNet)."""
+    """Build two blocks conv3x3 (pad 1) - conv3x3 - pool - dropout, then FC 512 (bayes-admm CifarNet)."""
     channels, *sides = image("cnn_zenke", shape, smallest=10)
     # In each block the unpadded convolution removes 2 pixels; the pool halves the side, rounding down.
     height, width = (((side - 2) // 2 - 2) // 2 for side in sides)
@@ -90,7 +90,7 @@ def cnn_zenke(shape: Shape, classes: int) -> nn.Module:
 def _two_conv5(
     name: str, shape: Shape, classes: int, convs: tuple[int, int], dense: tuple[int, ...]
 ) -> nn.Module:
-    """Two blocks conv5x5 (no padding) - ReLU - max pool 2, then dense layers with ReLU."""
+    """Build two blocks conv5x5 (no padding) - ReLU - max pool 2, then dense layers with ReLU."""
     channels, *sides = image(name, shape, smallest=16)
     height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
     layers = OrderedDict[str, nn.Module](
@@ -112,20 +112,20 @@ def _two_conv5(
 
 
 def cnn_acar(shape: Shape, classes: int) -> nn.Module:
-    """conv5x5 64, conv5x5 64, FC 384-192 (FedDyn's CIFAR CNN; bayes-admm FedDynCifarCNN)."""
+    """Build conv5x5 64, conv5x5 64, FC 384-192 (FedDyn's CIFAR CNN; bayes-admm FedDynCifarCNN)."""
     return _two_conv5("cnn_acar", shape, classes, convs=(64, 64), dense=(384, 192))
 
 
 def cnn_mcmahan(shape: Shape, classes: int) -> nn.Module:
-    """conv5x5 32, conv5x5 64, FC 512, without padding (Gaussian-product code, CIFAR)."""
+    """Build conv5x5 32, conv5x5 64, FC 512, without padding (Gaussian-product code, CIFAR)."""
     return _two_conv5("cnn_mcmahan", shape, classes, convs=(32, 64), dense=(512,))
 
 
 class _ResidualBlock(nn.Module):
     """conv3x3 - GroupNorm - ReLU - conv3x3 - GroupNorm, plus the shortcut, then ReLU.
 
-    The shortcut is option A of He et al. (2016): the identity, or, where the block halves the image, every
-    second pixel. New channels are filled with zeros, half before and half after the old channels.
+    The shortcut is option A of He et al. (2016): the identity, or every second pixel if the block halves the
+    image. New channels are filled with zeros, half before and half after the old channels.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -138,7 +138,7 @@ class _ResidualBlock(nn.Module):
         self.extra = (outputs - inputs) // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, inputs, h, w) -> (n, outputs, ceil(h / stride), ceil(w / stride))."""
+        """Map (n, inputs, h, w) to (n, outputs, ceil(h / stride), ceil(w / stride))."""
         out = torch.relu(self.norm1(self.conv1(x)))
         out = self.norm2(self.conv2(out))
         skip = x[:, :, :: self.stride, :: self.stride]
@@ -148,7 +148,7 @@ class _ResidualBlock(nn.Module):
 
 
 def resnet20(shape: Shape, classes: int) -> nn.Module:
-    """ResNet-20, widths 16/32/64, 3 blocks each, GroupNorm with 2 groups (v2, bayes-admm L202-290).
+    """Build ResNet-20, widths 16/32/64, 3 blocks each, GroupNorm with 2 groups (v2, bayes-admm L202-290).
 
     The weights of the convolutions and of the dense layer are initialised by kaiming_normal_; the dense
     layer's bias keeps its default.

@@ -1,14 +1,14 @@
 """Models by name.
 
-Every model maps a float32 batch (n, *shape) to outputs (n, classes); a sequence model maps ids
-(n, T), exact in float32, to (n, T, classes). Dense models flatten their inputs, so a table (42,)
-and an image (1, 28, 28) both fit; convolutional models take (channels, height, width) of any size
-that leaves at least one pixel before the first dense layer.
+Every model maps a float32 batch (n, *shape) to outputs (n, classes). A sequence model maps ids (n, T), whole
+numbers in float32, to outputs (n, T, classes). Dense models flatten their inputs, so a table (42,) and an
+image (1, 28, 28) both fit. Convolutional models take (channels, height, width) of any size that leaves at
+least one pixel before the first dense layer.
 
 Initial weights are PyTorch's defaults unless a model's docstring says otherwise. They are drawn from torch's
-global generator, layer by layer in the order of the forward pass: `torch.manual_seed(seed)` and then
-`build_model` gives the initial weights of the released code (bayes-admm `models.py`, `train.py` L195-225).
-No activation works in place, so that hooks may record layer outputs.
+global generator, layer by layer in the order of the forward pass. `torch.manual_seed(seed)` followed by
+`build_model` thus gives the initial weights of the released code (bayes-admm `models.py`, `train.py`
+L195-225). No activation works in place, so hooks may record layer outputs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def build_model(name: str, shape: Shape, classes: int, likelihood: str = "catego
     if not is_model_spec(name):
         return _base(ModelSpec(name), shape, classes, likelihood)[0]
     spec = ModelSpec.parse(name)
-    spec.files()  # first, so that missing files are reported before anything is built
+    spec.files()  # reports missing files before anything is built
     module, missing = _base(spec, shape, classes, likelihood)
     if spec.weights:
         missing = load_weights(module, Path(spec.weights).expanduser())
@@ -78,7 +78,7 @@ def build_model(name: str, shape: Shape, classes: int, likelihood: str = "catego
 def _base(
     spec: ModelSpec, shape: Shape, classes: int, likelihood: str
 ) -> tuple[nn.Module, frozenset[str] | None]:
-    """Build a model without the parts after a + in its name.
+    """Build a model without the weights and adapters that its name may add after a +.
     Also return the names of parameters without pretrained values (None: the model is not pretrained)."""
     name = spec.base
     if name not in MODELS and not plugins.is_spec(name) and not spec.library:
@@ -105,9 +105,9 @@ def _base(
 
 def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.Module:
     """Build a module with the callable NAME(shape, classes) of a user's file.
-    It is tried on two blank examples, for which it must return a tensor of the `expected` shape."""
+    For two blank examples, the module must return a tensor of the `expected` shape."""
     owner = f"--model {plugins.short(spec)}"
-    with torch.random.fork_rng(devices=[]):  # executing the file (only the first time) may draw
+    with torch.random.fork_rng(devices=[]):  # executing the file may draw random numbers
         build = plugins.load(spec, "--model")
     if not callable(build) or isinstance(build, nn.Module):
         raise UsageError(
@@ -148,7 +148,7 @@ def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.M
 
 
 def network_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:
-    """The network of an experiment, on flat buffers, with its initial weights."""
+    """Return the network of an experiment, on flat buffers, with its initial weights."""
     shape = tuple(dataset.train_inputs.shape[1:])
     with seeded_torch(experiment.seed):
         module = build_model(experiment.model, shape, dataset.classes, dataset.likelihood)

@@ -1,8 +1,8 @@
-"""The networks of the FedPA paper (arXiv:2010.05273), which are those of Reddi et al. (arXiv:2003.00295).
+"""The networks of the FedPA paper (arXiv:2010.05273), taken there from Reddi et al. (arXiv:2003.00295).
 
 Sources: TensorFlow Federated (TFF) `simulation/baselines` and google-research/federated `utils/models`.
-Layers, sizes and initialisation follow them, but Keras' normal draws are not truncated. The fourth network,
-`logistic_bias` for tags, is in paper_models. fedsim.learning.models.registry says what a model is.
+Layers, sizes and initialisation follow these sources, but normal draws are not truncated, unlike in Keras.
+The paper's fourth network, `logistic_bias` for tags, is in paper_models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedsim.learning.models.paper_models import Shape, image
 
 
 def cnn_emnist(shape: Shape, classes: int) -> nn.Module:
-    """conv3x3 32, conv3x3 64, max pool, FC 128, with dropout (FedPA; TFF create_conv_dropout_model).
+    """Build conv3x3 32, conv3x3 64, max pool, FC 128, with dropout (FedPA; TFF create_conv_dropout_model).
 
     Weights are Glorot-normal, biases zero.
     """
@@ -47,12 +47,12 @@ def cnn_emnist(shape: Shape, classes: int) -> nn.Module:
 
 
 def _norm(channels: int) -> nn.Module:
-    """GroupNorm with 2 groups, the former default of TensorFlow Addons."""
+    """Return GroupNorm with 2 groups, the former default of TensorFlow Addons."""
     return nn.GroupNorm(2, channels, eps=1e-3)
 
 
 class _PreActivationBlock(nn.Module):
-    """Twice GroupNorm - ReLU - conv3x3, plus a shortcut (He et al. 2016b); `bare` omits the first two layers.
+    """Twice GroupNorm - ReLU - conv3x3, plus a shortcut (He et al. 2016b). bare: omit the first two layers.
 
     Where the number of channels changes, the shortcut is a conv1x1 and a GroupNorm.
     """
@@ -68,21 +68,21 @@ class _PreActivationBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), _norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, inputs, h, w) -> (n, outputs, h, w)."""
+        """Map (n, inputs, h, w) to (n, outputs, h, w)."""
         residual, skip = self.conv2(self.norm2(self.conv1(self.norm1(x)))), self.shortcut(x)
         total: Tensor = residual + skip
         return total
 
 
 def resnet18_gn(shape: Shape, classes: int) -> nn.Module:
-    """ResNet-18 with GroupNorm of 2 groups, as released for CIFAR-100 (Reddi et al. 2021, FedPA).
+    """Build ResNet-18 with GroupNorm of 2 groups, as released for CIFAR-100 (Reddi et al. 2021, FedPA).
 
-    This is not the usual CIFAR variant: a conv7x7 and a 3x3 max pool, both of stride 2, then 2 blocks each of
-    64, 128, 256 and 512 channels, all of stride 1, so that a 32x32 image is 8x8 in all blocks. Convolutions
-    are initialised He-normal, the last layer from N(0, 0.01^2) with zero bias.
+    Unlike the usual CIFAR variant, it begins with a conv7x7 and a 3x3 max pool, both of stride 2. Then come 2
+    blocks each of 64, 128, 256 and 512 channels, all of stride 1, so a 32x32 image is 8x8 in all blocks.
+    Convolutions are initialised He-normal, the last layer from N(0, 0.01^2) with zero bias.
 
     Differs: TFF pads strided layers on one side, this network on both. TFF has an L2 penalty of 1e-4 on the
-    weights, which is left to the algorithm here. TFF's images are cropped and standardised.
+    weights; here the algorithm chooses the penalty. TFF's images are cropped and standardised.
     """
     channels, _, _ = image("resnet18_gn", shape)
     layers = OrderedDict[str, nn.Module](
@@ -114,8 +114,8 @@ def resnet18_gn(shape: Shape, classes: int) -> nn.Module:
 class _WordModel(nn.Module):
     """Embedding - LSTM - dense to the embedding's width - dense to the vocabulary.
 
-    The LSTM's bias is the weight of a constant input 1. PyTorch's LSTM has two biases where one is needed,
-    and the second would cost bytes on the wire.
+    The LSTM's bias is the weight of a constant input 1. PyTorch's own LSTM has a second, redundant bias,
+    which would cost bytes on the wire.
     """
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
@@ -129,14 +129,14 @@ class _WordModel(nn.Module):
         nn.init.normal_(kernel, std=math.sqrt(2 / embedding))
         with torch.no_grad():
             kernel[:, -1] = 0
-            kernel[hidden : 2 * hidden, -1] = 1  # gates are in the order input, forget, cell, output
+            kernel[hidden : 2 * hidden, -1] = 1  # the order of gates is input, forget, cell, output
         nn.init.orthogonal_(recurrent)
         for layer in (self.dense, self.out):
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(n, T) ids -> (n, T, vocabulary) logits of the next id."""
+        """Map ids (n, T) to the logits of the next id (n, T, vocabulary)."""
         x = self.embed(ids.long())
         states, _ = self.lstm(torch.cat([x, torch.ones_like(x[..., :1])], dim=-1))
         logits: Tensor = self.out(self.dense(states))
@@ -144,9 +144,9 @@ class _WordModel(nn.Module):
 
 
 def lstm(shape: Shape, classes: int) -> nn.Module:
-    """Embedding 96, LSTM 670, dense 96 (FedPA; TFF create_recurrent_model), with its initialisation.
+    """Build embedding 96, LSTM 670, dense 96 (FedPA; TFF create_recurrent_model), with TFF's initialisation.
 
-    Differs: TFF skips padded positions. They are last and have no loss, so this does not change the result.
+    Differs: TFF skips padded positions. They are last and have no loss, so the result is the same.
     """
     if len(shape) != 1:
         raise UsageError(f"model 'lstm' cannot take inputs of shape {shape}: it needs rows of word ids, (T,)")

@@ -1,4 +1,4 @@
-"""Local solvers as pure functions: first-order, IVON, VON, IASG sampling; and server optimisers."""
+"""Local solvers (first-order, IVON, VON, sampling) and server optimisers, as pure functions."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fedsim.learning.shards import Shard
 
 Step = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""A training step: function of a batch's inputs and targets that returns losses (0-d). Each loss is a mean
-over the batch; the mean of these losses is the loss of the batch."""
+"""A training step: a function from a batch's inputs and targets to one or more losses (0-d). Each loss is a
+mean over the batch, and the loss of the batch is the mean of these losses."""
 
 
 class Epochs(Protocol):
@@ -34,14 +34,14 @@ class Epochs(Protocol):
 
 
 def batches(how: Epochs, examples: int) -> int:
-    """The number of batches, at least 1, of one pass over N_k = `examples` examples."""
+    """Return the number of batches, at least 1, of one pass over N_k = `examples` examples."""
     if how.drop_last:
         return max(examples // how.batch_size, 1)
     return -(-examples // how.batch_size)
 
 
 def rows_in_use(how: Epochs, examples: int) -> int:
-    """The number of examples in the batches of one pass."""
+    """Return the number of examples in the batches of one pass."""
     return min(batches(how, examples) * how.batch_size, examples)
 
 
@@ -58,12 +58,12 @@ def run_epochs(
 ) -> float:
     """Call `step` for every batch of `how.epochs` epochs; return the mean loss of the last epoch.
 
-    The short last batch of an epoch is kept (as in the released code), unless `how.drop_last`. The order is
-    drawn from the part "batches" of rng, the network's own draws from its part "dropout".
+    The short last batch of an epoch is kept, as in the released code, unless `how.drop_last`. rng's stream
+    "batches" draws the order of the examples, and its stream "dropout" seeds the network's random draws.
 
     Args:
-        constants: All Python numbers that `step` uses. Steps with equal constants are recorded once for all
-            tasks, if the network has recordings. Every tensor that `step` reads or writes, except its
+        constants: All Python numbers that `step` uses. If the network has recordings, steps with equal
+            constants are recorded once for all tasks. Every tensor that `step` reads or writes, except its
             arguments, must belong to the network or be held by it (Net.hold).
         refused: The reason why the steps cannot be recorded; "" if they can.
         dtype: The dtype in which the losses are added up.
@@ -111,7 +111,7 @@ def _recorded(
     dtype: torch.dtype,
     constants: Hashable,
 ) -> float:
-    """Run recorded steps: the device selects rows from position t of the task's order and advances t."""
+    """Run recorded steps. The device takes rows from position `place` of the order and advances `place`."""
     device, size, used = shard.net.device, how.batch_size, rows_in_use(how, shard.size)
     orders = torch.cat([torch.randperm(shard.size, generator=order)[:used] for _ in range(how.epochs)])
     rows = recordings.hold_rows("order", orders.pin_memory() if device.type == "cuda" else orders)

@@ -23,7 +23,7 @@ from fedsim.seeds import RandomStream
 
 
 def decayed(lr: float, decay: float, round: int) -> float:
-    """The learning rate of a round, lr * decay^(round-1)."""
+    """Return the learning rate of a round, lr * decay^(round-1)."""
     return lr * decay ** max(round - 1, 0)
 
 
@@ -31,9 +31,9 @@ def decayed(lr: float, decay: float, round: int) -> float:
 class LocalTraining:
     """Settings of local training. Adam has default betas and eps, as in the papers' released code.
 
-    optimiser: 'exact' is the minimiser in closed form, for clients whose loss is quadratic.
-    carry: each client keeps Adam's moments and step count between rounds (as in the released code; needed
-    for the published numbers); false resets them at every task.
+    optimiser: 'exact' computes the minimiser in closed form, for clients whose loss is quadratic.
+    carry: if true, each client keeps Adam's moments and step count between rounds, as in the released code.
+    The published numbers need this.
     clip: largest norm of the whole gradient, penalties included (as in the released code); 0: no limit.
     decay: the learning rate in round r is lr * decay^(r-1).
 
@@ -62,7 +62,7 @@ class LocalTraining:
         return replace(self, lr=decayed(self.lr, self.decay, round))
 
     def steps(self, examples: int) -> int:
-        """The number of gradient steps of one local training on N_k = `examples`."""
+        """Return the number of gradient steps of one local training on N_k = `examples`."""
         return self.epochs * batches(self, examples)
 
 
@@ -127,23 +127,24 @@ def minimise(
     """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
 
     The solution is the weights (P,). Its loss is the mean of the last epoch, without penalties. `round`
-    determines the learning rate. watch: function called with every batch's inputs and targets before the
-    step; net.grads is then the gradient of the batch's (weighted) mean loss without penalties. The function
-    must not change net.weights or net.grads. smoothing: replaces the loss by its expectation under a Gaussian
-    around the weights; a quadratic loss keeps its minimiser.
+    determines the learning rate. `moments` is used only if `how.carry`. On a QuadraticShard, 'sgd' takes as
+    many steps as there are batches, each with the exact gradient.
 
-    weight: 1 is the scale of the mean loss, N_k the scale of the summed loss l_k(w) of the papers. Adam uses
-    the gradient of the objective; SGD divides it by `weight` before clipping, so that the step size means the
-    same on both scales (as in the released code). `moments` is used only if `how.carry`.
+    watch: function called with every batch's inputs and targets before the step. net.grads is then the
+    gradient of the batch's (weighted) mean loss without penalties. The function must not change net.weights
+    or net.grads. smoothing: replaces the loss by its expectation under a Gaussian around the weights, which
+    does not move the minimiser of a quadratic loss.
 
-    On a QuadraticShard 'sgd' takes as many steps as there are batches, each with the exact gradient.
+    weight: 1 is the scale of the mean loss, N_k the scale of the papers' summed loss l_k(w). Adam uses the
+    gradient of the objective. SGD divides this gradient by `weight` before clipping, as in the released code,
+    so a learning rate has the same effect on both scales.
 
-    memory_gradient: 'batch' adds the gradient of all points of `term` at every minibatch; 'epoch' adds that
-    of a random part, so that every point is used once per epoch (FunctionTerm.divided).
+    memory_gradient: at every minibatch, 'batch' adds the gradient of all points of `term`; 'epoch' adds the
+    gradient of a random part, so every point is used once per epoch (FunctionTerm.divided).
 
-    tolerance: training stops after an epoch if the gradient of the objective (without a function term) over
-    all examples, in evaluation mode, has a norm of at most `tolerance` times its norm at `start`; 0: no
-    check. A check costs a pass over the examples. With it, info has the number of `epochs`.
+    tolerance: training stops after an epoch whose final gradient norm is at most `tolerance` times the norm
+    at `start`; 0: no check. The gradient is that of the objective without a function term, over all examples
+    in evaluation mode, so a check costs a pass over the examples. info then has the number of `epochs`.
 
     Raises:
         UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic, or 'adam' and it is.
@@ -220,7 +221,7 @@ def minimise(
 
 
 class _Criterion:
-    """A stopping criterion: counts epochs and checks after each if the objective's gradient is small."""
+    """A stopping criterion that counts epochs and checks after each if the objective's gradient is small."""
 
     def __init__(
         self,
@@ -250,7 +251,7 @@ class _Criterion:
         for penalty in self.penalties:
             penalty.add_gradient(self.weights, gradient)
         if isinstance(self.shard, Shard):
-            self.shard.net.train()  # it was in evaluation mode for the gradient
+            self.shard.net.train()  # Shard.gradient sets evaluation mode
         return float(torch.linalg.vector_norm(gradient))
 
 
@@ -269,7 +270,7 @@ def _quadratic_sgd(
     penalties: tuple[Penalty, ...],
     tolerance: float,
 ) -> LocalFit[Tensor, Moments]:
-    """SGD with the exact gradient in every step; `how` has this round's learning rate."""
+    """Run SGD with the exact gradient in every step; `how` has this round's learning rate."""
     w = start.to(shard.linear).clone()
     step, factors = _sgd(w, how), tuple(p.to(w) for p in penalties)
     criterion = _Criterion(shard, w, weight, factors, tolerance, how.epochs) if tolerance else None
@@ -308,10 +309,10 @@ def corrected_sgd(
     constant: Tensor,
     anchor: Tensor | None = None,
 ) -> LocalFit[Tensor, None]:
-    """y <- y - eta [ share (grad f(y; z) - grad f(anchor; z)) + constant ] over all batches, from `start`.
+    """Take the steps y <- y - eta [ share (grad f(y; z) - grad f(anchor; z)) + constant ] from y = `start`.
 
-    Without an anchor, grad f(anchor; z) is left out. The solution is y (P,); its loss is the mean of the last
-    epoch. On a QuadraticShard an epoch is one step with exact gradients.
+    z runs over the batches. Without an anchor, grad f(anchor; z) is left out. The solution is y (P,); its
+    loss is the mean of the last epoch. On a QuadraticShard an epoch is one step with exact gradients.
     """
     y, lr = start.clone(), decayed(how.lr, how.decay, round)
     if isinstance(shard, QuadraticShard):
@@ -374,7 +375,7 @@ class _adam:
         self.weights, self.lr, self.net = weights, how.lr, net
         if carried is None:
             first, second = torch.zeros_like(weights), torch.zeros_like(weights)
-        else:  # the kernel works in place and a task must not change its arguments
+        else:  # the kernel works in place, but a task must not change its arguments
             first, second = owned(carried.first), owned(carried.second)
         self.before = carried.steps if carried else 0
         steps = torch.tensor(float(self.before), device=weights.device)
@@ -403,7 +404,7 @@ class _adam:
         )
 
     def moments(self, taken: int) -> Moments:
-        """The moments after `taken` steps."""
+        """Return the moments after `taken` steps."""
         first, second = (self.net.owned_copy(m) if self.net else m for m in (self.first, self.second))
         return Moments(first, second, self.before + taken)
 

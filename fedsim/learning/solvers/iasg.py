@@ -26,14 +26,14 @@ from fedsim.seeds import RandomStream
 class Sampling:
     """Settings of iterate-averaged stochastic-gradient sampling (IASG), one chain per local training.
 
-    The chain takes `burn_in` SGD steps. Then each of `samples` samples is the mean of `steps_per_sample`
-    iterates. The learning rate is constant; momentum continues along the chain and is reset after it.
-    steps_per_sample: "epoch" is one sample per local epoch (Sec. 5.1: FedPA-ME), ceil(N_k / batch_size)
-    steps, so that clients with more examples take more steps, as in FedAvg. By default there is no burn-in
-    within a round (footnote 11); fedpa's burn_in_rounds are rounds of FedAvg instead.
+    The chain takes `burn_in` SGD steps and then draws `samples` samples, each the mean of `steps_per_sample`
+    iterates. The learning rate is constant along the chain. Momentum is reset after the chain.
+    burn_in: 0 by default, as in footnote 11; fedpa's burn_in_rounds are rounds of FedAvg instead.
+    steps_per_sample: "epoch" means one sample per local epoch of ceil(N_k / batch_size) steps (Sec. 5.1:
+    FedPA-ME). Clients with more examples then take more steps, as in FedAvg.
     batches: "independent" draws every batch anew, without replacement within the batch, as in the released
-    JAX library; "epochs" uses shuffled epochs, as in the TFF code. The noise of an epoch nearly cancels, so
-    samples that average one have an eighth of the posterior's spread (docs/results/fedpa_figures_3_4.md).
+    JAX library. "epochs" uses shuffled epochs, as in the TFF code. Gradient noise nearly cancels over an
+    epoch, so the mean of one has an eighth of the posterior's spread (docs/results/fedpa_figures_3_4.md).
     decay: the learning rate in round r is lr * decay^(r-1).
     """
 
@@ -53,7 +53,7 @@ class Sampling:
     decay: Decay = 1.0
 
     def length(self, size: int) -> int:
-        """The steps per sample of a client with `size` examples."""
+        """Return the number of steps per sample of a client with `size` examples."""
         return -(-size // self.batch_size) if self.steps_per_sample == "epoch" else self.steps_per_sample
 
 
@@ -68,10 +68,10 @@ class Chain:
 def iasg(
     shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: RandomStream, round: int
 ) -> LocalFit[Chain, None]:
-    """Draw iterate-averaged stochastic-gradient samples of exp(-lbar_k) from `start` (P,), by Algorithm 4.
+    """Draw iterate-averaged samples of exp(-mean loss) by Algorithm 4, on a chain from `start` (P,).
 
-    The loss is the mean along the chain; `round` determines the learning rate. On a QuadraticShard the
-    gradients are exact, so that the chain is gradient descent.
+    The fit's loss is the mean along the chain. `round` determines the learning rate. On a QuadraticShard the
+    gradients are exact, so the chain is gradient descent.
     """
     weights = start.clone()
     velocity = torch.zeros_like(weights)
@@ -94,14 +94,14 @@ def iasg(
 def _gradients(
     shard: Shard | QuadraticShard, weights: Tensor, how: Sampling, rng: RandomStream
 ) -> Iterator[tuple[Tensor, float]]:
-    """Yield gradient and mean loss at `weights` without end; the caller changes `weights` in place."""
+    """Yield gradient and mean loss at `weights`, without end; the caller changes `weights` in place."""
     if isinstance(shard, QuadraticShard):
         while True:
             yield shard.gradient(weights) / shard.size, shard.loss(weights)
     order, net = rng.torch("batches"), shard.net
     net.refuse("IASG adds up the loss of every step")
     while True:
-        # the first batch of an epoch in new random order is an independent draw
+        # the first batch of a newly shuffled epoch is an independent draw
         epoch = shard.batches(how.batch_size, order)
         for inputs, targets in islice(epoch, 1) if how.batches == "independent" else epoch:
             net.load(weights)
@@ -111,12 +111,13 @@ def _gradients(
 
 
 def posterior_delta(start: Tensor, samples: Tensor, shrinkage: float) -> Tensor:
-    """Delta = Sigma^-1 (x_0 - xbar) of samples (l, P), (P,) float64; l = 1 is FedAvg's x_0 - x_1.
+    """Return Delta = Sigma^-1 (x_0 - xbar), (P,) float64, from x_0 = `start` and the samples x_1..x_l (l, P).
 
         Sigma = r I + (1 - r) Cov(x_1..x_l; divisor l-1),   r = 1 / (1 + (l-1) rho)        (Eq. 10)
 
-    rho is `shrinkage`. Sigma = (I + rho Z'Z) / s, where Z has the rows x_i - xbar and s = 1 + (l-1) rho. One
-    product of (l, P) with (P, l) and an l x l solve therefore give the result of Appendix C's recurrence:
+    rho is `shrinkage`; l = 1 gives FedAvg's x_0 - x_1. Let Z have the rows x_i - xbar and s = 1 + (l-1) rho.
+    Then Sigma = (I + rho Z'Z) / s. A product of (l, P) with (P, l) and an l x l solve replace the recurrence
+    of Appendix C:
 
         Delta = s [ r_0 - rho Z' (I + rho Z Z')^-1 Z r_0 ],   r_0 = x_0 - xbar
     """

@@ -1,26 +1,26 @@
 """A client's variational local solver: IVON on flat vectors, with duals and one prior per coordinate.
 
-Algorithm 2 of Federated ADMM from Bayesian Duality (arXiv:2506.13150). It minimises over
-q = N(m, diag sigma^2)
+Algorithm 2 of Federated ADMM from Bayesian Duality (arXiv:2506.13150) minimises over q = N(m, diag sigma^2)
 
     F(q) = lambda E_q[ lbar(th) + v'th - 1/2 th'diag(u)th ] + KL( q || N(m_p, 1/s_p) )
 
 with lbar the mean loss in nats per example, lambda the effective sample size, and v and u the duals' shift
-and precision. d = s_p / lambda is the prior's precision in the units of the curvature h of lbar; q has the
-precision 1/sigma^2 = lambda (h + d). Without duals and with a prior N(0, 1/s), the results are those of the
-package ivon-opt, bit for bit (docs/decisions/008).
+and precision. h is the curvature of lbar, and d = s_p / lambda is the prior's precision in the units of h.
+The precision of q is 1/sigma^2 = lambda (h + d). Without duals and with a prior N(0, 1/s), the package
+ivon-opt gives the same bits (docs/decisions/008-own-ivon.md).
 
 Generalised variational inference (FedGVI, arXiv:2502.00846) replaces lbar by another loss, and the KL and the
 duals by D_alpha(q || p). The cavity p is N(m_p, 1/s_p) divided by the dual.
 
     D_alpha(q || p) = log( int q^alpha p^(1-alpha) ) / (alpha (alpha - 1)),    the KL(q || p) for alpha -> 1
 
-Let q and p be diagonal Gaussians with precisions s and s_c, and let r = s_c (m - m_c) be the gradient of
--log p at m. D_alpha plus an expected loss with gradient g and curvature H is stationary where
+Let q and p be diagonal Gaussians with means m and m_c and precisions s and s_c. Let r = s_c (m - m_c) be the
+gradient of -log p at m. D_alpha plus an expected loss with gradient g and curvature H is stationary where
 
     0 = g + w r ;   s = alpha H + w s_c + alpha (alpha - 1) (w r)^2 ;   w = 1 / (alpha + (1 - alpha) s_c / s)
 
-Every step moves towards this point. s_c/s is capped at 1: D_alpha is infinite for s_c/s >= alpha/(alpha - 1).
+Every step moves q towards this point. s_c/s is capped at 1, because D_alpha is infinite for
+s_c/s >= alpha/(alpha - 1).
 
 Differs: line 6 divides the momentum by 1 - beta1^t, as ivon-opt and the paper's released code do; Algorithm 2
 as printed does not.
@@ -50,7 +50,7 @@ from fedsim.learning.solvers.epochs import batches, run_epochs
 from fedsim.seeds import RandomStream
 
 GENERALISED = 100
-"""Number of iterations from the solution with the KL to the solution with D_alpha, for a quadratic loss."""
+"""Number of fixed-point iterations for D_alpha with a quadratic loss, from the solution with the KL."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class IvonTraining:
 
     The released configurations have other values of lr, h0 and beta2.
     lr: factor of the natural gradient, which is in units of the weights; 1 is a Newton step.
-    h0: curvature of the mean loss, in nats per squared unit of weight, assumed at the start of the
-    first local training; later ones start at h = 0, so at the prior's precision, as in the released code.
+    h0: curvature of the mean loss, in nats per squared unit of weight, assumed at the start of the first
+    local training. Later ones start at h = 0, so at the prior's precision, as in the released code.
     samples: Monte-Carlo samples of the weights per step.
-    carry: each client keeps momentum and step count between rounds, as in the released code; false: reset.
+    carry: if true, each client keeps momentum and step count between rounds, as in the released code.
     cosine_rounds: number of rounds over which lr falls to 0 along half a cosine; 0: lr is constant.
     noise: the tasks that share random numbers (samples, batch order, dropout). 'independent': none.
     'common': all clients in all rounds, as in the released code, which reseeds torch before every client's
     training. 'common_per_round': all clients of a round (docs/recipes/ivon_noise.toml measures the effect).
-    optimiser: 'exact' is the minimiser in closed form, for clients whose loss is quadratic.
+    optimiser: 'exact' computes the minimiser in closed form, for clients whose loss is quadratic.
     """
 
     epochs: Epochs = 5
@@ -96,14 +96,14 @@ class IvonTraining:
     drop_last: DropLast = False
 
     def stream(self, task: RandomStream) -> RandomStream:
-        """The random stream of a task's training, according to `noise`."""
+        """Return the random stream of a task's training, according to `noise`."""
         if self.noise == "independent":
             return task
         round = task.round if self.noise == "common_per_round" else 0
         return RandomStream(task.seed, f"{task.purpose} of all clients", round)
 
     def lr_in(self, round: int) -> float:
-        """The learning rate of a round (the first is 1): CosineAnnealingLR stepped once per round, then 0."""
+        """Return the learning rate of round 1, 2, ...: CosineAnnealingLR with a step per round, then 0."""
         if not self.cosine_rounds:
             return self.lr
         done = min((round - 1) / self.cosine_rounds, 1.0)
@@ -120,16 +120,16 @@ class IvonMoments:
 
 @dataclass(frozen=True)
 class MeanPrecision:
-    """A diagonal Gaussian, by mean (P,) and precision (P,), both in the dtype of the weights."""
+    """A diagonal Gaussian: its mean (P,) and precision (P,), both in the dtype of the weights."""
 
     mean: Tensor
     precision: Tensor
 
 
 IvonFit = LocalFit[MeanPrecision, IvonMoments]
-"""The result of `ivon`. loss: the average over the last epoch at the sampled weights ('exact': the loss at
-q's mean), without prior and duals. info: `moved`, how much of its way to a stationary point h has covered, as
-a fraction: 1 - beta2^steps."""
+"""The result of `ivon`. loss: the average over the last epoch at the sampled weights, or for 'exact' the loss
+at q's mean; without prior and duals. info: `moved` = 1 - beta2^steps, the fraction of its distance to a
+stationary point that h has covered."""
 
 
 def ivon(
@@ -150,10 +150,9 @@ def ivon(
 ) -> IvonFit:
     """Minimise F from the mean `start` (P,) and the precision ess * (h0 + d); h0 None means h = 0.
 
-    prior_mean: m_p, (P,). prior_precision: s_p, (P,). ess: lambda. dual: diagonal factor with F's shift v
-    and precision u; -log dual is subtracted from the mean loss, so that u lowers the curvature. moments: used
-    only if `how.carry`. loss: replaces lbar, in the result's loss as well.
-    alpha: the parameter of the divergence D_alpha.
+    prior_mean: m_p, (P,). prior_precision: s_p, (P,). ess: lambda. dual: diagonal factor with F's shift v and
+    precision u. F adds log dual to the mean loss, so u lowers the curvature. moments: used only if
+    `how.carry`. loss: replaces lbar, also in the fit's loss. alpha: the parameter of D_alpha.
 
     Raises:
         UsageError: if the optimiser does not fit the client's loss, or `loss` does not fit the targets.
@@ -210,17 +209,16 @@ def ivon(
 
 
 class _Ivon:
-    """The state of Algorithm 2. One step: `sample` and `accumulate` any number of times, then `step`.
+    """The state of Algorithm 2. For every weight sample call `sample`, then `accumulate`; then call `step`.
 
-    The state works in place on its own copies, with the dtype and device of `start`. The operations have
-    the order of ivon-opt and are not fused, so that every rounding agrees.
+    The methods work in place on copies with the dtype and device of `start`. Operations are in the order of
+    ivon-opt and not fused, so that every rounding agrees. The network holds all tensors (Net.hold), so that
+    steps can be recorded (fedsim.learning.recordings).
 
-    All tensors are held by the network (Net.hold), so that steps can be recorded (learning/recordings.py).
-
-    The curvature h is represented by h + d = stored + offset. At first offset is d, so that stored is h, as
-    in ivon-opt. Where h falls below -d/2, stored becomes h + d and offset becomes 0 for the rest of the
-    task, because near h = -d the sum h + d would be mostly rounding error. The change itself is exact
-    (Sterbenz). It is not made in problems that ivon-opt can express.
+    The state stores the curvature h as two parts with h + d = stored + offset. At first, offset is d and
+    stored is h, as in ivon-opt. Near h = -d, this sum would be mostly rounding error. Therefore, where h
+    falls below -d/2, stored becomes h + d and offset becomes 0 for the rest of the task. This change is
+    exact (Sterbenz's lemma). It is left out for problems that ivon-opt can express.
     """
 
     def __init__(
@@ -252,7 +250,7 @@ class _Ivon:
         self.prior_mean = hold("prior_mean", prior_mean.to(start))
         self.offset = hold("offset", d.to(start))
         self.shift = hold("shift", u.to(start, copy=True))
-        """Subtracted from the data's curvature: u, or u - d where `stored` is h + d."""
+        """The term subtracted from the data's curvature: u, or u - d where `stored` is h + d."""
         self.slope = hold("slope", (d - u).to(start))
         self.cavity = hold("cavity", (v - u * prior_mean.to(d)).to(start))
         """The gradient of duals and prior is slope (m - m_p) + cavity = v - u m + d (m - m_p)."""
@@ -260,7 +258,7 @@ class _Ivon:
         self.stored = hold("stored", torch.full_like(start, h))
         self.total = hold("total precision", self.stored + self.offset)
         """h + d (P,), in nats per example and squared unit of weight."""
-        # the step works in place and a task must not change its arguments
+        # steps work in place, but a task must not change its arguments
         momentum = owned(moments.momentum).to(start) if moments else torch.zeros_like(start)
         self.momentum = hold("momentum", momentum)
         self.scratch = hold("scratch", torch.empty_like(start))
@@ -270,7 +268,7 @@ class _Ivon:
         self.count = 0
 
     def sample(self, eps: Tensor, out: Tensor) -> None:
-        """Write m + sigma eps into `out` (P,); `eps` (P,) is overwritten and kept until accumulate."""
+        """Write m + sigma eps into `out` (P,); overwrite `eps` (P,) with sigma eps for `accumulate`."""
         torch.mul(self.total, self.ess, out=self.scratch).sqrt_()
         self.noise = eps.div_(self.scratch)
         torch.add(self.mean, self.noise, out=out)
@@ -309,7 +307,7 @@ class _Ivon:
         self.mean.sub_(change.div_(total).mul_(self.lr))
 
     def _generalised_step(self) -> None:
-        """Update q towards the stationary point with D_alpha; precisions are in units of the mean loss."""
+        """Move q towards the stationary point for D_alpha. Precisions are on the scale of the mean loss."""
         alpha, fresh, total = self.alpha, 1.0 - self.beta2, self.total
         w = 1 / (alpha + (1 - alpha) * (self.slope / total).clamp(max=1.0))
         pull = w * ((self.mean - self.prior_mean) * self.slope + self.cavity)
@@ -323,7 +321,7 @@ class _Ivon:
         """Change `stored` from h to h + d where h < -d/2."""
         margin = torch.add(self.offset, self.stored, alpha=2.0, out=self.scratch)
         if self.net.asks_freely:
-            if margin.amin() < 0:  # true in nearly every step, but in few coordinates
+            if margin.amin() < 0:  # holds in nearly every step, but for few coordinates
                 low = (margin < 0).nonzero().squeeze(1)
                 self.stored[low] += self.offset[low]
                 self.shift[low] = -self.slope[low]
@@ -335,11 +333,11 @@ class _Ivon:
         self.offset.masked_fill_(below, 0.0)
 
     def precision(self) -> Tensor:
-        """1/sigma^2 (P,)."""
+        """Return 1/sigma^2, (P,)."""
         return self.total * self.ess
 
     def moments(self) -> IvonMoments:
-        """The moments after the task's steps."""
+        """Return the moments after the task's steps."""
         return IvonMoments(self.net.owned_copy(self.momentum), self.after)
 
 
@@ -365,7 +363,7 @@ class _Numbers:
 
 
 def _exact_terms(prior_precision: Tensor, ess: float, dual: Gaussian | None) -> tuple[Tensor, Tensor, Tensor]:
-    """d, u and v, each (P,), in float64 because u is often close to d and their difference is used."""
+    """Return d, u and v, each (P,) in float64, because d - u is used and u is often close to d."""
     d = prior_precision.double() / ess
     if dual is None:
         return d, torch.zeros_like(d), torch.zeros_like(d)
@@ -380,7 +378,7 @@ def _exact(
     dual: Gaussian | None,
     alpha: float,
 ) -> IvonFit:
-    """The minimiser of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard."""
+    """Return the minimiser of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard."""
     d, u, v = (term.to(shard.linear) for term in _exact_terms(prior_precision, ess, dual))
     hessian, linear = shard.hessian / shard.size, shard.linear / shard.size
     precision = ess * (hessian.diagonal() - u + d)

@@ -1,11 +1,11 @@
 """IVON from the package ivon-opt, on flat vectors: FedIvon's local solver.
 
 It minimises lambda E_q[lbar(th)] + KL(q || N(0, I/delta)) over q = N(m, diag sigma^2), with lbar the mean
-loss and 1/sigma^2 = lambda h + delta. If h starts at the same number everywhere and the network makes no
-random draws, the result equals that of fedsim.learning.solvers.ivon bit for bit (docs/decisions/008).
+loss and 1/sigma^2 = lambda h + delta. If h starts at the same value in all coordinates and the network makes
+no random draws, fedsim.learning.solvers.ivon gives the same bits (docs/decisions/008-own-ivon.md).
 
 The package draws from torch's global generator, which is seeded for the training and then restored. The
-package is imported at its first use, because it makes torch.optim import torch._dynamo.
+package is imported at its first use, because its import loads torch._dynamo, which takes seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["IvonMoments", "IvonTraining", "MeanCurvature", "ivon_opt"]
 
 @dataclass(frozen=True)
 class MeanCurvature:
-    """A diagonal Gaussian, by mean m (P,) and curvature h (P,) of the mean loss in nats per example."""
+    """A diagonal Gaussian: its mean m (P,) and the curvature h (P,) of the mean loss in nats per example."""
 
     mean: Tensor
     curvature: Tensor
@@ -45,11 +45,11 @@ def ivon_opt(
     ess: float,
     moments: IvonMoments | None = None,
 ) -> LocalFit[MeanCurvature, IvonMoments]:
-    """Train from m = `start` (P,) and h = `curvature` (P,); ess is lambda, delta the prior's precision.
+    """Train from m = `start` (P,) and h = `curvature` (P,). ess: lambda. delta: the prior's precision.
 
     h + delta/lambda stays positive; h itself may be negative. `moments` is used only if `how.carry`. The loss
-    is the mean of the last epoch at the sampled weights. Dropout and the noise of the weights draw from the
-    same stream; on a GPU the device's generator draws the noise.
+    is the mean of the last epoch at the sampled weights. Dropout and the samples of the weights share torch's
+    default generator of the device.
 
     Raises:
         UsageError: if the optimiser does not fit the client's loss.
@@ -58,7 +58,7 @@ def ivon_opt(
     if isinstance(shard, QuadraticShard):
         mean = shard.minimiser(1.0, (Gaussian(torch.zeros_like(shard.linear), delta / ess),))
         return LocalFit(MeanCurvature(mean, shard.hessian.diagonal() / shard.size), shard.loss(mean))
-    from ivon import IVON  # imported here, because it imports torch._dynamo, which takes seconds
+    from ivon import IVON  # loads torch._dynamo, see the module
 
     net, rng = shard.net, how.stream(rng)
     net.refuse("the package ivon-opt steps by itself")

@@ -1,4 +1,4 @@
-"""Langevin steps of a client: gradient steps with noise (Welling and Teh 2011), FA-LD's local training."""
+"""FA-LD's local training: Langevin steps, which are gradient steps with noise (Welling and Teh 2011)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsim.seeds import RandomStream
 
 @dataclass(frozen=True)
 class LangevinTraining:
-    """Settings of Langevin training. All clients take `steps` steps, on batches of successive epochs."""
+    """Settings of Langevin training: each client takes `steps` steps, on the batches of successive epochs."""
 
     steps: Annotated[int, Meta(ge=1, description="local steps between two averages, of every client")] = 25
     batch_size: BatchSize = 32
@@ -38,8 +38,8 @@ def langevin(
 ) -> LocalFit[Tensor, None]:
     """Repeat w <- w - lr (grad lbar_k(w; batch) + prior w) + noise() `steps` times from `start` (P,).
 
-    prior: the prior's precision on the scale of the mean loss. noise: function that returns a draw (P,). The
-    loss is the mean over the steps. On a QuadraticShard the gradients are exact.
+    prior: the prior's precision on the scale of the mean loss lbar_k. noise: function that returns a draw
+    (P,). The fit's loss is the mean over the steps. On a QuadraticShard the gradients are exact.
     """
     weights, total = start.clone(), 0.0
     batches = endless_batches(shard, how.batch_size, rng)

@@ -1,7 +1,7 @@
 """Training of the probabilities with which fixed random weights are kept.
 
     theta = sigmoid(s);   m ~ Bernoulli(theta) at every step;   the network has the weights w m
-    s <- s - eta dL/d(w m) w theta (1 - theta)          m counts as theta in the gradient
+    s <- s - eta dL/d(w m) w theta (1 - theta)          the gradient treats m as theta
 
 Source: FedPM, Isik et al. 2023, Algorithm 1 and Sec. 3, https://arxiv.org/abs/2209.15328; the straight-
 through gradient: Bengio et al. 2013, https://arxiv.org/abs/1308.3432.
@@ -27,7 +27,7 @@ from fedsim.seeds import RandomStream
 
 @dataclass(frozen=True)
 class MaskTraining:
-    """Settings of a client's training of scores; the learning rate in round r is lr * decay^(r-1)."""
+    """Settings of the training of the scores s; the learning rate in round r is lr * decay^(r-1)."""
 
     epochs: Epochs = 5
     batch_size: BatchSize = 32
@@ -39,9 +39,9 @@ class MaskTraining:
 
 
 def signed_constants(start: Tensor, layout: Layout) -> Tensor:
-    """The fixed weights w: the signs of `start` (P,) times sqrt(2 / fan_in) of the layer.
+    """Return the fixed weights w: the signs of `start` (P,) times sqrt(2 / fan_in) of the layer.
 
-    A bias or another vector has the constant of the preceding layer.
+    A bias, or another parameter with one axis, has the factor of the preceding layer.
     """
     out, scale = torch.empty_like(start), 1.0
     for s in layout.slices:
@@ -55,9 +55,9 @@ def signed_constants(start: Tensor, layout: Layout) -> Tensor:
 def train_mask(
     shard: Shard, fixed: Tensor, theta: Tensor, *, how: MaskTraining, rng: RandomStream, round: int
 ) -> LocalFit[Tensor, None]:
-    """Train probabilities by minibatch steps from `theta` (P,), in (0, 1). fixed: the weights w, (P,).
+    """Train the probabilities `theta` (P,), in (0, 1), by minibatch steps. fixed: the weights w, (P,).
 
-    The solution is the new probabilities, (P,), in (0, 1). Its loss is the mean of the last epoch.
+    The fit has the new probabilities, (P,), in (0, 1), and the mean loss of the last epoch.
     """
     net, lr = shard.net, decayed(how.lr, how.decay, round)
     scores, fixed = net.hold("scores", torch.logit(theta).to(net.weights)), net.hold("fixed", fixed)

@@ -1,13 +1,13 @@
 """Server optimisers, which use the averaged client delta as a gradient.
 
-    sgd      m <- beta m + Delta                     w <- w - lr m
-    adagrad  m <- beta m + (1-beta) Delta            v <- v + Delta^2
-    adam     the same m                              v <- beta2 v + (1-beta2) Delta^2
-    yogi     the same m                              v <- v - (1-beta2) Delta^2 sign(v - Delta^2)
-             w <- w - lr m / (sqrt(v) + tau)         the last three; all element-wise
+    sgd      m <- beta m + Delta              w <- w - lr m
+    others   m <- beta m + (1-beta) Delta     w <- w - lr m / (sqrt(v) + tau)
+    adagrad  v <- v + Delta^2
+    adam     v <- beta2 v + (1-beta2) Delta^2
+    yogi     v <- v - (1-beta2) Delta^2 sign(v - Delta^2)
 
-Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2. As there, v starts at tau^2 and there is no bias
-correction. A round without uploads changes nothing.
+All operations are element-wise. A round without uploads changes nothing.
+Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2, with v = tau^2 at the start and no bias correction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 class ServerOptimiser:
     """Settings of a server optimiser; beta2 and tau are for the adaptive rules.
 
-    server_decay: the learning rate of the f-th fold is server_lr * server_decay^(f-1).
+    server_decay: the learning rate of the f-th step is server_lr * server_decay^(f-1).
     """
 
     rule: Annotated[
@@ -45,7 +45,7 @@ class ServerOptimiser:
 
 @dataclass(frozen=True)
 class ServerMoments:
-    """m and v (P,) float64, and the number of rounds folded so far."""
+    """m and v, (P,) float64, and the number of steps so far; a step is a round with uploads."""
 
     first: Tensor
     second: Tensor
@@ -53,7 +53,7 @@ class ServerMoments:
 
 
 def moments(how: ServerOptimiser, start: Tensor) -> ServerMoments:
-    """The initial moments m = 0 and v = tau^2, for weights like `start` (P,)."""
+    """Return the initial moments m = 0 and v = tau^2, for weights like `start` (P,)."""
     zero = torch.zeros_like(start, dtype=torch.float64)
     return ServerMoments(zero, zero + how.tau**2)
 
@@ -61,7 +61,7 @@ def moments(how: ServerOptimiser, start: Tensor) -> ServerMoments:
 def step(
     how: ServerOptimiser, state: ServerMoments, weights: Tensor, delta: Tensor
 ) -> tuple[Tensor, ServerMoments]:
-    """Take one step of the rule; return weights (P,) float64 and the next state. delta points uphill."""
+    """Take a step with the gradient `delta`; return the weights (P,) float64 and the next moments."""
     lr, square = how.server_lr * how.server_decay**state.folds, delta * delta
     if how.rule == "sgd":
         first = how.beta * state.first + delta

@@ -1,4 +1,4 @@
-"""Mean and coordinate variances of a tilted distribution, exp(-l_k) * cavity: an EP client's step.
+"""The step of an EP client: mean and variances (P,) of the tilted distribution exp(-l_k) * cavity.
 
 laplace     the mode, and the diagonal of the curvature at the mode
 langevin    mean and variances of a Markov chain, preconditioned by the curvature S (P, P) at the mode
@@ -6,19 +6,19 @@ langevin    mean and variances of a Markov chain, preconditioned by the curvatur
     w <- w - (step / 2) S^-1 g(w) + noise                      g: the gradient of l_k - log cavity
     u <- u - (step / 2) S^-1 (g(mode) + S (u - mode)) + noise  noise: sqrt(step) S^-1/2 (xi + xi') / 2
 
-The chain w uses full gradients and starts from N(mode, S^-1). It uses every noise vector in two successive
-steps (Leimkuhler and Matthews 2013, https://arxiv.org/abs/1203.5428), so that for a Gaussian the step size
-causes no error in the variance.
+The chain w uses full gradients and starts from N(mode, S^-1). Every noise vector enters two successive steps
+(Leimkuhler and Matthews 2013, https://arxiv.org/abs/1203.5428), so the step size causes no error in the
+variance of a Gaussian.
 
-The chain u has the same start and the same noise, but the target N(m, S^-1) with m = mode - S^-1 g(mode). The
+The chain u has the same start and noise, but its target is N(m, S^-1) with m = mode - S^-1 g(mode). The
 moments of this Gaussian are known, so u serves as a control variate (Owen 2013, Monte Carlo theory, methods
 and examples, Sec. 8.9, https://artowen.su.domains/mc/):
 
     mean = m + mean(w - u)        variance = diag(S^-1) var(w) / var(u)
 
 Both estimates are exact for a quadratic loss, even if the mode is inaccurate, and for every weight that the
-loss does not depend on. The inverse of the samples' own variance would be too large on average, and a
-product of K sites amplifies this error without bound (docs/decisions/045-moments-by-a-control-variate.md).
+loss does not depend on. The inverse of var(w) alone would be too large on average, and a product of K sites
+amplifies this error without bound (docs/decisions/045-moments-by-a-control-variate.md).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from fedsim.seeds import RandomStream
 __all__ = ["Chain", "LocalTraining", "check_chain", "tilted_moments"]
 
 MAX_CHAIN = 3000
-"""Largest number of parameters P for which the (P, P) curvature is computed."""
+"""Largest number of parameters P for which a chain can run, because S is a (P, P) matrix."""
 
 
 @dataclass(frozen=True)
 class Chain:
     """Settings of the Langevin chain. A step costs a gradient over all examples and gives one sample.
 
-    shrinkage: weight of the moments of the Gaussian at the mode, as a number of samples.
+    shrinkage: the Gaussian at the mode enters the moments with the weight of this many samples.
     """
 
     samples: Annotated[int, Meta(ge=1, description="steps of the chain, each a sample")] = 50
@@ -60,7 +60,7 @@ class Chain:
 
 
 def check_chain(params: int, chain: Chain) -> None:
-    """Check that a chain can be run for a model of `params` parameters."""
+    """Raise a UsageError unless a chain can run for a model of `params` parameters."""
     if params > MAX_CHAIN:
         raise UsageError(
             f"the chain needs the curvature of P = {params:,} parameters as a P x P matrix; the limit is "
@@ -121,13 +121,13 @@ def _sampled(
     """
 
     def noise() -> Tensor:
-        """A draw of N(0, S^-1): (P,)."""
+        """Return a draw of N(0, S^-1), (P,)."""
         xi = torch.randn((len(mode), 1), generator=draws, dtype=torch.float64).to(mode.device)
         drawn: Tensor = torch.linalg.solve_triangular(root.mT, xi, upper=True)[:, 0]
         return drawn
 
     def drift(w: Tensor) -> Tensor:
-        """S^-1 g(w): (P,)."""
+        """Return S^-1 g(w), (P,)."""
         slope = shard.gradient(w).double()
         cavity.add_gradient(w, slope)
         solved: Tensor = torch.cholesky_solve(slope[:, None], root)[:, 0]
@@ -141,7 +141,7 @@ def _sampled(
         slopes = torch.stack((drift(mode + both[0]), newton + both[1]))
         both = both - step / 2 * slopes + step**0.5 * (before + after) / 2
         first, second = first + both, second + both**2
-    # the Gaussian enters both variances, so that they are positive and the error of their ratio is small
+    # both variances include the Gaussian's, so they are positive and the error of their ratio is small
     own, known = chain.shrinkage * variance + second - first**2 / chain.samples
     mean = mode - newton + (first[0] - first[1]) / (chain.shrinkage + chain.samples)
     variances = variance * (own / known)

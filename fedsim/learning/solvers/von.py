@@ -11,9 +11,9 @@ temperature 1, ADMM with cavity = q_g**rho / t_k and temperature rho. The soluti
 Source: The Bayesian learning rule, Eq. 12, arXiv:2107.04562; Moellenhoff et al., Federated ADMM from Bayesian
 Duality, App. D.2 (arXiv:2506.13150); toyexamples/admm.py of its release.
 Differs: all steps use the same eps, so the result is a fixed point and not an average over the last draws.
-Between two steps of S, L-BFGS preconditioned with S (nearly) solves for the mean, because the plain step
+Between two updates of S, L-BFGS preconditioned with S (nearly) solves for the mean, because the plain step
 S^-1 grad diverges for a diagonal S, and for a full S far from the solution. The step size of S is adaptive.
-The GGN replaces the Hessian: it is equal for models linear in their parameters, and never indefinite.
+The GGN replaces the Hessian. It is never indefinite, and equals the Hessian for linear models.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fedsim.learning.solvers import LocalFit
 from fedsim.seeds import RandomStream
 
 TOLERANCE = 1e-5
-"""Relative residual of mean and precision at which VON stops early; float32 gradients reach 1e-6."""
+"""VON stops if the relative residuals of mean and precision are smaller; float32 gradients reach 1e-6."""
 MOVES = 20
-"""Largest number of moves of the mean per step of the precision, and memory length of L-BFGS."""
+"""Largest number of L-BFGS steps of the mean per update of the precision; L-BFGS remembers all of them."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class VonTraining:
 
     steps: largest number of updates of the precision; VON stops earlier when stationary. samples: number of
     weights at which expectations are taken, in antithetic pairs m +- S^-1/2 eps; 1: the mean itself (delta
-    method). lr: first trial length of a move of the mean; 1 is Newton's. lr_precision: first step size of the
-    precision; it halves if two successive corrections oppose each other, else grows by half, up to 1.
-    optimiser: 'exact' is the minimiser in closed form, for clients whose loss is quadratic.
+    method). lr: first trial length of a step of the mean; 1 is Newton's. lr_precision: first step size of the
+    precision. It halves if two successive corrections have opposite directions, else grows by half, up to 1.
+    optimiser: 'exact' computes the minimiser in closed form, for clients whose loss is quadratic.
     """
 
     steps: Annotated[int, Meta(ge=1, description="most updates of the precision in one local training")] = 30
@@ -75,13 +75,13 @@ def von(
 ) -> LocalFit[Gaussian, None]:
     """Return the client's q* (see the module), in the family of cavity.precision, (P,) or (P, P).
 
-    `start` (P,) is the first mean; the first precision is stationary at `start` (delta method). `cavity`
-    is a factor on the scale of the summed loss; its precision may be indefinite.
+    The iteration begins at the mean `start` (P,), with the precision that is stationary there (delta method).
+    `cavity` is a factor on the scale of the summed loss; its precision may be indefinite.
 
     Raises:
         TaskError: if cavity.precision + E[hess l_k] is not positive definite or a number is not finite.
-        UsageError: for an isotropic cavity, an odd number of samples other than 1, and if `how.optimiser`
-            does not fit the client's loss.
+        UsageError: if the cavity is isotropic, if the number of samples is odd and not 1, or if
+            `how.optimiser` does not fit the client's loss.
     """
     if not isinstance(cavity.precision, Tensor) or cavity.precision.dim() not in (1, 2):
         raise UsageError("von needs a diagonal or a full precision, not an isotropic one")
@@ -125,13 +125,13 @@ def _exact(shard: QuadraticShard, cavity: Gaussian, temperature: float) -> Local
 
 
 def check_samples(samples: int) -> None:
-    """Check that VON can draw this number of samples in pairs."""
+    """Raise a UsageError unless VON can draw this number of samples in pairs."""
     if samples > 1 and samples % 2:
         raise UsageError(f"samples={samples}: VON draws pairs; use an even number, or 1 for the mean alone")
 
 
 def _draws(start: Tensor, samples: int, rng: RandomStream) -> Tensor:
-    """eps (samples, P) in float64, drawn on the CPU: pairs of opposites, or one zero."""
+    """Return eps (samples, P) float64, drawn on the CPU: pairs eps and -eps, or one row of zeros."""
     if samples == 1:
         return torch.zeros_like(start, dtype=torch.float64)[None]
     check_samples(samples)
@@ -142,7 +142,7 @@ def _draws(start: Tensor, samples: int, rng: RandomStream) -> Tensor:
 def _stationary(
     shard: Shard, points: Tensor, cavity: Gaussian, temperature: float, rng: RandomStream
 ) -> Tensor:
-    """(cavity.precision + E[hess l_k]) / temperature, where E[...] is the mean over `points` (n, P)."""
+    """Return (cavity.precision + E[hess l_k]) / temperature; E is the mean over `points` (n, P)."""
     assert isinstance(cavity.precision, Tensor)
     total = torch.zeros_like(cavity.precision)
     for w in points:
@@ -151,7 +151,8 @@ def _stationary(
 
 
 def _slope(shard: Shard, mean: Tensor, around: Tensor, cavity: Gaussian) -> tuple[Tensor, float]:
-    """E[grad l_k] + cavity.precision m - cavity.shift, (P,), and its norm / (|E[grad l_k]| + |shift|)."""
+    """Return E[grad l_k] + cavity.precision m - cavity.shift, (P,), and its relative norm.
+    The norm is relative to |E[grad l_k]| + |cavity.shift|."""
     gradient = torch.zeros_like(mean)
     for offset in around:
         gradient += shard.gradient(mean + offset)
@@ -166,9 +167,9 @@ def _move(
 ) -> tuple[Tensor, float]:
     """Run L-BFGS from `mean` until the residual has fallen tenfold; return the new mean and its residual.
 
-    For a convex loss the problem of the mean is convex, so that the slope along a direction grows. A trial
-    that overshoots is shortened to the zero of the straight line through both slopes. A trial that ends
-    where the problem is not convex (an indefinite cavity, a network) is shortened by a fixed factor.
+    If the objective is convex, its slope increases along a search direction. A trial step that overshoots is
+    shortened to the zero of the straight line through both slopes. If the slope does not increase, which is
+    possible for an indefinite cavity or a network, the trial is shortened by a fixed factor.
     """
     here, before = slope(mean)
     residual = before
@@ -178,7 +179,7 @@ def _move(
             break
         direction = -_inverse(pairs, here, root, temperature)
         down = float(direction @ here)
-        if down >= 0:  # rounding has spoiled the pairs
+        if down >= 0:  # not downhill, because of rounding errors in the pairs
             pairs, direction = [], -root.solve(here) / temperature
             down = float(direction @ here)
         length = lr
@@ -233,14 +234,14 @@ class _Root:
         )
 
     def solve(self, vector: Tensor) -> Tensor:
-        """S^-1 x."""
+        """Return S^-1 x."""
         if self.values.dim() == 1:
             return vector / self.values.square()
         solution: Tensor = torch.cholesky_solve(vector[:, None], self.values)[:, 0]
         return solution
 
     def spread(self, eps: Tensor) -> Tensor:
-        """The offsets S^-1/2 eps for the rows of `eps` (n, P); they vary smoothly with S."""
+        """Return the offsets S^-1/2 eps of the rows of `eps` (n, P), which vary smoothly with S."""
         if self.values.dim() == 1:
             return eps / self.values
         offsets: Tensor = torch.linalg.solve_triangular(self.values.T, eps.T, upper=True).T
@@ -254,7 +255,7 @@ def _finite(values: Tensor, what: str) -> Tensor:
 
 
 def _mean_loss(shard: Shard, mean: Tensor, rng: RandomStream) -> float:
-    """Mean loss in nats per example."""
+    """Return the mean loss in nats per example."""
     total = 0.0
     for inputs, targets in shard.batches(shard.chunk, rng.torch("loss")):
         total += float(shard.net.likelihood.loss(shard.net.logits(mean, inputs), targets)) * len(targets)

@@ -1,8 +1,8 @@
-"""Encodings of one tensor: a table of pure pairs, pack(x, spec, ref) and unpack(parts, spec, ref).
+"""The table of codecs. A codec encodes a tensor by two pure functions, pack and unpack.
 
-The parts of an encoding are named by layer ('values', 'indices'), each one frame on the wire. A codec
-may have one parameter after a colon, as in csr:0.1. If a codec would not be smaller, the sender uses dense,
-and the header records it.
+An encoding has one or more parts. Each part is one frame on the wire, with the layer 'values' or 'indices'. A
+codec may have one parameter after a colon, as in csr:0.1. If a codec would not save bytes, the sender uses
+dense instead, and the header says so.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CodecFamily:
-    """A row of the table: one codec, or those that differ in a fraction p, or in a step."""
+    """A row of the table: one codec, or several that differ only in their parameter and flags."""
 
     name: str
     description: str
     make: Callable[..., Codec]
     fraction: bool = False
     step: str = ""
-    """The letter of a step, a positive number."""
+    """The letter of the parameter, if it is a step (a positive number)."""
     bits: tuple[int, int] | None = None
-    """The parameter is a whole number of bits b; the fewest and the most."""
+    """The fewest and the most bits, if the parameter is a whole number of bits."""
     samples: bool = False
-    """The bits may be followed by xN, a number of samples."""
+    """True if xN, a number of samples, may follow the bits."""
     flags: tuple[str, ...] = ()
-    """The flags that may follow it, as +FLAG."""
+    """The flags that may follow the parameter, as +FLAG."""
 
     @property
     def form(self) -> Form:
@@ -70,7 +70,7 @@ class CodecFamily:
 
 
 LARGEST_STEP = 16.0
-"""The largest step of sigma and ratio; far smaller ones already destroy a posterior."""
+"""The largest step of sigma and ratio; much smaller steps already destroy a posterior."""
 _KEEPS = "per layer the largest fraction p and the mean of the rest"
 _SIGNS = "precision and curvature only"
 
@@ -177,11 +177,10 @@ CODECS: Mapping[str, CodecFamily] = {
 
 
 def codec(name: str) -> Codec:
-    """The codec of a name such as 'bf16' or 'csr:0.1', or of FILE.py:NAME.
+    """Return the codec of a name such as 'bf16' or 'csr:0.1', or of FILE.py:NAME.
 
     Raises:
-        UsageError: If there is no such codec, if its parameter does not fit, or for what is wrong with a
-            user's file.
+        UsageError: If the codec is unknown, its parameter is invalid, or a user's file is wrong.
     """
     return users_codec(name) or _codec(name)
 
@@ -208,14 +207,14 @@ def _codec(name: str) -> Codec:
 
 
 def _options(family: CodecFamily, flags: Sequence[str]) -> dict[str, Any] | None:
-    """The flags as arguments of the family's codec; None if they are not its flags, or exclude each other."""
+    """Return the flags as keyword arguments of the family; None if they are unknown or exclude each other."""
     if not {*flags} <= {*family.flags} or {"dither", "random"} <= {*flags} or {"last", "own"} <= {*flags}:
         return None
     return dict.fromkeys(flags, True)
 
 
 def _of_bits(family: CodecFamily, text: str, name: str) -> Codec:
-    """b, bxN, and flags behind it."""
+    """Return the codec whose parameter is b or bxN, with optional flags."""
     fewest, most = family.bits or (0, 0)
     amount, *flags = text.split("+")
     b, x, samples = amount.partition("x")
@@ -235,7 +234,7 @@ def _of_bits(family: CodecFamily, text: str, name: str) -> Codec:
 def pack_or_dense(
     selected: Codec, x: Tensor, spec: Spec, ref: Tensor | None = None
 ) -> tuple[str, tuple[Part, ...]]:
-    """Parts and the name of their codec: 'dense' if it is smaller, or if the codec cannot represent x."""
+    """Return the name of a codec and its parts: 'dense' if `selected` is larger or cannot represent x."""
     parts = selected.pack(x, spec, ref)
     if parts is not None and sum(part.nbytes for _, part in parts) <= spec.dense_bytes:
         return selected.name, parts
@@ -246,7 +245,7 @@ def pack_or_dense(
 
 
 def check_parts(name: str, parts: Sequence[tuple[str, int]], spec: Spec, owner: str) -> None:
-    """Check every part's layer and size in bytes against what the codec and the spec demand."""
+    """Check the layer and the size in bytes of every part against the bounds of the codec for this spec."""
     expected = codec(name).bounds(spec)
     if len(parts) != len(expected):
         raise WireError(f"{owner}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
@@ -261,7 +260,7 @@ def check_parts(name: str, parts: Sequence[tuple[str, int]], spec: Spec, owner: 
 def unpack_checked(
     name: str, parts: tuple[Part, ...], spec: Spec, owner: str, ref: Tensor | None = None
 ) -> Tensor:
-    """Unpack after checking every part's layer and size against what the codec and the spec demand."""
+    """Check the parts with check_parts, then unpack them."""
     check_parts(name, [(layer, part.nbytes) for layer, part in parts], spec, owner)
     try:
         return codec(name).unpack(tuple(part for _, part in parts), spec, ref)

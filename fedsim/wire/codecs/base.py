@@ -1,4 +1,4 @@
-"""Codecs: tensors as bytes, and the specs of tensors that codecs use."""
+"""The classes Codec and Spec, and conversions between tensors, arrays and bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsim.learning.params import Layout, Slice
 from fedsim.seeds import RandomStream
 
 Part = tuple[str, memoryview]
-"""Layer ('values' or 'indices') and bytes: one frame on the wire."""
+"""One frame on the wire: its layer ('values' or 'indices') and its bytes."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,15 +24,16 @@ Packer = Callable[[Tensor, "Spec", Tensor | None], tuple[Part, ...] | None]
 Unpacker = Callable[[tuple[memoryview, ...], "Spec", Tensor | None], Tensor]
 ONE_SIGN = frozenset({"precision", "curvature"})
 INCREMENTS = frozenset({"delta", "gradient"})
-"""Kinds of field (fedsim.wire.schema.Kind) for which some codecs are made."""
+"""Names of field kinds (fedsim.wire.schema.FieldKind) to which some codecs are limited."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The expected tensor, which both sides know: shape, dtype, and where its layers lie in it.
+    """The shape and dtype of a tensor and the positions of its layers, which both sides know.
 
-    positive: the receiver refuses values <= 0, so a codec must not hide one. scale: a precision that both
-    sides have, of the same shape, for a codec that is `scaled`. stream: for one that is `noisy`.
+    positive: True if the receiver refuses values <= 0; a codec must not replace them by positive values.
+    scale: a precision of the same shape that both sides have, for `scaled` codecs. stream: the random stream
+    of `noisy` codecs.
 
     Examples:
         >>> import fedsim, torch
@@ -52,10 +53,10 @@ class Spec:
     def of(
         shape: tuple[int, ...], dtype: torch.dtype, layout: Layout | None = None, *, positive: bool = False
     ) -> Spec:
-        """Without a layout the tensor is one anonymous layer.
+        """Return a spec. Without a layout, the tensor is one layer without a name.
 
         Raises:
-            WireError: for one of another size.
+            WireError: If the layout and the shape have different sizes.
         """
         count = math.prod(shape)
         if layout is None:
@@ -74,7 +75,7 @@ class Spec:
 
 
 class Bound(NamedTuple):
-    """Layer of a part and the bytes it may have; least == most where the layout says it exactly.
+    """The layer of a part, and its smallest and largest size in bytes, which are equal if the size is fixed.
 
     Examples:
         >>> import fedsim
@@ -89,21 +90,27 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class Codec:
-    """One encoding: a pure pair and the sizes that a receiver checks before it parses anything.
+    """An encoding: two pure functions, and the sizes that a receiver checks before it parses any part.
 
-    lossy: the decoded tensor may differ from what was packed. kinds: the only kinds of field that it
-    takes, if not all, and the reason. delta: both sides need `ref`, a tensor of the same shape that both
-    have; may_refer: they use it if there is one. scaled: both sides need the spec's scale. noisy: they
-    need its stream. last: `ref` is the last broadcast, and `alone` is the codec for receivers without it;
-    own: it is the last one that the receiving client got. packer returns None for values that it cannot
-    represent, which are then sent dense. entropy: bits of zeroth-order entropy of an entropy-coded part
-    'values'. step: the step of a mean in that part, in standard deviations.
-
-    The part 'values' is, before any compression, `side` bytes per layer, then `width` bytes per value
-    (None: as many as its dtype has) of `kept` entries of each layer (None: of all).
+    Attributes:
+        packer: Encodes a tensor; returns None for values that it cannot represent, which are then sent dense.
+        bounds: Returns the limits of the sizes of all parts.
+        lossy: True if the decoded tensor may differ from the original.
+        kinds: The kinds of field that the codec accepts; None: all.
+        why: The reason for `kinds`, for error messages.
+        delta: True if both sides need the reference `ref`, a tensor of the same shape that both have.
+        may_refer: True if both sides use a reference when there is one.
+        scaled: True if both sides need the spec's scale.
+        noisy: True if the codec needs the spec's random stream.
+        last: True if the reference is the last broadcast; `alone` is the codec for receivers without it.
+        own: True if the reference is the last broadcast that the receiving client got.
+        side, width, kept: Size of the part 'values' before compression: `side` bytes per layer, and `width`
+            bytes (None: those of the dtype) for each of the kept(size) values of a layer (None: all values).
+        entropy: Returns the zeroth-order entropy of an entropy-coded part 'values', in bits.
+        step: Returns the step of a mean in the part 'values', in standard deviations.
 
     Examples:
-        One byte a value, the sign alone:
+        A codec that sends only the sign of a value, as one byte:
 
         >>> import fedsim, torch
         >>> def pack(x, spec, ref):
@@ -140,10 +147,10 @@ class Codec:
     step: Callable[[memoryview], float] | None = None
 
     def pack(self, x: Tensor, spec: Spec | None = None, ref: Tensor | None = None) -> tuple[Part, ...] | None:
-        """The parts of `x`.
+        """Encode `x` and return its parts, or None if the codec cannot represent its values.
 
         Raises:
-            UsageError: for a dtype that the codec does not encode.
+            UsageError: If the codec does not encode this dtype, or if it needs a reference and gets none.
         """
         spec = spec or Spec.of(tuple(x.shape), x.dtype)
         if (self.lossy or self.delta) and not x.is_floating_point():
@@ -151,22 +158,22 @@ class Codec:
         return self.packer(x, spec, self._checked(ref, spec))
 
     def unpack(self, parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None = None) -> Tensor:
-        """The tensor of parts whose number, layers and sizes agree with `bounds`.
+        """Decode parts whose number, layers and sizes agree with `bounds`.
 
         Raises:
-            WireError: if it is damaged or does not fit.
+            WireError: If the parts are damaged or do not fit the spec.
         """
         if (self.lossy or self.delta) and not spec.dtype.is_floating_point:
             raise WireError(f"codec {self.name!r} encodes floating-point fields only")
         return self.unpacker(parts, spec, self._checked(ref, spec))
 
     def sizes(self, count: int, itemsize: int) -> tuple[tuple[str, int], ...]:
-        """Largest bytes of every part (of most codecs the exact ones) for one layer of `count` values."""
+        """Return the largest size of every part (exact for most codecs) for one layer of `count` values."""
         dtype = next(d for d in (torch.float32, torch.float64, torch.uint8) if d.itemsize == itemsize)
         return tuple((b.layer, b.most) for b in self.bounds(Spec.of((count,), dtype)))
 
     def numbers(self, spec: Spec) -> int:
-        """The number of values in a tensor's encoding."""
+        """Return the number of values in a tensor's encoding."""
         return sum(self.kept(s.size) if self.kept else s.size for s in spec.layout.slices)
 
     def _checked(self, ref: Tensor | None, spec: Spec) -> Tensor | None:
@@ -184,7 +191,7 @@ def fixed(layer: str, nbytes: int) -> Bound:
 
 
 def raw_bytes(x: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without a copy."""
+    """Return the bytes of a CPU tensor, without a copy if it is contiguous."""
     array: np.ndarray[tuple[int], np.dtype[np.uint8]] = (
         x.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     )
@@ -192,8 +199,8 @@ def raw_bytes(x: Tensor) -> memoryview:
 
 
 def from_bytes(data: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor over `data`, without a copy where the buffer is writable and lies at a multiple of the dtype's
-    size (treat it as read-only)."""
+    """Return `data` as a tensor; treat it as read-only. It shares memory with `data` if the buffer is
+    writable and its address is a multiple of the dtype's size."""
     array = np.frombuffer(data, dtype=np.uint8)
     if not array.size:  # torch cannot view an empty array as another dtype
         return torch.empty(shape, dtype=dtype)
@@ -203,16 +210,15 @@ def from_bytes(data: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def joined(*arrays: Array) -> memoryview:
-    """The bytes of arrays, one behind the other."""
     return memoryview(b"".join(a.tobytes() for a in arrays))
 
 
 def flat32(x: Tensor) -> Array:
-    """The values of a tensor as a flat float32 array."""
+    """Return the values of a tensor as a flat float32 array."""
     array: Array = x.detach().reshape(-1).to(torch.float32).numpy()
     return array
 
 
 def tensor_of(array: Array, spec: Spec) -> Tensor:
-    """A fresh array of the spec's size as the tensor that the receiver gets."""
+    """Convert an array to a tensor with the spec's shape and dtype, which may share the array's memory."""
     return torch.from_numpy(array).reshape(spec.shape).to(spec.dtype)

@@ -1,12 +1,13 @@
 """The Gaussian-product paper's compression of a diagonal precision (arXiv:2102.01936v1, Sec. 3.5).
 
-Rule: of every layer keep the max(1, round(p size)) largest entries (of equal ones the first) and replace
-the rest by their mean. csr sends that as the paper says; fedsim.wire.codecs.bitmap codes the same
-numbers better.
+In every layer, the max(1, round(p size)) largest entries are kept (the first of equal entries), and the other
+entries are replaced by their mean. csr encodes the result as in the paper; fedsim.wire.codecs.bitmap encodes
+the same numbers in fewer bytes.
 
-    csr      indices = per layer int32 row pointers, int32 columns     values = means, kept values (float32)
+    indices   for each layer, the row pointers and the columns of the kept entries (int32)
+    values    one mean per layer, then the kept values (float32)
 
-A layer's rows are its first axis, the rest flattened; a bias is one row. Means are 4 bytes per layer.
+The rows of a layer are its first axis; the other axes are flattened to columns. A bias is one row.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ WHY = (
     "it is for a precision or a curvature"
 )
 merging = partial(Codec, lossy=True, kinds=ONE_SIGN, why=WHY, side=4)
-"""A codec that sends the kept values of each layer and the mean of the others."""
+"""Constructor of codecs that send the kept values of each layer and the mean of its other values."""
 
 
 def csr(p: float) -> Codec:
@@ -74,17 +75,16 @@ def csr(p: float) -> Codec:
 
 
 def kept_of(size: int, p: float) -> int:
-    """The number of kept entries in a layer."""
+    """Return the number of kept entries in a layer."""
     return min(size, max(1, round(p * size)))
 
 
 def all_kept(spec: Spec, p: float) -> int:
-    """The number of kept entries in a tensor."""
+    """Return the number of kept entries in a tensor."""
     return sum(kept_of(s.size, p) for s in spec.layout.slices)
 
 
 def slice_of(s: Slice) -> slice:
-    """The slice of a layer in the flat tensor."""
     return slice(s.offset, s.offset + s.size)
 
 
@@ -93,7 +93,7 @@ def finite(values: Array) -> bool:
 
 
 def largest(values: Array, spec: Spec, p: float) -> Array:
-    """A mask (P,) of the largest entries of each layer; ties go to the first, on any machine."""
+    """Return a mask, (P,), of the largest entries of each layer; of equal entries, the first are taken."""
     mask = np.zeros(spec.count, dtype=bool)
     for s in spec.layout.slices:
         kept = kept_of(s.size, p)
@@ -110,10 +110,10 @@ def _largest(layer: Array, kept: int) -> Array:
 
 
 def largest_and_means(x: Tensor, spec: Spec, p: float) -> tuple[Array, Array, Array] | None:
-    """Values (P,), which of them are kept (P,), and the mean of the others per layer, float32.
+    """Return the values, (P,), a mask of the kept ones, (P,), and the mean of the others per layer, float32.
 
-    None if the mean would hide invalid values from the receiver: values that are not finite, or not
-    positive if they have to be.
+    Return None if a mean would hide invalid values from the receiver: values that are not finite, or values
+    <= 0 if the spec demands positive values.
     """
     values = flat32(x)
     if not finite(values) or (spec.positive and values.size and values.min() <= 0):
@@ -127,7 +127,7 @@ def largest_and_means(x: Tensor, spec: Spec, p: float) -> tuple[Array, Array, Ar
 
 
 def filled(mask: Array, means: Array, kept: Array, spec: Spec) -> Tensor:
-    """The tensor of the kept values at their positions and of the layers' means elsewhere."""
+    """Return a tensor with the kept values at their positions, and the mean of the layer elsewhere."""
     sizes: list[int] = [s.size for s in spec.layout.slices]
     out: Array = np.repeat(means, sizes)
     out[mask] = kept
@@ -142,7 +142,7 @@ def _rows(s: Slice) -> int:
 
 
 def _compressed_rows(mask: Array, s: Slice) -> Iterator[Array]:
-    """Row pointers (rows + 1,) and columns (kept,) of a layer, int32, as scipy.sparse.csr_matrix has them."""
+    """Yield the row pointers (rows + 1,) and columns (kept,) of a layer, int32, as scipy.sparse does."""
     table = mask.reshape(_rows(s), math.prod(s.shape[1:]) if len(s.shape) > 1 else s.size)
     counts = np.count_nonzero(table, axis=1)
     yield np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -1,19 +1,19 @@
-"""Integers as bytes near their zeroth-order entropy: a range coder with a table of frequencies per layer.
+"""Entropy coding of integers close to their zeroth-order entropy: a range coder with one table per layer.
 
-A layer of n integers is
+A layer of integers k consists of
 
-    2 bytes   T, the number of tokens in the table; 0: all integers are 0, and nothing follows
-    1 byte    s: integers below 2^s have a token of their own; the sender takes the s with the fewest bytes
+    2 bytes   T, the number of tokens in the table; if T = 0, all integers are 0 and nothing follows
+    1 byte    s: every |k| < 2^s has its own bucket; the sender chooses s for the fewest bytes
     4 bytes   W, the number of 32-bit words of the range code
-    T bytes   the frequency of every token: (8 + m) 2^e, where m are the low 3 bits of the byte and e are the
-              other bits; the byte 0 means 0. It differs from the count by at most 1/16, which costs 0.3 % at
-              most
+    T bytes   the frequency of every token: bytes 0 to 7 stand for themselves; other bytes have the low 3 bits
+              m and the other bits e, and stand for (8 + m) 2^(e - 1). The relative difference from the count
+              is at most 1/16, which costs at most 0.3 %
     4 W bytes the tokens, coded with these frequencies
-    the rest  for integers of at least 2^s, the bits that do not follow from the token
+    the rest  the low bits of every |k| >= 2^s, which the token does not determine
 
-A token is a bucket of |k| and the sign of k: 0 to 2^s - 1 have a bucket each, then every octave has four. So
-any integer below 2^40 has a token, no distribution has to be assumed, and the table is short. Frequencies
-are integers and the coder computes with integers, so that all machines decode the same values. Decoders raise
+A token is the sign of k and a bucket of |k|. Each of 0 to 2^s - 1 is a bucket, and every higher octave has
+four buckets. Therefore the table is short, any |k| < 2^40 has a token, and no distribution is assumed.
+Frequencies and the coder's arithmetic are integers, so all machines decode the same values. Decoders raise
 WireError if the bytes do not have this format.
 
 Source: range coding, Martin 1979, by the package constriction (https://bamler-lab.github.io/constriction).
@@ -32,9 +32,9 @@ from fedsim.wire.codecs.base import Array, Bound, Spec
 
 HEAD = struct.Struct("<HBI")
 LEAST = 2
-"""The least number of bytes of a layer."""
+"""The smallest size of a layer in bytes."""
 FEW = 64
-"""Every layer may have this many bytes, however few values it has."""
+"""The size in bytes that any layer may have, even with few values."""
 BITS = 40
 LARGEST = (1 << BITS) - 1
 """The largest |k|."""
@@ -45,7 +45,7 @@ _SINGLE = (2, 4, 6, 8)
 
 
 def encode_integers(integers: Array) -> bytes:
-    """A layer of integers (n,) int64 with |k| <= LARGEST as bytes."""
+    """Encode a layer of integers, (n,) int64 with |k| <= LARGEST."""
     if not integers.any():
         return bytes(LEAST)
     size = np.abs(integers)
@@ -61,7 +61,7 @@ def encode_integers(integers: Array) -> bytes:
 
 
 def decode_integers(data: memoryview, count: int) -> tuple[Array, int]:
-    """The `count` integers of a layer, and the number of bytes of `data` that they take."""
+    """Decode the `count` integers of a layer; also return the number of bytes of `data` that they occupy."""
     if len(data) < LEAST:
         raise WireError("a layer without a head")
     if not (data[0] or data[1]):
@@ -84,14 +84,14 @@ def decode_integers(data: memoryview, count: int) -> tuple[Array, int]:
     if not table[tokens].all():
         raise WireError("a token of no frequency")
     least, width = _table(s)
-    if tokens_known <= 2 ** (s + 1) - 1:  # no token of more than one integer
+    if tokens_known <= 2 ** (s + 1) - 1:  # every token determines its integer
         return least[tokens], end
     size, used = _sizes(np.abs(least)[tokens], width[tokens], data[end:])
     return np.where(tokens % 2 == 1, size, -size), end + used
 
 
 def entropy_bits(integers: Array) -> float:
-    """The zeroth-order entropy of a layer of integers, in bits for the whole layer."""
+    """Return the zeroth-order entropy of a layer of integers, in bits for the whole layer."""
     if not len(integers):
         return 0.0
     counts = np.unique(integers, return_counts=True)[1].astype(np.float64)
@@ -102,12 +102,12 @@ def entropy_bits(integers: Array) -> float:
 
 
 def encode_layers(integers: Array, spec: Spec) -> bytes:
-    """The integers of a tensor, (count,) int64, layer by layer."""
+    """Encode the integers of a tensor, (count,) int64, layer by layer."""
     return b"".join(encode_integers(integers[s.offset : s.offset + s.size]) for s in spec.layout.slices)
 
 
 def decode_layers(data: memoryview, spec: Spec) -> Array:
-    """The integers of a tensor, (count,) int64."""
+    """Decode the integers of a tensor, (count,) int64."""
     out, at = np.empty(spec.count, dtype=np.int64), 0
     for s in spec.layout.slices:
         out[s.offset : s.offset + s.size], used = decode_integers(data[at:], s.size)
@@ -118,13 +118,13 @@ def decode_layers(data: memoryview, spec: Spec) -> Array:
 
 
 def layer_bounds(spec: Spec, beside: int = 0) -> tuple[Bound, ...]:
-    """The bound of a part that contains `beside` bytes and all layers, entropy-coded."""
+    """Return the bound of a part that contains `beside` bytes and all entropy-coded layers."""
     layers = len(spec.layout.slices)
     return (Bound("values", beside + LEAST * layers, beside + max(spec.dense_bytes, FEW * layers)),)
 
 
 def layers_entropy(data: memoryview, spec: Spec) -> float:
-    """The sum of the zeroth-order entropies of all layers, in bits."""
+    """Return the sum of the zeroth-order entropies of all layers, in bits."""
     integers = decode_layers(data, spec)
     return sum(entropy_bits(integers[s.offset : s.offset + s.size]) for s in spec.layout.slices)
 
@@ -137,7 +137,7 @@ def _buckets_of(s: int) -> int:
 
 
 def _tokens(integers: Array, size: Array, s: int) -> tuple[Array, Array]:
-    """The token of every integer, and the number of its bits that do not follow from the token."""
+    """Return the token of every integer, and the number of bits that the token does not determine."""
     if int(size.max(initial=0)) < 2**s:
         return (2 * size - (integers > 0)).astype(np.int32), np.zeros(len(size), dtype=np.int64)
     octave = np.frexp(size.astype(np.float64))[1].astype(np.int64) - 1  # floor(log2), exact below 2^53
@@ -158,7 +158,7 @@ def _expected(integers: Array, size: Array, s: int, count: int) -> float:
 
 @cache
 def _table(s: int) -> tuple[Array, Array]:
-    """For every token, its smallest integer, and the number of bits that do not follow from the token."""
+    """Return each token's integer of smallest magnitude, and the number of bits the token leaves open."""
     tokens = np.arange(2 * _buckets_of(s), dtype=np.int64)
     bucket = (tokens + 1) // 2
     single = bucket < 2**s
@@ -169,7 +169,7 @@ def _table(s: int) -> tuple[Array, Array]:
 
 
 def _rest(size: Array, width: Array) -> bytes:
-    """The low `width` bits of each integer's size, ordered by width and then by position."""
+    """Return the low `width` bits of each integer's size, ordered by width and then by position."""
     bits = [
         ((size[width == w][:, None] >> np.arange(w - 1, -1, -1)) & 1).astype(np.uint8).reshape(-1)
         for w in range(1, int(width.max(initial=0)) + 1)
@@ -178,7 +178,7 @@ def _rest(size: Array, width: Array) -> bytes:
 
 
 def _sizes(size: Array, width: Array, data: memoryview) -> tuple[Array, int]:
-    """|k| from the least sizes and the low bits at the start of `data`, and the number of bytes read."""
+    """Add the low bits at the start of `data` to the smallest sizes; return |k| and the bytes read."""
     total = int(width.sum())
     used = -(-total // 8)
     if used > len(data):
@@ -199,7 +199,7 @@ def _sizes(size: Array, width: Array, data: memoryview) -> tuple[Array, int]:
 
 
 def _as_bytes(counts: Array) -> Array:
-    """Every count as the nearest byte of the table; at least 1 for a token that occurs."""
+    """Convert every count to the nearest byte of the table, at least 1 for a token that occurs."""
     exponent = np.maximum(np.frexp(counts.astype(np.float64))[1] - 4, 0)  # counts below 16 are exact
     mantissa = np.rint(counts / 2.0**exponent).astype(np.int64)  # 8 to 16, or 1 to 15 with exponent 0
     carries = mantissa == 16
@@ -209,7 +209,7 @@ def _as_bytes(counts: Array) -> Array:
 
 
 def _frequencies(table: Array) -> Array:
-    """The values of a table's bytes: 0 to 7, then eight per octave."""
+    """Return the frequencies of a table's bytes: 0 to 7, then eight values per octave."""
     wide = table.astype(np.int64)
     return np.where(wide < 8, wide, (8 + wide % 8) << np.minimum(np.maximum(wide // 8 - 1, 0), 50))
 

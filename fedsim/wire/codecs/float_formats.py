@@ -1,4 +1,4 @@
-"""Every value by itself, in whole or half precision."""
+"""Codecs that send every value as it is, or as a 16-bit float."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dense() -> Codec:
 
 
 def half(name: str, kind: torch.dtype) -> Codec:
-    """Rounded to nearest, ties to even."""
+    """Return a codec of 16-bit floats, rounded to nearest, ties to even."""
 
     def pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...]:
         return (("values", raw_bytes(x.to(kind))),)

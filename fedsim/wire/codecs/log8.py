@@ -1,13 +1,11 @@
-"""One byte per value: 256 logarithmic levels per layer, between its smallest positive and largest value.
+"""One byte per value: 256 logarithmic levels per layer, from its smallest positive to its largest value.
 
-values = per layer the range as two float32, then one byte per value
-
+    values    the ranges lo, hi of all layers (float32), then one byte per value
     level_k = lo (hi / lo)^(k / 255),   lo = max(smallest positive value, 1e-9 hi)
 
-The largest relative error is (hi / lo)^(1 / 510) - 1, at most 4.2 %; positive values below 1e-9 of the
-largest (or 1.2e-38, if that is more) become that. In a layer with zeros, byte 0 stands for zero, exactly,
-and 255 levels remain (508 in the place of 510); the range's lower end is then negated to say so. Of a
-layer of zeros, both ends are 0.
+The relative error is at most (hi / lo)^(1 / 510) - 1 <= 4.2 %. Positive values below 1e-9 hi (or below
+1.2e-38, if that is more) become this limit. In a layer with zeros, byte 0 is exactly 0, 255 levels remain
+(508 replaces 510), and -lo is sent to mark the layer. In a layer that has only zeros, lo and hi are 0.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from fedsim.wire.codecs.base import (
 DEPTH = 1e-9
 """Smallest level of a layer, as a fraction of its largest value."""
 _NORMAL = np.finfo(np.float32).tiny
-"""No level is denormal: a thread that flushes those would decode another number."""
+"""The lower limit of levels, unless all values are below it; some threads flush denormal numbers to 0."""
 _WHY = "this codec has no levels below zero; it is for a precision or a curvature"
 
 
@@ -45,7 +43,7 @@ def log8() -> Codec:
 def _pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
     values = flat32(x)
     if values.size and not (values.min() >= 0 and np.isfinite(values.max())):
-        return None  # a NaN makes both ends NaN
+        return None  # min and max are NaN if any value is NaN
     ranges = np.zeros((len(spec.layout.slices), 2), dtype=np.float32)
     codes = np.zeros(spec.count, dtype=np.uint8)
     for i, s in enumerate(spec.layout.slices):
@@ -69,7 +67,7 @@ def _step(lo: float, hi: float, first: int) -> float:
 
 
 def _levels(lo: float, hi: float) -> Array:
-    """The float32 values of the 256 bytes in a layer."""
+    """Return the float32 values of the 256 bytes in a layer."""
     if not (math.isfinite(lo) and math.isfinite(hi) and abs(lo) <= hi):
         raise WireError(f"a logarithmic range from {abs(lo):g} to {hi:g}")
     out = np.zeros(256, dtype=np.float32)

@@ -1,26 +1,26 @@
-"""Probabilities of masks, and masks drawn from them: fields of kind probability, values q in [0, 1].
+"""Codecs for the probabilities of masks: fields of kind probability, values q in [0, 1].
 
-    bernoulli   a mask m ~ Bernoulli(q), entropy-coded: about the entropy of m given the broadcast's p
-    mrc:b       a mask distributed about as m ~ Bernoulli(q), as an index of b bits per block
+    bernoulli   a mask m ~ Bernoulli(q), entropy-coded, of about the entropy of m given the broadcast's p
+    mrc:b       a mask with approximately the distribution Bernoulli(q), as an index of b bits per block
     levels:b    q itself as the nearest multiple of 2^-b, entropy-coded
 
 bernoulli and mrc send a sample instead of q: the decoded values are 0 and 1, and their mean over messages is
-q. In an upload, p is the same field of the broadcast that the upload answers; if there is none, bernoulli
-codes layer by layer, and mrc takes p = 1/2. In a broadcast, mrc:b+last takes p from the last broadcast, and
-mrc:bxN sends N samples, whose mean is the decoded value.
+q. In an upload, p is the same field of the answered broadcast. If the broadcast does not have this field,
+bernoulli encodes layer by layer, and mrc uses p = 1/2. In a broadcast, mrc:b+last takes p from the last
+broadcast, and mrc:bxN sends N samples, whose mean is the decoded value.
 
-Minimal random coding (mrc). Both ends draw 2^b candidates of a block from Bernoulli(p), by an integer hash
-of the message's key, so that any bit of any candidate can be computed alone and two machines agree. The
-sender chooses candidate c with probability in proportion to q(c) / p(c), and sends its number. Samples are
-exact if 2^b is much larger than exp(KL); with fewer candidates they are biased towards p. So the number of
-places in a block is chosen for a mean KL of b - SPARE bits, and sent before the indices of a layer. The
-places of a layer are permuted first, so that its blocks have about the same KL (differs from the sources,
-which choose blocks by position).
+Minimal random coding (mrc). Both ends draw 2^b candidates of a block from Bernoulli(p). An integer hash of
+the message's key computes every bit of a candidate on its own, and equally on all machines. The sender
+chooses candidate c with probability proportional to q(c) / p(c), and sends its number. Samples are exact if
+2^b is much larger than exp(KL); with fewer candidates, they are biased towards p. Therefore the number of
+places (entries of the field) in a block is chosen for a mean KL of b - SPARE bits, and is sent before the
+indices of a layer. The places of a layer are permuted first, which gives its blocks about the same KL
+(differs from the sources, which choose blocks by position).
 
 Sources: FedPM, Isik et al. 2023, https://arxiv.org/abs/2209.15328 (bernoulli); minimal random coding,
 Havasi et al. 2019, Algorithm 1, https://arxiv.org/abs/1810.00440; KLMS, Isik, Pase et al. 2024,
-https://arxiv.org/abs/2306.12625 (upwards, one size of block each layer); BiCompFL, Egger et al. 2025,
-https://arxiv.org/abs/2502.00206 (both directions, the mean of N samples downwards)."""
+https://arxiv.org/abs/2306.12625 (uploads, one block size per layer); BiCompFL, Egger et al. 2025,
+https://arxiv.org/abs/2502.00206 (both directions, the mean of N samples in broadcasts)."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ _codec = partial(
     Codec, lossy=True, kinds=frozenset({"probability"}), why="this codec is for probabilities of masks"
 )
 BINS = 16
-"""The number of intervals of the broadcast's p; bernoulli has a table of frequencies for each."""
+"""The number of intervals of p; bernoulli has one table of frequencies for each interval."""
 FEWEST, MOST = 3, 12
-"""Bits of a block of mrc."""
+"""The limits of b in mrc."""
 SAMPLES = 64
 """The largest N of mrc."""
 SPARE = 2.0
-"""Bits of an index above the mean KL of a block. The mean of the samples goes 0.8 of the way from p to q;
-with 5 it would go 0.93, for twice the bytes (docs/decisions/028-masks.md)."""
+"""The bits by which an index exceeds the mean KL of a block. The mean of the samples covers 0.8 of the way
+from p to q; SPARE = 5 would cover 0.93, for twice the bytes (docs/decisions/028-masks.md)."""
 LONGEST = 1 << 14
 """The largest number of places in a block."""
 PRIOR = 0.02
-"""p of mrc is held in [PRIOR, 1 - PRIOR], so that every mask can be a candidate."""
+"""mrc clips p to [PRIOR, 1 - PRIOR], so that every mask can be a candidate."""
 HEAD = struct.Struct("<I")
 """The number of places in a layer's blocks."""
 UNIT = 1 << 16
 INDICES = 1 << 16
-"""Values that are packed or unpacked at once, a multiple of 8; this bounds the memory of their bits."""
+"""The number of indices packed or unpacked at a time, a multiple of 8; it limits the memory of their bits."""
 
 
 def bernoulli() -> Codec:
@@ -93,7 +93,7 @@ def mrc(b: int, samples: int = 1, last: bool = False) -> Codec:
 
 
 def _probabilities(x: Tensor) -> Array | None:
-    """q (count,) float64; None for values that are no probabilities."""
+    """Return q, (count,) float64; None if a value is not a probability."""
     q = flat32(x).astype(np.float64)
     return q if np.isfinite(q).all() and ((q >= 0) & (q <= 1)).all() else None
 
@@ -102,8 +102,7 @@ def _probabilities(x: Tensor) -> Array | None:
 
 
 def _bins(ref: Tensor | None, spec: Spec) -> list[Array]:
-    """Return the groups of places that share a table: those with similar p or, without p, those of a
-    layer."""
+    """Return the groups of places that share a table: places of similar p or, without p, of one layer."""
     if ref is None:
         return [np.arange(s.offset, s.offset + s.size) for s in spec.layout.slices]
     bins = np.minimum((flat32(ref) * BINS).astype(np.int64), BINS - 1)
@@ -164,14 +163,14 @@ def _stream(spec: Spec) -> RandomStream:
 
 
 def _thresholds(ref: Tensor | None, spec: Spec) -> Array:
-    """p in units of 1 / UNIT, (count,) uint64: integers, so that both ends have the same."""
+    """Return p in units of 1 / UNIT, (count,) uint64; integers are equal at both ends."""
     p = np.full(spec.count, 0.5) if ref is None else flat32(ref).astype(np.float64)
     thresholds: Array = np.rint(UNIT * p.clip(PRIOR, 1 - PRIOR)).astype(np.uint64)
     return thresholds
 
 
 def _hash(counters: Array, key: int) -> Array:
-    """64 random bits for every counter, uint64: the finaliser of SplitMix64 (Steele et al. 2014)."""
+    """Return 64 random bits for every counter, uint64, by SplitMix64's finaliser (Steele et al. 2014)."""
     with np.errstate(over="ignore"):
         z = (counters + np.uint64(key % 2**64)) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -188,7 +187,7 @@ def _candidate(number: int, size: int, key: int) -> Array:
 
 
 def _drawn(numbers: Array, size: int, key: int) -> Array:
-    """Return such integers with place i from candidate numbers[i]; only these places are computed."""
+    """Return place i of candidate numbers[i] for every i, (size,) uint64; compute only these places."""
     words, places = -(-size // 4), np.arange(size, dtype=np.uint64)
     counters = numbers.astype(np.uint64) * np.uint64(words) + places // np.uint64(4)
     lanes = np.uint64(16) * (places % np.uint64(4))
@@ -197,7 +196,7 @@ def _drawn(numbers: Array, size: int, key: int) -> Array:
 
 
 def _layers(spec: Spec) -> Iterator[tuple[int, int, int, Array]]:
-    """Offset, size, key and permutation of every layer."""
+    """Yield the offset, size, key and permutation of every layer."""
     stream = _stream(spec)
     for number, s in enumerate(spec.layout.slices):
         order = stream.numpy(f"order {number}").permutation(s.size)
@@ -209,12 +208,12 @@ def _mrc_bounds(b: int, samples: int, spec: Spec) -> tuple[Bound, ...]:
     for s in spec.layout.slices:
         least += HEAD.size + -(-samples * b * -(-s.size // LONGEST) // 8)
         most += HEAD.size + -(-samples * b * s.size // 8)
-    few = max(spec.dense_bytes, FEW * len(spec.layout.slices), least)  # longer layers are sent dense
+    few = max(spec.dense_bytes, FEW * len(spec.layout.slices), least)  # a longer part is sent dense
     return (Bound("values", least, min(most, few)),)
 
 
 def _length(b: int, kl: float, size: int) -> int:
-    """Places of a block, from the layer's mean KL per place in bits."""
+    """Return the number of places of a block, from the layer's mean KL per place in bits."""
     longest, room = max(1, min(size, LONGEST)), b - SPARE
     return longest if kl * longest <= room else max(1, int(room / kl))
 
@@ -249,7 +248,7 @@ def _best(
     starts: Array,
     draws: np.random.Generator,
 ) -> Array:
-    """The number of a candidate in every block, drawn in proportion to q(c) / p(c) by the Gumbel trick."""
+    """Draw a candidate's number for every block, in proportion to q(c) / p(c), by the Gumbel-max trick."""
     best = np.full(len(starts), -math.inf)
     index = np.zeros(len(starts), dtype=np.int64)
     for candidate in range(2**b if size else 0):
@@ -287,7 +286,7 @@ def _unpack_mrc(
 
 
 def _packed(indices: Array, b: int) -> bytes:
-    """Numbers below 2^b, b bits each."""
+    """Pack numbers below 2^b, with b bits each."""
     shifts, out = np.arange(b - 1, -1, -1), []
     for at in range(0, len(indices), INDICES):
         bits = ((indices[at : at + INDICES, None] >> shifts) & 1).astype(np.uint8)
@@ -296,7 +295,7 @@ def _packed(indices: Array, b: int) -> bytes:
 
 
 def _unpacked(data: memoryview, count: int, b: int) -> Array:
-    """The numbers, (count,) uint16, of the ceil(count b / 8) bytes of `data`."""
+    """Unpack the numbers, (count,) uint16, from the ceil(count b / 8) bytes of `data`."""
     if data and data[-1] & ((1 << (-count * b % 8)) - 1):
         raise WireError("bits behind the last index")
     numbers, values = np.empty(count, dtype=np.uint16), 1 << np.arange(b - 1, -1, -1)

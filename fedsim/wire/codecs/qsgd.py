@@ -1,11 +1,11 @@
-"""The literature's quantiser, for comparison: unbiased, b bits for every value.
+"""QSGD, the standard unbiased quantiser of the literature, with b bits per value, for comparison.
 
     bucket of 512 values, h = max |v|, s = 2^(b-1) - 1
     v  ->  h sign(v) k / s,   k = floor(s |v| / h + U),  U uniform on [0, 1)
 
-E[decoded] = v. The integers k with their signs are entropy-coded layer by layer (fedsim.wire.codecs.entropy),
-each bucket's h is a float32 before them. Upwards a field that the broadcast has, too, is quantised as its
-distance from that.
+E[decoded] = v. The h of all buckets (float32) are sent first, then the signed integers k, entropy-coded layer
+by layer (fedsim.wire.codecs.entropy). In an upload, a field that the broadcast also has is quantised as its
+difference from the broadcast.
 
 Source: QSGD, Alistarh et al. 2017, Sec. 3.1, and Sec. 5 for buckets of 512 and the maximum as the norm,
 https://arxiv.org/abs/1610.02132. Differs: a range coder instead of Elias codes.
@@ -24,7 +24,7 @@ from fedsim.wire.codecs.entropy import FEW, LEAST, decode_layers, encode_layers,
 
 BUCKET = 512
 FEWEST, MOST = 2, 16
-"""Bits."""
+"""The limits of b."""
 
 
 def qsgd(b: int) -> Codec:
@@ -52,7 +52,7 @@ def _bounds(spec: Spec) -> tuple[Bound, ...]:
 
 
 def _scales(largest: Array, spec: Spec) -> Array:
-    """h of every value's bucket, float64."""
+    """Return the h of every value's bucket, float64."""
     scales: Array = np.repeat(largest.astype(np.float64), BUCKET)[: spec.count]
     return scales
 

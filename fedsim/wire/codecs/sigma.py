@@ -1,43 +1,43 @@
-"""Few bits for a posterior: means in units of their own standard deviation, precisions by their logarithm.
+"""Quantisers for a posterior: means in units of their standard deviation, precisions by their logarithm.
 
     sigma:c   u = (m - m_ref) sqrt(S), as a multiple of c       m = m_ref + c k / sqrt(S)
     ratio:e   log(S / S_ref), as a multiple of e                S = S_ref exp(e k)
 
-Upwards the references are the fields of the broadcast that the upload answers, as the client decoded them; S
-is the broadcast's precision. A broadcast has no reference (m_ref = 0, S_ref = 1), or with +last the last
-broadcast as decoded, or with +own the last one that its client got (fedsim.own_references); S is the decoded
-precision of the same message. The integers k are entropy-coded layer by layer (fedsim.wire.codecs.entropy).
-fedsim.wire.message_context has the references.
+In an upload, the references are the fields of the answered broadcast, as the client decoded them, and S is
+the broadcast's precision. In a broadcast, S is the decoded precision of the same message, m_ref = 0 and
+S_ref = 1. With +last, the references are the fields of the last broadcast as decoded; with +own, of the last
+broadcast that the client got (fedsim.own_references). fedsim.wire.message_context provides the references.
+The integers k are entropy-coded layer by layer (fedsim.wire.codecs.entropy).
 
 The step of a mean:
 
     sigma:c      c standard deviations
-    sigma:P%     so large that P % of the k in this message are not 0
-    sigma:auto   so large that the rounding error has a tenth of the size of u, as root mean squares
+    sigma:P%     the step with which P % of the k in this message are not 0
+    sigma:auto   the step with which the rounding error is a tenth of u (root mean squares)
 
-The last two send the step, a float32, before the layers. Late rounds, whose changes are small, then neither
-stall nor waste bits. P % fixes the bits, about 0.35 a value for 5 % and 0.65 for 10 %, and outliers do
-not enlarge the step.
+sigma:P% and sigma:auto send the step, a float32, before the layers. The step follows the size of the changes,
+so late rounds with small changes neither stall nor waste bits. sigma:P% fixes the number of bits (about 0.35
+per value for 5 % and 0.65 for 10 %), and outliers do not enlarge its step.
 
 Rounding:
 
-    (nothing)    to the nearest level
-    +random      to one of the two levels around it, so that the decoded m or S is unbiased
-    +dither      sigma only: u plus noise of a stream that both ends know, which the decoder subtracts; the
+    (no flag)    to the nearest level
+    +random      to one of the two neighbouring levels, at random, so that the decoded m or S is unbiased
+    +dither      sigma only: adds noise from a stream that both ends know, and the decoder subtracts it; the
                  error is uniform, independent of the mean, and 0 on average (Ziv 1985; Zamir and Feder 1992)
 
-Rounding at random keeps zeros: a change far below the step has k = 0 nearly always, and few bits. An
-algorithm with a dual needs no error feedback, t <- t + rho C(change) being DIANA's rule (Mishchenko et al.,
-arXiv:1901.09269, Alg. 1): for unbiased C of variance at most omega |change|^2 and rho <= 1 / (1 + omega) it
-has the fixed point of exact messages (docs/decisions/059-one-bit.md).
+Random rounding keeps zeros: a change far below the step nearly always has k = 0 and few bits. An algorithm
+with a dual needs no error feedback, because t <- t + rho C(change) is DIANA's rule (Mishchenko et al.,
+arXiv:1901.09269, Alg. 1). If C is unbiased with variance at most omega |change|^2 and rho <= 1 / (1 + omega),
+this rule has the fixed point of exact messages (docs/decisions/059-one-bit.md).
 
-A step of c costs c^2 / 24 nats of KL per parameter, a step of e about e^2 / 48. This does not measure the
-error of a dual, which is a difference of decoded values: docs/compression.md has steps without loss.
+A step of c costs c^2 / 24 nats of KL per parameter, and a step of e about e^2 / 48. These costs exclude the
+error of a dual, which is a difference of decoded values; docs/compression.md has steps without loss.
 
-To the nearest level, the error of a mean is at most c / 2 of its standard deviation and the relative error of
-a precision at most exp(e / 2) - 1; at random, c and exp(e) - 1. No sign changes. A zero of a curvature stays
-zero: k counts from 1 on, and 0 stands for it. Levels exp(e k) are rounded correctly, so that two machines
-decode alike.
+With rounding to the nearest level, the error of a mean is at most c / 2 standard deviations and the relative
+error of a precision at most exp(e / 2) - 1; with random rounding, c and exp(e) - 1. No sign changes. A zero
+of a curvature stays zero: the integer 0 stands for it, and a multiple k >= 0 is sent as k + 1. The levels
+exp(e k) are correctly rounded, so all machines decode the same values.
 
 Source: entropy-coded scalar quantisation (Gish and Pierce 1968), here in the units of the posterior; random
 rounding as in QSGD (Alistarh et al. 2017, Sec. 3.1, arXiv:1610.02132).
@@ -59,27 +59,27 @@ from fedsim.wire.codecs.base import ONE_SIGN, Array, Codec, Part, Spec, flat32, 
 from fedsim.wire.codecs.entropy import LARGEST, decode_layers, encode_layers, layer_bounds, layers_entropy
 
 TABLE = 1 << 16
-"""The number of entries by which a table of levels may exceed the number of values."""
+"""A table of levels may have this many more entries than the tensor has values."""
 SMALLEST = float(np.finfo(np.float32).tiny)
 _LOGARITHMS = 104.0
-"""No float32 is above exp(88.8) or, normal or not, below exp(-103.3)."""
+"""A bound of |log x|: a positive float32 x is between exp(-103.3), which is denormal, and exp(88.8)."""
 
 
 AUTO = "auto"
 PERCENT = "%"
-"""The suffix of a step by the share of numbers that are not 0."""
+"""The suffix of a step that is given by the percentage of integers that are not 0."""
 SHARE = 0.1
-"""The rounding's root mean square in sigma:auto, relative to that of the message's own change."""
+"""The root mean square of the rounding error in sigma:auto, divided by the root mean square of u."""
 STEP = struct.Struct("<f")
 LEAST_STEP, MOST_STEP = 1e-9, 1e6
 """The limits of a step that depends on the message, in standard deviations."""
 FINEST = 2.0**-30
-"""The least step that depends on the message, relative to its largest change."""
+"""The lower limit of a step that depends on the message, divided by the largest |u| of the message."""
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a number of steps becomes an integer: to the nearest, at random, or after adding dither."""
+    """The rule that rounds u to integers: to the nearest, at random, or after adding dither."""
 
     random: bool = False
     dither: bool = False
@@ -89,7 +89,7 @@ class Rounding:
         return "+random" * self.random + "+dither" * self.dither
 
     def draws(self, spec: Spec) -> Array:
-        """Numbers of this message, uniform on [0, 1) and equal at both ends, (count,) float64.
+        """Return random numbers, uniform on [0, 1) and equal at both ends, (count,) float64.
 
         Raises:
             WireError: If the message has no random stream.
@@ -99,16 +99,16 @@ class Rounding:
         return spec.stream.numpy("random" if self.random else "dither").random(spec.count)
 
     def noise(self, spec: Spec) -> Array | float:
-        """The dither, uniform on [-1/2, 1/2); 0 without dither."""
+        """Return the dither, uniform on [-1/2, 1/2); 0 without dither."""
         return self.draws(spec) - 0.5 if self.dither else 0.0
 
     def steps(self, u: Array, spec: Spec) -> Array:
-        """u (count,) as whole numbers, float64."""
+        """Round u, (count,), to whole numbers, float64."""
         steps: Array = np.floor(u + self.draws(spec)) if self.random else np.rint(u + self.noise(spec))
         return steps
 
     def step(self, unit: str, c: float, u: Array) -> float:
-        """The step of a message with changes u (count,), all finite, in their unit."""
+        """Return the step of a message, from its changes u, (count,), finite, in standard deviations."""
         size = np.abs(u)
         largest = float(size.max(initial=0.0))
         if unit == AUTO:
@@ -129,9 +129,9 @@ def sigma(
     last: bool = False,
     own: bool = False,
 ) -> Codec:
-    """The codec of a mean with steps of c standard deviations, or with a step for every message.
+    """Return the codec of a mean with steps of c standard deviations, or with a step for each message.
 
-    unit: '%' for the step with which c % of the numbers are not 0, 'auto' (c is ignored), or ''.
+    unit: '%' for the step with which c % of the integers are not 0, 'auto' (c is ignored), or ''.
     """
     how = Rounding(random, dither)
     alone, head = f"sigma:{AUTO if unit == AUTO else f'{c!r}{unit}'}{how.flags}", STEP.size if unit else 0
@@ -155,7 +155,7 @@ def sigma(
 
 
 def ratio(e: float, random: bool = False, last: bool = False, own: bool = False) -> Codec:
-    """The codec of a precision or curvature with steps of e in the logarithm."""
+    """Return the codec of a precision or curvature with steps of e in the logarithm."""
     how = Rounding(random)
     alone = f"ratio:{e!r}{how.flags}"
     return Codec(
@@ -183,7 +183,7 @@ def _suffix(last: bool, own: bool) -> str:
 
 
 def _step(c: float, spec: Spec) -> Array:
-    """c standard deviations of every parameter, float64."""
+    """Return c standard deviations of every parameter, float64."""
     if spec.scale is None:
         raise WireError("sigma needs the precision of the message, or of the broadcast")
     step: Array = c / np.sqrt(flat32(spec.scale).astype(np.float64))
@@ -234,13 +234,13 @@ def _pack_ratio(
         return None
     base = _base(spec, ref)
     u = np.log(np.where(zeros, 1.0, values) / base) / e
-    if how.random:  # between two levels, so that the decoded precision, not its logarithm, is unbiased
+    if how.random:  # interpolate so that the decoded precision, not its logarithm, is unbiased
         whole = np.floor(u)
         u = whole + np.expm1(e * (u - whole)) / math.expm1(e)
     steps = how.steps(u, spec)
     if (np.abs(steps * e) > 2 * _LOGARITHMS).any():
         return None
-    if (base * np.exp(e * steps) < SMALLEST).any():  # it might become 0
+    if (base * np.exp(e * steps) < SMALLEST).any():  # the decoded value might become 0
         return None
     return _packed(np.where(zeros, 0, np.where(steps >= 0, steps + 1, steps)), spec)
 
@@ -256,12 +256,12 @@ def _unpack_ratio(e: float, parts: tuple[memoryview, ...], spec: Spec, ref: Tens
 
 
 def _levels(e: float, integers: Array, least: int, largest: int) -> Array:
-    """The level of every integer; each is computed once."""
+    """Return the level of every integer; equal levels are computed once."""
     if largest - least > integers.size + TABLE:
         distinct, which = np.unique(integers, return_inverse=True)
         return np.array([_level(e, int(k)) for k in distinct])[which.reshape(-1)]
     table = np.zeros(largest - least + 1)
-    table[integers - least] = 1.0  # those that occur
+    table[integers - least] = 1.0  # mark the integers that occur
     table[:] = [_level(e, k) if occurs else 0.0 for k, occurs in enumerate(table, least)]
     levels: Array = table[integers - least]
     return levels
@@ -269,12 +269,12 @@ def _levels(e: float, integers: Array, least: int, largest: int) -> Array:
 
 @lru_cache(maxsize=1 << 16)
 def _level(e: float, k: int) -> float:
-    """exp of the multiple of e that k stands for, correctly rounded; 0 for 0."""
+    """Return exp of the multiple of e that k stands for, correctly rounded; 0 for k = 0."""
     return float((Decimal(e) * (k - 1 if k > 0 else k)).exp()) if k else 0.0
 
 
 def _base(spec: Spec, ref: Tensor | None) -> Array:
-    """The reference of a precision where it is positive and finite, else 1."""
+    """Return the reference of a precision where it is positive and finite, else 1."""
     if ref is None:
         return np.ones(spec.count)
     base = flat32(ref).astype(np.float64)
@@ -286,7 +286,7 @@ def _base(spec: Spec, ref: Tensor | None) -> Array:
 
 
 def _packed(steps: Array, spec: Spec) -> tuple[Part, ...] | None:
-    if not (np.abs(steps) <= LARGEST).all():  # NaN, too
+    if not (np.abs(steps) <= LARGEST).all():  # refuses NaN, too
         return None
     data = encode_layers(steps.astype(np.int64), spec)
     return (("values", memoryview(data)),) if len(data) <= layer_bounds(spec)[0].most else None

@@ -1,9 +1,9 @@
 """A user's own codec, FILE.py:NAME: a fedsim.Codec, or a function without arguments that returns one.
 
-It is tried before a run: what it packs must have the sizes that its bounds say, and must unpack to the same
-tensor, or if it is lossy to a finite one. On the wire its name is
-STEM:NAME@DIGEST, with the first digits of its file's sha256, so that two versions of a file are two codecs. A
-name in a message's header never loads a file.
+The codec is tested before a run. Its parts must have sizes within its bounds, and must unpack to the original
+tensor, or to a finite tensor if the codec is lossy. On the wire, its name is STEM:NAME@DIGEST, with the first
+digits of the file's sha256, so two versions of a file are two codecs. A name in the header of a message never
+causes a file to be loaded.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fedsim.wire.codecs.base import ONE_SIGN, Codec, Part, Spec, Unpacker
 
 OPTION = "--codec"
 LONGEST_NAME = 64
-"""The length of the longest name of a codec in a message's header (fedsim.wire.envelope)."""
+"""The largest length of a codec's name in the header of a message (fedsim.wire.header)."""
 DIGITS = 8
 """The number of digits of a file's sha256 in the name of its codec."""
 _loaded: dict[str, Codec] = {}
-"""By name on the wire."""
+"""The loaded codecs by their names on the wire."""
 
 
 def users_codec(name: str) -> Codec | None:
-    """The codec of FILE.py:NAME, or of the wire name of one that was loaded; None for any other name.
+    """Return the codec of FILE.py:NAME, or of the wire name of a loaded codec; None for any other name.
 
     Raises:
-        UsageError: if it is no codec, or does not keep what it promises.
+        UsageError: If the object is not a codec, or if the codec fails its test.
     """
     if not plugins.is_spec(name):
         return _loaded.get(name)
@@ -62,7 +62,7 @@ def _created(spec: str, result: object, short: str) -> Codec:
 
 
 def _strict(unpack: Unpacker, short: str) -> Unpacker:
-    """The unpacker, for bytes that anybody may have sent: any exception says that they are damaged."""
+    """Wrap an unpacker for untrusted bytes: check the tensor, and turn any exception into a WireError."""
 
     def checked(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
         try:
@@ -80,7 +80,7 @@ def _strict(unpack: Unpacker, short: str) -> Unpacker:
 
 
 def _try(created: Codec, spec: str) -> None:
-    """Round trips of tensors of several sizes, layers and magnitudes, zeros among them."""
+    """Test round trips of tensors of several sizes, layers and magnitudes, including zeros."""
     generator = torch.Generator().manual_seed(0)
     layers = Layout((Slice("a", (60,), 0, 60), Slice("b", (4, 10), 60, 40)))
     for count, layout in ((1, None), (7, None), (100, layers), (4096, None)):
@@ -98,7 +98,7 @@ def _round_trip(created: Codec, x: Tensor, label: Spec, ref: Tensor | None, spec
         parts, again = created.pack(x, label, ref), created.pack(x, label, ref)
     if not torch.equal(x, before):
         raise _broken(created, label, "its packer changes the tensor")
-    if parts is None:  # it cannot stand for these values; they would be sent dense
+    if parts is None:  # the codec cannot represent these values; they would be sent dense
         return
     with plugins.user_code_errors(spec, OPTION, f"reading what it packs of {label.count} numbers"):
         if again is None or _bytes(parts) != _bytes(again):

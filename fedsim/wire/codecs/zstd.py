@@ -1,12 +1,12 @@
-"""Lossless codecs: byte shuffle and zstd, of the values or of their distance from a reference.
+"""Lossless codecs: byte shuffle and zstd, of the values or of their difference from a reference.
 
-The zstd frames declare their size, so a receiver knows it before it decompresses them.
+A zstd frame declares the size of its content, so a receiver knows the size before it decompresses the frame.
 
     delta:  key(x) = b if b >= 0 else b xor (2^(n-1) - 1),  b = the bits of x as a signed integer
             z      = zigzag(key(x) - key(ref) mod 2^n)
 
-key keeps the order of the floats (-0 next to 0), so close floats are close integers, and it is one to
-one on all bit patterns, NaN payloads included. Measured: docs/references/bytes.md#lossless-codecs.
+`key` keeps the order of the floats (-0 next to 0), so close floats have close integers. It is one-to-one on
+all bit patterns, including NaN payloads. Measurements: docs/references/bytes.md#lossless-codecs.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ def _bounds(spec: Spec) -> tuple[Bound, ...]:
 
 
 def _fold(bits: Array) -> Array:
-    """Bits to key and, as it is its own inverse, key to bits."""
+    """Convert bits to keys, or keys to bits; the function is its own inverse."""
     top = 8 * bits.itemsize - 1
     flipped: Array = bits ^ ((bits >> top) & np.iinfo(bits.dtype).max)
     return flipped
 
 
 def ordered(x: Tensor) -> Array:
-    """The bits of floats as signed integers in the floats' order."""
+    """Return the keys of floats: their bits as signed integers in the order of the floats."""
     return _fold(np.frombuffer(raw_bytes(x), dtype=_SIGNED[x.itemsize]))
 
 
 def _zigzag(difference: Array) -> Array:
-    """0, -1, 1, -2, ... as 0, 1, 2, 3, ...: small distances in either direction have high bytes 0."""
+    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., so that the high bytes of small differences are 0."""
     top = 8 * difference.itemsize - 1
     z: Array = ((difference << 1) ^ (difference >> top)).view(_UNSIGNED[difference.itemsize])
     return z
@@ -85,19 +85,18 @@ def _zigzag(difference: Array) -> Array:
 
 LEVEL = 3
 SLACK = 64
-"""Bytes that a zstd frame may add to its content, beside 1/256 of it."""
+"""Bytes that a zstd frame may add to its content, in addition to 1/256 of the content."""
 
 
 def compressed(data: bytes) -> bytes:
-    """One zstd frame that declares its size; of nothing, nothing."""
+    """Compress data to one zstd frame that declares its size; return no bytes for empty data."""
     return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(data) if data else b""
 
 
 def expanded(frame: memoryview, nbytes: int) -> bytes:
-    """The `nbytes` bytes in a frame.
+    """Return the `nbytes` bytes in a frame.
 
-    The library takes memory for the size that a frame declares, whatever its max_output_size says. So the
-    declared size is checked first.
+    The declared size is checked first, because the library allocates this size and ignores max_output_size.
 
     Raises:
         WireError: If the frame is damaged or declares another size.
@@ -120,17 +119,17 @@ def expanded(frame: memoryview, nbytes: int) -> bytes:
 
 
 def bound(layer: str, nbytes: int, spec: Spec, beside: int = 0) -> Bound:
-    """Bytes of a part of `beside` plain bytes and `nbytes` compressed ones; dense is sent above its size."""
+    """Return the bound of a part of `beside` plain and `nbytes` compressed bytes, capped near dense size."""
     most = beside + (nbytes + (nbytes >> 8) + SLACK if nbytes else 0)
     return Bound(layer, beside, min(most, spec.dense_bytes + beside + SLACK))
 
 
 def shuffled(array: Array) -> bytes:
-    """All first bytes of the values, then all second bytes, ..."""
+    """Return the first bytes of all values, then all second bytes, and so on."""
     return np.ascontiguousarray(array).view(np.uint8).reshape(-1, array.itemsize).T.tobytes()
 
 
 def unshuffled(data: bytes, dtype: np.dtype[np.generic]) -> Array:
-    """The values of shuffled bytes, in an array of its own."""
+    """Return the values of shuffled bytes as a new array."""
     columns = np.frombuffer(data, dtype=np.uint8).reshape(dtype.itemsize, -1)
     return np.ascontiguousarray(columns.T).reshape(-1).view(dtype)

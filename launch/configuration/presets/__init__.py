@@ -1,11 +1,10 @@
 """Presets: hyperparameters of algorithms for a data set, each with its source and the page of its results.
 
-An algorithm's own defaults were chosen on digits. A preset is a TOML file of this folder: the experiment, and
-for each algorithm the hyperparameters that were released by its authors or chosen on held-out training rows.
-tests/launch/test_presets.py checks that every entry equals the variant of the recipe whose results the page
-shows.
+The defaults of algorithms were chosen on digits. A preset is a TOML file in this folder. It has an experiment
+and, for each algorithm, hyperparameters that its authors released or that were chosen on held-out training
+rows. tests/launch/test_presets.py compares every entry with the recipe that produced the results.
 
-Imports nothing heavy, because options are resolved before the fork server is made.
+This module does not import torch, because options are resolved before the fork server starts.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ FOLDER = Path(__file__).parent
 class Settings:
     """One algorithm's hyperparameters, by dotted or short name, and their source.
 
-    variant: the variant's label in the preset's recipe, or in `recipe` if that is set. experiment: the
-    settings that differ from the preset's experiment.
+    `variant` is the variant's label in `recipe`, or in the preset's recipe if `recipe` is empty. `experiment`
+    has the settings that differ from the preset's experiment.
     """
 
     source: str
@@ -42,7 +41,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Preset:
-    """One file: a data set with its split and model, and settings by algorithm."""
+    """A preset: a data set with its split and model, and settings by algorithm."""
 
     name: str
     title: str
@@ -53,7 +52,7 @@ class Preset:
 
     @staticmethod
     def read(name: str) -> Preset:
-        """Read a preset of this folder."""
+        """Read a preset from this folder."""
         if name not in names():
             raise unknown("preset", name, names())
         path = FOLDER / f"{name}.toml"
@@ -65,7 +64,7 @@ class Preset:
 
     def tables(self, algo: str) -> dict[str, dict[str, Any]]:
         """Return the tables `experiment` and `hyperparameters` for an algorithm.
-        If the preset lacks the algorithm, they contain its data, and the algorithm's defaults apply."""
+        If the preset has no settings for the algorithm, `hyperparameters` is empty, and defaults apply."""
         settings = self.algorithm.get(algo)
         return {
             "experiment": {**self.experiment, **(settings.experiment if settings else {})},
@@ -73,7 +72,7 @@ class Preset:
         }
 
     def source_of(self, algo: str) -> str:
-        """Say in one line where an algorithm's hyperparameters come from."""
+        """Describe the source of an algorithm's hyperparameters in one line."""
         settings = self.algorithm.get(algo)
         if settings is None:
             return (
@@ -93,7 +92,7 @@ def names() -> tuple[str, ...]:
 
 
 def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a preset for an algorithm; `changes` override it (fedsim.preset)."""
+    """Return the experiment of a preset for an algorithm, overridden by `changes` (fedsim.preset)."""
     tables = Preset.read(name).tables(algo)
     hyperparameters = tables["hyperparameters"] | dict(dotted(changes.get("hyperparameters", {})))
     values = {**tables["experiment"], "algo": algo, **changes, "hyperparameters": hyperparameters}
@@ -101,15 +100,12 @@ def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experimen
 
 
 def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
-    """Return remarks, one line each, on hyperparameters that were left at their defaults.
-
-    The arguments are the same as in `remark`.
-    """
+    """Return one-line remarks on the hyperparameters. `preset` is the preset's name, if any."""
     return tuple(line for line in (remark(experiment, preset), step_remark(experiment)) if line)
 
 
 def step_remark(experiment: Experiment) -> str:
-    """Return one line if a step size's default counts all K clients, but rounds have fewer; else ""."""
+    """Return a line if a step size's default counts all K clients, but a round may ask fewer; else ""."""
     known = algorithms("algorithms").get(experiment.algo)
     if known is None or not asks_fewer(experiment):
         return ""
@@ -124,10 +120,7 @@ def step_remark(experiment: Experiment) -> str:
 
 
 def remark(experiment: Experiment, preset: str = "") -> str:
-    """Return one line on the origin of the hyperparameters; "" if there is nothing to say.
-
-    preset: the name of the preset, if one is used.
-    """
+    """Return a line on the origin of the hyperparameters, or "". `preset` is the preset's name, if any."""
     if preset:
         return Preset.read(preset).source_of(experiment.algo)
     ours = not plugins.is_spec(experiment.algo)
