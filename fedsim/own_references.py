@@ -20,7 +20,7 @@ from dataclasses import dataclass, make_dataclass, replace
 from functools import cache
 from typing import Any
 
-from fedsim.algorithm import AnyShard, Arrival, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.errors import UsageError
 from fedsim.wire.schema import map_tensors, optional_group
 from fedsim.wrapper import Wrapper
@@ -49,13 +49,15 @@ class OwnReferences(Wrapper):
         Raises:
             UsageError: If it cannot; the message says why.
         """
-        exchanges, why = self.inner.exchanges, ""
+        exchanges, inner_type, why = self.inner.exchanges, type(self.inner.unwrapped), ""
         if len(exchanges) > 1 or self.inner.default_rounds == 1:
             why = "has one round" if len(exchanges) == 1 else "has several exchanges a round"
         elif self.inner.setup:
             why = "has a set-up, after which the server is not the new one any more"
         elif optional_group(exchanges[0].down):
             why = "has broadcasts with a part that is one client's own"
+        elif not (inner_type.folds_stale or inner_type.sums_for is not Algorithm.sums_for):
+            why = "has a server that averages uploads as they are, with the coding errors of their broadcasts"
         elif exchanges[0].sums is None:
             why = "has a server that needs one broadcast for all uploads (it defines no add and from_sums)"
         if why:
@@ -112,11 +114,9 @@ class OwnReferences(Wrapper):
         inner, got = self.inner, list(server.got)
         exact = inner.broadcast(server.inner, ctx)
         sums = inner.sums(server.inner, exact, ctx)
-        relative = bool(inner.duals) or inner.unwrapped.folds_stale  # else uploads are averaged as they are
         for a in arrivals:
             got[a.client] = a.down
-            down = a.down if relative else exact
-            sums = inner.added(inner.sums_for(sums, down), down, [(a.client, a.up)], ctx)
+            sums = inner.added(inner.sums_for(sums, a.down), a.down, [(a.client, a.up)], ctx)
         inner_state = inner.from_sums(server.inner, exact, inner.sums_for(sums, exact), ctx)
         return self.server_type(inner_state, tuple(got))
 

@@ -192,7 +192,7 @@ def _markov(arguments: tuple[str, ...], population: ClientPopulation) -> Partici
 
 def _trace(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
     """Read a CSV file with the columns round and client; rounds that the file does not name are empty."""
-    path = Path(arguments[0])
+    path = Path(arguments[0]).expanduser()
     rounds: dict[int, set[int]] = {}
     try:
         with opened_text(path) as file:

@@ -32,6 +32,7 @@ from fedsim.learning.likelihoods import Tally, added
 from fedsim.learning.score_names import PERSONAL_NUMBERS
 from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
+from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import decode_own, encode
 from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import all_fields, map_tensors, optional_group
@@ -117,7 +118,9 @@ def personal_scores(
     """
     algorithm = with_epochs(problem.algorithm, problem.experiment.personalise)
     clients, ctx = len(problem.clients), problem.context(round + 1, 1, folds, len(problem.clients))
-    codecs, dims, layout = problem.codecs["down"], problem.dims, problem.net.layout
+    dims, layout = problem.dims, problem.net.layout
+    # no earlier broadcast is a reference here; without one, a code by +last or +own is too coarse
+    codecs = {name: c for name, c in problem.codecs["down"].items() if not codec(c).last}
     context = of_broadcast(None, codec_stream(problem.experiment.seed, round + 1, 1))
     sent = algorithm.broadcast(server, ctx)
     common = decode_own(

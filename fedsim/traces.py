@@ -34,7 +34,7 @@ def absolute(spec: str) -> str:
     if not spec.startswith(PREFIX):
         return spec
     path, modifiers = split(spec)
-    return f"{PREFIX}{Path(path).resolve()}{modifiers}"
+    return f"{PREFIX}{Path(path).expanduser().resolve()}{modifiers}"
 
 
 def digest(spec: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,18 +25,19 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 def opened_text(path: Path) -> Iterator[TextIO]:
     """Open a UTF-8 text file, with or without a byte order mark; line ends are kept, .gz is decompressed.
 
-    Another encoding raises a DataError, also inside the block. A file that does not open raises an OSError.
+    Another encoding or a damaged .gz raises a DataError, also inside the block. A file that does not open
+    raises an OSError.
     """
-    refuse_utf_16(path)
-    with _opened(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        try:
-            yield text
-        except UnicodeDecodeError as e:
-            raise DataError(
-                f"{path}: this is no text in UTF-8 (byte {e.object[e.start]:#04x}: {e.reason}); "
-                "save it as UTF-8"
-            ) from None
+    try:
+        refuse_utf_16(path)
+        with _opened(path) as file:
+            yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    except UnicodeDecodeError as e:
+        raise DataError(
+            f"{path}: this is no text in UTF-8 (byte {e.object[e.start]:#04x}: {e.reason}); save it as UTF-8"
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+        raise DataError(f"{path} is no whole .gz file: {e}") from None
 
 
 def read_text(path: Path) -> str:

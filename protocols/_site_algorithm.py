@@ -83,9 +83,10 @@ class Client:
 class SiteSums:
     """Sums of natural parameters over the uploads of an exchange so far, in float64.
 
-    q: the decoded broadcast. shift, precision: those of Consensus.total with these uploads; on an edge
-    server, the change by these uploads. product_shift, product_precision: those of prod q_k over the `count`
-    uploads; product_shift is None if the server does not average the q_k.
+    q: the decoded broadcast that the next upload answers. shift, precision: those of Consensus.total with
+    these uploads; on an edge server, the change by these uploads. product_shift, product_precision: those of
+    prod q_k over the `count` uploads; product_shift is None if the server does not average the q_k. centre:
+    the server's own q_g if uploads answer different broadcasts, else None.
     """
 
     q: Gaussian
@@ -94,6 +95,7 @@ class SiteSums:
     product_shift: Tensor | None = None
     product_precision: Tensor | float = 0.0
     count: float = 0
+    centre: Gaussian | None = None
 
     @property
     def factors(self) -> tuple[Gaussian, Gaussian | None]:
@@ -308,23 +310,30 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return SiteSums(q, total.shift, total.precision, torch.zeros_like(q.shift), 0 * q.precision)
 
     def add(self, sums: SiteSums, down: Any, k: int, up: Any, ctx: Context) -> SiteSums:
-        total, product = self.with_upload(sums.factors, up, sums.q, at=ctx.at(k))
+        total, product = self.with_upload(sums.factors, up, sums.q, sums.centre, at=ctx.at(k))
+        changed = replace(sums, shift=total.shift, precision=total.precision)
         if product is None:
-            return SiteSums(sums.q, total.shift, total.precision)
-        return SiteSums(
-            sums.q, total.shift, total.precision, product.shift, product.precision, sums.count + 1
-        )
+            return changed
+        averaged: dict[str, Any] = {"product_shift": product.shift, "product_precision": product.precision}
+        return replace(changed, **averaged, count=sums.count + 1)
 
     def sums_for(self, sums: SiteSums, down: Any) -> SiteSums:
-        return replace(sums, q=self.family.gaussian(down, sums.q.precision))
+        return replace(sums, q=self.family.gaussian(down, sums.q.precision), centre=sums.centre or sums.q)
 
     @accumulating
     def with_upload(
-        self, factors: tuple[Gaussian, Gaussian | None], up: Any, q: Gaussian, *, at: At
+        self,
+        factors: tuple[Gaussian, Gaussian | None],
+        up: Any,
+        q: Gaussian,
+        centre: Gaussian | None,
+        *,
+        at: At,
     ) -> tuple[Gaussian, Gaussian | None]:
         total, product = factors
         sent = self.family.gaussian(up, q.precision)
-        return self.rule(at).times_change(at.k, total, sent, q), product and product * sent
+        averaged = sent if centre is None or product is None else _moved(sent, q, centre)
+        return self.rule(at).times_change(at.k, total, sent, q), product and product * averaged
 
     def from_sums(self, server: Consensus, down: Any, sums: SiteSums, ctx: Context) -> Consensus:
         total, product = sums.factors
@@ -370,3 +379,13 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     def dual_mismatch(self, server: Consensus, clients: Iterable[Client]) -> float | None:
         return server.total.mismatch(product((c.dual.z or c.dual.site) for c in clients))
+
+
+def _moved(sent: Gaussian, q: Gaussian, centre: Gaussian) -> Gaussian:
+    """Return the q_k of an upload that answers q, moved to the server's own q_g, the centre.
+
+    The mean changes by m_g - m_q and the precision by the factor S_g / S_q. Averaged as it is, q_k would
+    bring the coding error of q into the model (docs/decisions/060-own-references.md).
+    """
+    precision = centre.precision * sent.precision / q.precision
+    return Gaussian.at(centre.mean + sent.mean - q.mean, precision)

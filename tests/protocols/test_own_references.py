@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.algorithm import Algorithm
+from fedsim.algorithm import Algorithm, Arrival, Context
 from fedsim.errors import UsageError
+from fedsim.learning.params import Layout
 from fedsim.own_references import OwnReferences
 from fedsim.problem import Problem
+from fedsim.seeds import RandomStream
 from fedsim.wire.schema import all_fields, map_tensors
 from fedsim.wire.state_file import encode_state
 from protocols import REGISTRY, find
+from protocols._site_messages import DiagonalUp, PosteriorInfo
 from tests.support.endpoints import three_workers
 from tests.support.harness import Run, exchanged, has_setting, play, problem_of
 from tests.support.kept_runs import command, kept_run
@@ -61,7 +64,28 @@ def names(run: Run, field: str) -> list[str]:
 
 
 def test_several_algorithms_take_it() -> None:
-    assert {"fedlap_cov", "ivon_admm", "ivon_pvi", "fola"} <= {p.id for p in ABLE}
+    assert {"fedlap_cov", "ivon_admm", "ivon_pvi", "fedgvi"} <= {p.id for p in ABLE}
+
+
+@pytest.mark.parametrize("name", ["fola", "laplace_offline", "fedcurv", "fedivon", "ba_ivon"])
+def test_a_server_that_averages_uploads_as_they_are_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="averages uploads as they are"):
+        OwnReferences(find(name)())
+
+
+def test_the_coding_error_of_a_broadcast_does_not_enter_the_average() -> None:
+    """Clients that return the broadcast that they got change nothing, however coarse it was."""
+    algorithm, start = OwnReferences(find("ivon_admm")()), torch.tensor([0.5, -1.0, 2.0])
+    ctx = Context(start, Layout.named([("w", start)]), (5, 5, 5), 1, 1, RandomStream(0, "server", 1))
+    server = algorithm.server_init(ctx)
+    exact = algorithm.broadcast(server, ctx)
+    coarse = [replace(exact, mean=exact.mean + k, precision=exact.precision * 2.0**k) for k in (1, 3)]
+    info = PosteriorInfo(*torch.zeros(4))
+    ups = ((k, DiagonalUp(down.mean, down.precision, info)) for k, down in enumerate(coarse))
+    arrivals = (Arrival(k, down, up, 0, 1.0) for (k, up), down in zip(ups, coarse, strict=True))
+    after = algorithm.broadcast(algorithm.stale_update(server, arrivals, ctx), ctx)
+    for field in ("mean", "precision"):
+        torch.testing.assert_close(getattr(after, field), getattr(exact, field), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("algorithm", ABLE)

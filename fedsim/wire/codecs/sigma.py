@@ -28,11 +28,13 @@ Rounding:
 
 Random rounding keeps zeros: a change far below the step nearly always has k = 0 and few bits. An algorithm
 with a dual needs no error feedback, because t <- t + rho C(change) is DIANA's rule (Mishchenko et al.,
-arXiv:1901.09269, Alg. 1). If C is unbiased with variance at most omega |change|^2 and rho <= 1 / (1 + omega),
-this rule has the fixed point of exact messages (docs/decisions/059-one-bit.md).
+arXiv:1901.09269, Alg. 1). If C is unbiased with variance at most omega |change|^2 and rho <= 1 / (1 + omega)
+(Horvath et al. 2019, arXiv:1904.05115), this rule has the fixed point of exact messages. For sigma:P%+random
+omega <= 100 / P (docs/decisions/059-one-bit.md).
 
-A step of c costs c^2 / 24 nats of KL per parameter, and a step of e about e^2 / 48. These costs exclude the
-error of a dual, which is a difference of decoded values; docs/compression.md has steps without loss.
+If steps are fine, c costs c^2 / 24 nats of KL per parameter and e about e^2 / 48; random rounding costs twice
+as much. These costs exclude the error of a dual, which is a difference of decoded values;
+docs/compression.md has steps without loss.
 
 With rounding to the nearest level, the error of a mean is at most c / 2 standard deviations and the relative
 error of a precision at most exp(e / 2) - 1; with random rounding, c and exp(e) - 1. No sign changes. A zero
@@ -73,6 +75,8 @@ SHARE = 0.1
 STEP = struct.Struct("<f")
 LEAST_STEP, MOST_STEP = 1e-9, 1e6
 """The limits of a step that depends on the message, in standard deviations."""
+BELOW_TIE = 1 - 2.0**-20
+"""Keeps the smallest number that is sent above half a step: rint would round half a step to 0."""
 FINEST = 2.0**-30
 """The lower limit of a step that depends on the message, divided by the largest |u| of the message."""
 
@@ -117,7 +121,7 @@ class Rounding:
             step = 100 / c * float(size.mean()) if largest else 0.0
         else:
             kept = math.ceil(c / 100 * len(size))
-            step = 2 * float(np.partition(size, -kept)[-kept]) if largest else 0.0
+            step = BELOW_TIE * 2 * float(np.partition(size, -kept)[-kept]) if largest else 0.0
         return min(max(step, FINEST * largest, LEAST_STEP), MOST_STEP)
 
 
@@ -145,7 +149,7 @@ def sigma(
         why="this codec measures a mean by its standard deviation",
         may_refer=True,
         entropy=lambda data, spec: layers_entropy(data[head:], spec),
-        step=lambda data: float(STEP.unpack(data[:head])[0] if unit else c),
+        step=None if random or unit == PERCENT else partial(_sent_step, None if unit else c),
         scaled=True,
         noisy=random or dither,
         last=last or own,
@@ -173,6 +177,11 @@ def ratio(e: float, random: bool = False, last: bool = False, own: bool = False)
         own=own,
         alone=alone,
     )
+
+
+def _sent_step(c: float | None, data: memoryview) -> float:
+    """Return c or, for sigma:auto, the step at the beginning of the message."""
+    return float(STEP.unpack(data[: STEP.size])[0]) if c is None else c
 
 
 def _suffix(last: bool, own: bool) -> str:
