@@ -223,7 +223,7 @@ def _template(pod: Manifest, grace: int) -> Manifest:
 
 # ---- the options, --engine-option NAME=VALUE
 
-MEMORY = "[0-9]+([KMGT]i?)?"
+MEMORY = "[0-9]+(k|[MGT]|[KMGT]i)?"
 MISSING = "--on kubernetes needs --image IMAGE, which has fedsim (docs/clusters.md says how to make one)"
 
 

@@ -10,6 +10,7 @@ References:
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
@@ -42,7 +43,7 @@ def array_script(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | No
         f"job-name=fedsim-{file.stem}",
         f"array=0-{len(tasks.tasks) - 1}{at_once}",
         f"cpus-per-task={_threads(tasks)}",
-        *([f"gres=gpu:{engine.gpus_per_worker:g}"] if engine.gpus_per_worker else []),
+        *([f"gres=gpu:{math.ceil(engine.gpus_per_worker)}"] if engine.gpus_per_worker else []),
         f"output={file.parent}/{file.stem}-%a.log",
         "open-mode=append",
         "requeue",

@@ -26,9 +26,12 @@ TOO_WIDE = (
 )
 
 
-def too_wide(nll: float, ensemble_nll: float) -> bool:
-    """Return True if averaging over posterior samples spoils predictions: ensemble_nll > 2 nll + 1 (nats)."""
-    return not ensemble_nll <= 2 * nll + 1
+def too_wide(nll: float | None, ensemble_nll: float | None) -> bool:
+    """Return True if averaging over posterior samples spoils predictions: ensemble_nll > 2 nll + 1 (nats).
+
+    None is an NLL that is not finite.
+    """
+    return nll is not None and (ensemble_nll is None or not ensemble_nll <= 2 * nll + 1)
 
 
 class Display(ProgressDisplay):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fedsim.errors import DataError
 from launch.runs.folder import DONE, INTERRUPTED, KILLED, RUNNING, SUMMARY, RunFolder, json_or_empty
 from launch.runs.source_commit import commit
-from workers.storage.atomic_files import disk_errors, is_locked
+from workers.storage.atomic_files import disk_errors, is_locked, write_atomically
 
 ATTEMPT = "attempt.json"
 """A file in an unfinished run's folder with the seconds and the last error of its attempts."""
@@ -119,9 +119,9 @@ class Pool:
             DiskError: If the disk is full.
         """
         attempts = {"seconds": self._attempt(trial).get("seconds", 0.0) + seconds}
-        (self.folder(trial) / ATTEMPT).write_text(json.dumps(attempts) + "\n")
         packed, part = self._packed(trial), self.path / f".{trial.id}.packing"
         with disk_errors(packed):
+            (self.folder(trial) / ATTEMPT).write_text(json.dumps(attempts) + "\n")
             with tarfile.open(part, "w") as archive:
                 archive.add(self.folder(trial), ".", filter=lambda m: None if m.name == "./lock" else m)
             part.replace(packed)
@@ -134,10 +134,14 @@ class Pool:
 
     def sign(self, trial: Named, seconds: float) -> None:
         """Record the commit and the seconds of a finished run, including stopped attempts. Remove clients'
-        states unless `keeps_states` is set."""
+        states unless `keeps_states` is set.
+
+        Raises:
+            DiskError: If the disk is full.
+        """
         seconds += self._attempt(trial).get("seconds", 0.0)
         label = {"seconds": round(seconds, 1), "commit": commit()}
-        (self.folder(trial) / "sweep.json").write_text(json.dumps(label) + "\n")
+        write_atomically(self.folder(trial) / "sweep.json", [f"{json.dumps(label)}\n".encode()])
         (self.folder(trial) / ATTEMPT).unlink(missing_ok=True)
         if not self.keeps_states:
             shutil.rmtree(self.folder(trial) / "state", ignore_errors=True)

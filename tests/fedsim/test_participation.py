@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import re
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from fedsim import traces
 from fedsim.errors import DataError, UsageError
 from fedsim.participation import SPECS, Participation, schedule
 
@@ -189,6 +191,17 @@ def test_a_trace_is_read_with_its_mistakes_named(tmp_path: Path) -> None:
             schedule(f"trace:{path}", clients=3, seed=0)
     with pytest.raises(UsageError, match="No such file"):
         schedule("trace:nowhere.csv", clients=3, seed=0)
+
+
+def test_a_trace_is_packed_or_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    packed = gzip.compress(b"round,client\n1,2\n")
+    (tmp_path / "a.csv.gz").write_bytes(packed)
+    assert schedule("trace:~/a.csv.gz", clients=3, seed=0)(1).participants == (2,)
+    assert traces.absolute("trace:~/a.csv.gz+lost:1") == f"trace:{tmp_path.resolve()}/a.csv.gz+lost:1"
+    (tmp_path / "a.csv.gz").write_bytes(packed[:-12])
+    with pytest.raises(DataError, match=r"a\.csv\.gz is no whole \.gz file"):
+        schedule("trace:~/a.csv.gz", clients=3, seed=0)
 
 
 @pytest.mark.parametrize(

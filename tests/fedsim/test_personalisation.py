@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,23 @@ def test_without_own_test_rows_classes_are_weighted_as_in_the_training_rows(tmp_
         by_class = [right[data.test_targets == c].mean() for c in range(10)]
         assert scores.personal.accuracy[k] == pytest.approx(shares[k] @ by_class, rel=1e-12)
     assert scores.common.accuracy.mean() == run.metrics[-1]["client_accuracy_mean"]
+
+
+@pytest.mark.parametrize("flag", ["+own", "+last"])
+def test_a_codec_relative_to_earlier_broadcasts_does_not_coarsen_the_start(flag: str, tmp_path: Path) -> None:
+    """Relative to nothing, sigma:10% would leave out 90 % of the model's weights."""
+    codecs = {"down.mean": f"sigma:10%{flag}", "down.precision": f"ratio:1{flag}"}
+    problem = problem_of(find("fedlap_cov"), personalise=1, fraction=0.1, codecs=codecs)
+    run = play(problem, tmp_path / "run")
+    dense = copy(problem)
+    vars(dense)["codecs"] = {"down": {}, "up": problem.codecs["up"]}
+    each = [
+        personal_scores(
+            p, run.outcome.server, lambda k: run.states[k], 2, run.outcome.folds
+        ).personal.accuracy
+        for p in (problem, dense)
+    ]
+    assert each[0].tolist() == each[1].tolist()
 
 
 @pytest.mark.parametrize("algo", ["fedavgm", "ivon_admm", "fedlap_func", "scaffold"])

@@ -331,7 +331,7 @@ def test_without_runs_a_sweep_submits_nothing(tmp_path: Path, monkeypatch: pytes
 
 def test_an_array_has_an_element_for_each_run(tmp_path: Path) -> None:
     tasks = Tasks("pool", {}, tuple(Task(str(i), f"run {i}", {"threads": 2}) for i in range(5)))
-    engine = EngineOptions("slurm", options=("partition=gpu",), gpus_per_worker=1.0)
+    engine = EngineOptions("slurm", options=("partition=gpu",), gpus_per_worker=0.5)
     script = array_script(tasks, engine, tmp_path / "a b.json", jobs=3)
     assert {"#SBATCH --array=0-4%3", "#SBATCH --cpus-per-task=2", "#SBATCH --gres=gpu:1"} <= set(
         script.splitlines()

@@ -95,6 +95,7 @@ def test_resources_claims_and_data_stand_where_they_belong() -> None:
         ({}, "--image IMAGE"),
         ({"image": "i", "partition": "gpu"}, "image, namespace, claim"),
         ({"image": "i", "memory": "much"}, "900Mi"),
+        ({"image": "i", "memory": "900K"}, "900Mi"),
     ],
 )
 def test_an_option_that_is_wrong_is_named(options: dict[str, str], words: str) -> None:

@@ -89,4 +89,5 @@ def test_a_run_says_that_its_posterior_is_too_wide(gamma: str, warns: bool, tmp_
 
 def test_no_number_counts_as_too_wide() -> None:
     assert too_wide(0.5, float("nan")) and too_wide(0.5, 2.1)
-    assert not too_wide(0.5, 1.9)
+    assert too_wide(0.5, None) and not too_wide(0.5, 1.9)
+    assert not too_wide(None, None) and not too_wide(None, 1.0)

@@ -159,7 +159,8 @@ CODECS: Mapping[str, CodecFamily] = {
             "steps of c standard deviations from the broadcast, entropy-coded; needs a precision or "
             "curvature in the broadcast or the message; mean only; P%: the step with which P % of the "
             "integers are not 0; auto: an error of a tenth of the message's change; +random: rounds at "
-            "random, unbiased",
+            "random, unbiased; +dither: adds and subtracts noise; +last, +own (downwards): from the last "
+            "broadcast, or the last one that the client got",
             sigma.sigma,
             step="c",
             flags=("dither", "random", "last", "own"),
@@ -167,7 +168,7 @@ CODECS: Mapping[str, CodecFamily] = {
         CodecFamily(
             "ratio",
             "the logarithm of the ratio to the broadcast in steps of e, entropy-coded; relative error at "
-            f"most exp(e / 2) - 1; +random: rounds at random, unbiased; {_SIGNS}",
+            f"most exp(e / 2) - 1; +random: rounds at random, unbiased; +last, +own: as sigma; {_SIGNS}",
             sigma.ratio,
             step="e",
             flags=("random", "last", "own"),

@@ -246,6 +246,14 @@ def test_a_step_by_share_represents_few_changes_among_many_zeros(flag: str) -> N
         assert back[:5].tolist() == pytest.approx(x[:5].tolist(), abs=1e-6)
 
 
+@pytest.mark.parametrize("share", ["1%", "10%", "33%", "100%"])
+def test_a_step_by_share_sends_numbers_of_equal_size(share: str) -> None:
+    """The smallest number that is sent is half a step: it must not be rounded to 0."""
+    x = 0.1 * (1 - 2 * (torch.arange(1000) % 2))
+    back = round_trip(f"sigma:{share}", x, spec(1000, torch.ones(1000)))
+    torch.testing.assert_close(back, 2 * x, rtol=1e-5, atol=0)  # a step is twice the smallest
+
+
 @pytest.mark.parametrize("flag", ["", "+dither"])
 @pytest.mark.parametrize("size", [1e-4, 1.0, 30.0])
 def test_an_automatic_step_rounds_by_a_tenth_of_the_change(flag: str, size: float) -> None:
