@@ -474,7 +474,8 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
     def sums_for(self, sums: Any, down: Down) -> Any:
         """Replace the broadcast's values in the sums, if there are any, by those of `down`. If uploads answer
-        different broadcasts, it is called before each upload and before from_sums."""
+        different broadcasts (codecs +own), it is called before each upload and before from_sums. An algorithm
+        without folds_stale takes +own only if it overrides this method."""
         return sums
 
     def merged(self, sums: Any, sent: Any) -> Any:
