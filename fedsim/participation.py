@@ -210,7 +210,7 @@ def _trace(arguments: tuple[str, ...], population: ClientPopulation) -> Particip
                     )
                 rounds.setdefault(round, set()).add(client)
     except OSError as e:
-        raise UsageError(f"--participation trace:{path}: {e.strerror}") from None
+        raise UsageError(f"--participation trace:{path}: {e.strerror or e}") from None
     except csv.Error as e:
         raise DataError(f"trace {path} is no CSV file: {e}") from None
     participations = {r: tuple(sorted(participants)) for r, participants in rounds.items()}

@@ -25,8 +25,8 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 def opened_text(path: Path) -> Iterator[TextIO]:
     """Open a UTF-8 text file, with or without a byte order mark; line ends are kept, .gz is decompressed.
 
-    Another encoding or a damaged .gz raises a DataError, also inside the block. A file that does not open
-    raises an OSError.
+    Another encoding or a truncated .gz raises a DataError, also inside the block. A file that does not open
+    or is no .gz raises an OSError.
     """
     try:
         refuse_utf_16(path)
@@ -36,7 +36,7 @@ def opened_text(path: Path) -> Iterator[TextIO]:
         raise DataError(
             f"{path}: this is no text in UTF-8 (byte {e.object[e.start]:#04x}: {e.reason}); save it as UTF-8"
         ) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+    except (EOFError, zlib.error) as e:
         raise DataError(f"{path} is no whole .gz file: {e}") from None
 
 

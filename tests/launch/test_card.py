@@ -34,7 +34,7 @@ def test_the_card_of_a_real_run_has_its_bytes_digests_and_source(launched: Calla
     assert row(text, "bytes down, up") == f"{summary['bytes_down']:,}, {summary['bytes_up']:,}"
     assert row(text, "P") == f"{summary['params']:,}"
     assert row(text, "source") == "Swaroop, Khan, Doshi-Velez 2025, Eq. 21"
-    assert "local training starts from ctx.start" in row(text, "differs from it")
+    assert "local training starts from the shared random start" in row(text, "differs from it")
     assert summary["model_sha256"][:16] in text and run.experiment["data"] in text
     assert row(text, "broadcasts to a client") == "2"
     assert "- [ ] one seed: no comparison; 5 seeds allow one" in text
