@@ -75,7 +75,8 @@ def join_edge(
         url: The root's address as seen from here, if it is not the file's.
         workers_file: The join file to write for the workers; by default beside `file`.
         patience: Seconds to wait for a root that does not answer.
-        codecs, **choices: The user's files on this machine.
+        codecs: Paths of the user's codecs on this machine.
+        **choices: Paths of the user's other files, by option.
     """
     check_bind(bind)
     credentials = EdgeCredentials.read(file)
