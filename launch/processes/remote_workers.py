@@ -39,7 +39,8 @@ def join(
         seat: The worker's number, "auto" for the engine's rank, or None for the first missing number.
         devices: "auto", "cpu", or a list such as "cuda:0,cuda:1" (worker i on device i mod n).
         patience: Seconds to wait for a coordinator that does not answer.
-        codecs, **choices: The user's files on this machine.
+        codecs: Paths of the user's codecs on this machine.
+        **choices: Paths of the user's other files, by option.
     """
     worker = _worker(seat)
     [*_, placed] = assign_devices(devices, max(1, (worker or 0) - JoinCredentials.read(file).first + 1), 1)
