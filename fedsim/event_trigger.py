@@ -18,7 +18,7 @@ https://arxiv.org/abs/2405.10618, for the ADMM family with silent = last. fedsim
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, make_dataclass, replace
 from functools import cache
 from itertools import chain
@@ -32,7 +32,7 @@ from fedsim.errors import UsageError, WireError
 from fedsim.event_rules import Rule, Trigger
 from fedsim.learning.gaussian import Gaussian, is_full, kl_divergence, unpacked
 from fedsim.wire.schema import RUNNING, Field, check_values, optional_group, schema
-from fedsim.wrapper import AnyAlgorithm, Wrapper
+from fedsim.wrapper import AnyAlgorithm, StateWrapper
 
 
 @cache
@@ -54,7 +54,7 @@ def server_state(inner: type, up: type, down: type) -> type:
 
 
 @dataclass(frozen=True)
-class EventTriggered(Wrapper):
+class EventTriggered(StateWrapper):
     """`inner` with a rule for uploads (up) and one for broadcasts (down); without a rule, all are sent."""
 
     up: Rule | None
@@ -188,12 +188,6 @@ class EventTriggered(Wrapper):
         waited = torch.full((ctx.K if self.up is not None else 0,), -1)
         return self.server_type(self.inner.server_init(ctx), sent, got_in, (), waited)
 
-    def broadcast(self, server: Any, ctx: Context) -> Any:
-        return self.inner.broadcast(server.inner, ctx)
-
-    def broadcast_to(self, server: Any, k: int, ctx: Context) -> object | None:
-        return self.inner.broadcast_to(server.inner, k, ctx)
-
     def answered(self, server: Any, down: Any, clients: Iterable[int]) -> dict[int, Any]:
         """Return, by client, the decoded last broadcast of clients that do not get `down`, because it differs
         too little from the last one."""
@@ -319,15 +313,6 @@ class EventTriggered(Wrapper):
                 f"--tree: with +event the server of {self.name} counts every client's last upload again, and "
                 "an edge server's sums do not have them one by one"
             )
-
-    def model(self, server: Any, ctx: Context) -> Any:
-        return self.inner.model(server.inner, ctx)
-
-    def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
-        return self.inner.report(server.inner, ctx)
-
-    def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
-        return self.inner.dual_mismatch(server.inner, (client.inner for client in clients))
 
 
 def _by_round(server: Any) -> dict[int, Any]:

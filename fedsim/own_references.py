@@ -23,7 +23,7 @@ from typing import Any
 from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.errors import UsageError
 from fedsim.wire.schema import map_tensors, optional_group
-from fedsim.wrapper import Wrapper
+from fedsim.wrapper import StateWrapper
 
 
 @cache
@@ -40,7 +40,7 @@ def with_references(inner: type, down: type) -> type:
 
 
 @dataclass(frozen=True)
-class OwnReferences(Wrapper):
+class OwnReferences(StateWrapper):
     """`inner` with clients and a server that store each client's last decoded broadcast."""
 
     def __post_init__(self) -> None:
@@ -100,12 +100,6 @@ class OwnReferences(Wrapper):
     def server_init(self, ctx: Context) -> Any:
         return self.server_type(self.inner.server_init(ctx), (None,) * ctx.K)
 
-    def broadcast(self, server: Any, ctx: Context) -> Any:
-        return self.inner.broadcast(server.inner, ctx)
-
-    def broadcast_to(self, server: Any, k: int, ctx: Context) -> object | None:
-        return self.inner.broadcast_to(server.inner, k, ctx)
-
     def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
         return self.stale_update(server, (Arrival(k, down, up, 0, 1.0) for k, up in ups), ctx)
 
@@ -119,12 +113,3 @@ class OwnReferences(Wrapper):
             sums = inner.added(inner.sums_for(sums, a.down), a.down, [(a.client, a.up)], ctx)
         inner_state = inner.from_sums(server.inner, exact, inner.sums_for(sums, exact), ctx)
         return self.server_type(inner_state, tuple(got))
-
-    def model(self, server: Any, ctx: Context) -> Any:
-        return self.inner.model(server.inner, ctx)
-
-    def report(self, server: Any, ctx: Context) -> Any:
-        return self.inner.report(server.inner, ctx)
-
-    def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
-        return self.inner.dual_mismatch(server.inner, (client.inner for client in clients))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from fedsim.algorithm import Algorithm
+from fedsim.algorithm import Algorithm, Context
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
@@ -66,3 +67,23 @@ class Wrapper(AnyAlgorithm):
     @property
     def unwrapped(self) -> AnyAlgorithm:
         return self.inner.unwrapped
+
+
+@dataclass(frozen=True)
+class StateWrapper(Wrapper):
+    """A wrapper whose server state and client states have the inner algorithm's states as `inner`."""
+
+    def broadcast(self, server: Any, ctx: Context) -> Any:
+        return self.inner.broadcast(server.inner, ctx)
+
+    def broadcast_to(self, server: Any, k: int, ctx: Context) -> object | None:
+        return self.inner.broadcast_to(server.inner, k, ctx)
+
+    def model(self, server: Any, ctx: Context) -> Any:
+        return self.inner.model(server.inner, ctx)
+
+    def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
+        return self.inner.report(server.inner, ctx)
+
+    def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
+        return self.inner.dual_mismatch(server.inner, (client.inner for client in clients))
