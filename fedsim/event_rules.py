@@ -94,7 +94,7 @@ def split(spec: str) -> tuple[str, Rule | None, Rule | None]:
             rest.append(part)
             continue
         if name in rules:
-            raise UsageError(f"--participation {spec!r}: +{name} stands there twice; give it once")
+            raise UsageError(f"--participation {spec!r}: +{name} is given twice; give it once")
         rules[name] = _rule(name, text)
     return "+".join(rest), rules.get(EVENT), rules.get(QUIET)
 

@@ -69,7 +69,7 @@ class Problem:
     scale: float
     statistics: Tensor
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """The training rows whose inputs, without labels, the server and all clients have."""
+    """The training rows whose inputs, but not labels, the server and all clients have."""
     split: tuple[np.ndarray, ...] = ()
     """The rows of each of the `experiment.clients` clients, for scores per client. They differ from `clients`
     only for a centralised algorithm. In an outline they are missing."""
@@ -87,7 +87,7 @@ class Problem:
 
         Raises:
             UsageError: If an argument is wrong.
-            DataError: If data do not exist or do not fit; the message names them.
+            DataError: If a data file is missing or does not fit the options; the message names it.
         """
         experiment = resolved(experiment, algorithm)
         with settings_kept():  # loading a user's file executes it
@@ -142,7 +142,7 @@ class Problem:
         Every client has only example 0. Message sizes are those of the full problem.
 
         Raises:
-            FedsimError: If `build` would raise an error, except for errors of the partition.
+            FedsimError: If the options are wrong; errors of the partition are left to `build`.
         """
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
@@ -153,11 +153,11 @@ class Problem:
         start, running = net.snapshot(), net.statistics.clone()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
         problem = Problem(experiment, algorithm, dataset, clients, net, start, 1.0, running).with_rules()
-        problem.codecs, problem.asynchrony, problem.tree  # noqa: B018  (checks names, and that they fit)
+        problem.codecs, problem.asynchrony, problem.tree  # noqa: B018  (checks the names of codecs, and what fits)
         return problem
 
     def with_rules(self) -> Problem:
-        """Return the problem with its algorithm wrapped in the rules of +event and +quiet, or for +own.
+        """Return the problem with its algorithm wrapped for +event and +quiet, or for +own.
 
         Raises:
             UsageError: If they do not fit the algorithm or the codecs.
@@ -191,7 +191,7 @@ class Problem:
         return self.algorithm if isinstance(self.algorithm, EventTriggered) else None
 
     def unchanged(self, upload: Header) -> bool:
-        """Return whether an upload's header says that its client sends nothing (+event)."""
+        """Return whether an upload has no fields because the rule of +event withheld them."""
         rules = self.trigger is not None and self.trigger.up is not None
         return rules and upload.round > 0 and not upload.fields
 
@@ -215,7 +215,7 @@ class Problem:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """N_k of all clients."""
+        """The number of training rows of each client, N_k."""
         return tuple(len(rows) for rows in self.clients)
 
     @cached_property
@@ -280,7 +280,7 @@ class Problem:
         return self.asynchrony_of(self.sizes)
 
     def asynchrony_of(self, sizes: tuple[int, ...]) -> Asynchrony:
-        """Return the asynchrony for these N_k, which an outline does not know."""
+        """Return the asynchrony for the given N_k; an outline does not know the true ones."""
         e = self.experiment
         if not e.asynchronous:
             return Asynchrony(None)
@@ -304,7 +304,11 @@ class Problem:
 
     @cached_property
     def tree(self) -> Tree | None:
-        """The edge servers, or None. A FedsimError says if --tree does not fit or its file is wrong."""
+        """The edge servers, or None.
+
+        Raises:
+            FedsimError: If --tree does not fit or its file is wrong.
+        """
         e, created = self.experiment, tree(self.experiment.tree, self.experiment.clients)
         if created is not None:
             if self.trigger is not None:
@@ -314,7 +318,7 @@ class Problem:
         return created
 
     def exchange_clock(self, sums: Callable[[int, int, int], int] | None = None) -> ExchangeClock:
-        """Return the virtual time of successive exchanges. sums: as in ExchangeClock."""
+        """Return the clock of successive exchanges. sums: as in ExchangeClock."""
         steps = self.asynchrony.schedule
         decided = None if steps is None else (lambda round: steps.step(round).seconds)
         return ExchangeClock(self.clock, self.sizes, decided, sums)
@@ -345,7 +349,7 @@ class Problem:
 
     @property
     def broadcast_type(self) -> type:
-        """The class of the broadcast to which the next one may refer, if rounds have one exchange."""
+        """The class of the broadcasts to which +last refers; rounds then have one exchange."""
         kind: type = self.algorithm.exchanges[-1].down
         return kind
 
@@ -443,7 +447,7 @@ class Problem:
 
     @cached_property
     def test_clients(self) -> np.ndarray | None:
-        """The client of every test row, (n,), -1 for none; None if clients have no test rows of their own.
+        """The client of each test row, shape (n,), or -1; None if no client has test rows of its own.
 
         Clients have test rows if the data set assigns them, the partition is natural and targets are classes.
         """
@@ -471,7 +475,7 @@ class Problem:
     def label_shares(self) -> LabelShares | None:
         """The classes of every client's rows, for scores per client; None without classes.
 
-        For a centralised algorithm, these are the classes of all K clients. Label noise is left out.
+        A centralised algorithm has one row per client of the split, too. Label noise is left out.
         """
         if self.measure.per_class is None:
             return None

@@ -1,16 +1,16 @@
 """Running statistics of batch normalisation for any algorithm (--statistics average, local).
 
 A layer's running mean and variance are not parameters: they have no gradient, and the algorithm's equations
-do not contain them. They are kept outside the parameter vector (P,), as s, shape (R,), float32.
+do not contain them. They are kept apart from the parameter vector (P,), in s, shape (R,), float32.
 
     average:  server:  s           <- sum_k N_k s_k / sum_k N_k      over the clients that sent an upload
               client:  s_k         <- s of the broadcast, then changed by every forward pass of training
     local:    client:  s_k         is kept by the client from round to round, and is not sent
 
-An exchange without training leaves s_k unchanged. Source of local: local-statistic batch normalisation
-(SiloBN), Andreux et al. 2020, https://arxiv.org/abs/2008.07424. FedBN (Li et al. 2021,
-https://arxiv.org/abs/2102.07623) also keeps the affine parameters local; here the vector contains them.
-Differs: in asynchronous runs an upload's N_k is multiplied by its weight.
+An exchange without training leaves s_k unchanged. `local` is local-statistic batch normalisation (SiloBN),
+Andreux et al. 2020, https://arxiv.org/abs/2008.07424. FedBN (Li et al. 2021,
+https://arxiv.org/abs/2102.07623) also keeps the affine parameters local; here they are sent.
+In asynchronous runs, N_k is multiplied by the upload's weight.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedsim.wire.schema import Count, RunningStatistics, RunningSum
 from fedsim.wrapper import AnyAlgorithm, Wrapper
 
 FIELD = "running_statistics"
-"""The name of the field in broadcasts and uploads."""
+"""The name of the field in broadcasts, uploads and sums."""
 
 
 @cache
@@ -219,6 +219,16 @@ class AveragedStatistics(Wrapper):
         return self.inner.dual_mismatch(server.inner, clients)
 
 
+def _without_network(name: str) -> Any:
+    """Return a method of LocalStatistics: the inner algorithm's, in a context whose network is refused."""
+
+    def method(self: LocalStatistics, *arguments: Any) -> Any:
+        *others, ctx = arguments
+        return getattr(self.inner, name)(*others, self._without(ctx))
+
+    return method
+
+
 @dataclass(frozen=True)
 class LocalStatistics(Wrapper):
     """`inner` with clients that keep their own statistics. start: the initial statistics, (R,)."""
@@ -260,17 +270,16 @@ class LocalStatistics(Wrapper):
             "statistics; take average or frozen"
         )
 
-    def broadcast(self, server: Any, ctx: Context) -> Any:
-        return self.inner.broadcast(server, self._without(ctx))
-
-    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
-        return self.inner.server_update(server, down, ups, self._without(ctx))
-
-    def stale_update(self, server: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
-        return self.inner.stale_update(server, arrivals, self._without(ctx))
-
-    def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
-        return self.inner.from_sums(server, down, sums, self._without(ctx))
+    broadcast = _without_network("broadcast")
+    broadcast_to = _without_network("broadcast_to")
+    server_update = _without_network("server_update")
+    stale_update = _without_network("stale_update")
+    sums = _without_network("sums")
+    no_sums = _without_network("no_sums")
+    add = _without_network("add")
+    from_sums = _without_network("from_sums")
+    model = _without_network("model")
+    report = _without_network("report")
 
 
 def with_statistics(algorithm: AnyAlgorithm, rule: str, start: Tensor) -> AnyAlgorithm:

@@ -123,5 +123,5 @@ def key_values(text: str, owner: str = "", repeatable: Collection[str] = ()) -> 
     keys = [f"{key}={value}" if key in repeatable else key for key, _, value in parts]
     for key in keys:
         if keys.count(key) > 1:
-            raise UsageError(f"{owner or repr(text)}: {key} stands there twice; give it once")
+            raise UsageError(f"{owner or repr(text)}: {key} is given twice; give it once")
     return tuple((key, value) for key, _, value in parts)

@@ -331,7 +331,7 @@ def sweep(
     /,
     *,
     over: Mapping[str, Iterable[Any]] | None = None,
-    seeds: Iterable[int] = (0,),
+    seeds: Iterable[int] | None = None,
     runs: str | Path = "runs/sweep",
     out: str | Path | None = None,
     jobs: int | None = None,
@@ -347,7 +347,7 @@ def sweep(
         recipe: A recipe file that defines all runs; None if `over`, `seeds` and the options define them.
         over: The values to combine, by name of an option, of a hyperparameter, or codec.FIELD:
             {"algo": ["fedavg", "ivon_admm"], "participation": [1.0, 0.3]}.
-        seeds: The seeds of every configuration.
+        seeds: The seeds of every configuration; None is (0,).
         runs: The folder of the runs.
         out: The folder for the page with its tables and plots; None writes no page.
         jobs: Number of parallel runs; by default one per core.
@@ -384,9 +384,18 @@ def sweep(
                 settings = dict(dotted(texts.pop(table, {})))
                 texts[table] = tuple(f"{key}={setting(value)}" for key, value in settings.items())
             axes = {key: [setting(value) for value in values] for key, values in (over or {}).items()}
-            selected = recipe_of(texts, axes, tuple(seeds))
-        elif options or over:
-            raise UsageError(f"recipe {recipe} says all of its runs itself; leave out over= and the options")
+            if unset := [key for key, values in axes.items() if not values]:
+                raise UsageError(f"over={{{unset[0]!r}: ...}} names no value; give all values to combine")
+            own = (0,) if seeds is None else tuple(seeds)
+            if not own or len(own) > len(set(own)):
+                raise UsageError(
+                    f"seeds={own}: give one seed at least and none twice, such as seeds=(0, 1, 2)"
+                )
+            selected = recipe_of(texts, axes, own)
+        elif options or over or seeds is not None:
+            raise UsageError(
+                f"recipe {recipe} defines all of its runs; leave out over=, seeds= and the options"
+            )
         else:
             selected = Recipe.read(Path(recipe))
         try:

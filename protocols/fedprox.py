@@ -1,4 +1,4 @@
-"""FedProx - Li et al. 2020, as in the FedLap paper, Eq. 2 with v_k = 0 (arXiv:1812.06127).
+"""FedProx - Li et al. 2020 (arXiv:1812.06127), as in the FedLap paper, Eq. 2 with v_k = 0.
 
     client:  w_k <- argmin lbar_k(w) + (delta/2) ||w - w_g||^2          (mean-loss scale)
     server:  w_g <- sum_k N_k w_k / sum_k N_k                           over the participants
@@ -7,10 +7,10 @@ Wire: P down, P up.
 
 Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
-Differs: as printed, the server of Eq. 2 with v_k = 0 takes the unweighted mean; here the mean is weighted by
-N_k, as in the released code and the original paper. The released code has no proximal term in round 1; here
-the proximal centre is the broadcast in every round. In round 1 this is the start of training.
-prox_norm = unsquared uses (delta/2) ||w - w_g||, as in the released code.
+Differs: the server of Eq. 2 with v_k = 0 takes the unweighted mean; here the mean is weighted by N_k, as in
+the FedLap paper's released code. That code has no proximal term in round 1; here the proximal centre is the
+broadcast in every round, in round 1 the initial model. prox_norm = unsquared uses (delta/2) ||w - w_g||, as
+in that code.
 
 References:
     Li et al. 2020: https://arxiv.org/abs/1812.06127

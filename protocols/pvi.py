@@ -1,6 +1,6 @@
-"""PVI - partitioned variational inference, Ashman et al. 2022, with damping (FedLap paper, Eq. 5-6;
-Moellenhoff et al. v2, App. C.3; arXiv:2202.12275). It is Bayesian-ADMM without rho in front of the KL and
-without the averaging at the server.
+"""PVI - partitioned variational inference (Ashman et al. 2022, arXiv:2202.12275), with damping (Swaroop et
+al. 2025, Eq. 5-6; Möllenhoff et al. 2026 v2, App. C.3). It is Bayesian-ADMM without rho in front of the KL
+and without the averaging at the server.
 
     client:  q_k <- argmin_q E_q[l_k + log t_k] + KL(q || q_g)                 (SUM loss)
              t_k <- t_k (q_k / q_g)^damping
@@ -8,12 +8,13 @@ without the averaging at the server.
     init:    t_k = 1, q_g = N(0, I/delta)
 
 This is protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published.
-It diverges if the clients' curvatures change q_g in the same direction; papers that compare with it use 1/K.
+It diverges if the changes of the clients' sites add up instead of cancelling; papers that compare with PVI
+use damping = 1/K.
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from the
-upload and its own broadcast. The product includes the last site of a client that does not take part.
+upload and its own broadcast. The product includes the latest t_k of clients that do not take part.
 
-Local training is VON, with L-BFGS steps of the mean. Nothing is carried over from task to task.
+Clients train by VON, with L-BFGS steps for the mean. Nothing is carried over from task to task.
 
 Differs: VON, a natural-gradient method, solves the client's problem; Ashman et al. run Adam on (mean, log
 variance). Both have the same solution q_k. Until the first server update, training starts from the shared

@@ -1,7 +1,7 @@
 """Settings of the C library's heap: which memory is kept for reuse, and which is returned to the system.
 
 docs/decisions/026-large-models.md and 039-memory-or-time.md have the measurements. The functions do nothing
-if the C library lacks mallopt or malloc_trim.
+if the C library has neither mallopt nor malloc_trim.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import os
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 MAPPED = 256 << 20
-"""The size in bytes from which a buffer is mapped separately and returned to the system when it is freed."""
+"""Buffers of at least this many bytes are mapped separately, and returned to the system when freed."""
 SAVE_MEMORY = "FEDSIM_SAVE_MEMORY"
-"""Environment variable: 1 makes large models use MAPPED_SAVING, and gives workers no task in advance."""
+"""Environment variable: if 1, MAPPED_SAVING applies, and tasks of large models are not sent in advance."""
 MAPPED_SAVING = 16 << 20
 INT_MAX = 2**31 - 1
 """The largest value that mallopt accepts."""
 LARGE = 1 << 20
-"""The number of parameters from which a model is large, and memory is saved at the cost of time."""
+"""A model with at least this many parameters is large; SAVE_MEMORY trades time for its memory."""
 
 
 def set_malloc_thresholds() -> None:
-    """Return memory that is free now to the system. Keep memory that is freed later for reuse, in one heap.
+    """Return free memory to the system now. Keep memory freed later in one heap, for reuse.
 
     Every message and batch allocates and frees buffers. Mapping them again each time costs a worker 5 % of
     its time in page faults, and half of its time with vectors of 65 MB.
@@ -40,7 +40,7 @@ def set_malloc_thresholds() -> None:
 def give_back(params: int) -> None:
     """Return the gaps in the heap to the system if a model of `params` parameters is large.
 
-    float32 and float64 vectors are allocated and freed in different orders. After a few tasks, half of the
+    float32 and float64 vectors are not freed in the order of their allocation. After a few tasks, half of the
     heap is gaps that are too small for the next vector. Calling this after every task would cost more time
     than the memory is worth.
     """
@@ -50,7 +50,7 @@ def give_back(params: int) -> None:
 
 
 def keep_vectors_apart(params: int) -> None:
-    """Map each buffer larger than a float32 vector of `params` numbers separately if the model is large.
+    """For a large model, map buffers of at least 6 bytes per parameter (float64 vectors) separately.
 
     All vectors in the heap then have the same size, and freed space fits the next vector. The coordinator
     need not return gaps after every round (docs/decisions/037-fresh-pages.md). Workers do not call this: they

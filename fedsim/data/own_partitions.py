@@ -168,6 +168,6 @@ def _once(pairs: Sequence[tuple[str, Any]], owner: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise DataError(f"{owner}: client {name} stands there twice")
+            raise DataError(f"{owner}: client {name} is given twice")
         result[name] = value
     return result

@@ -3,21 +3,21 @@
     categorical   outputs (n, C) logits,     targets (n,) int64 classes      cross-entropy
     bernoulli     outputs (n, C) logits,     targets (n, C) 0/1              summed over C tags
     tokens        outputs (n, T, C) logits,  targets (n, T) int64, -1: none  cross-entropy per token
-    token_classes as tokens, with classes of any meaning
+    token_classes like tokens; the classes need not be words
     gaussian      outputs (n, C) means,      targets (n, C) float32          1/2 |y - f(x)|^2
 
-Losses are MEANS over the examples (tokens: over the tokens) of a batch, in nats, without constants.
+Losses are MEANS over the examples or tokens of a batch, in nats, without additive constants.
 
 A tally is a tuple of float64 sums over examples. Tallies of parts of the data are added, so the assignment of
 parts to workers does not matter. Counts of examples are whole numbers, hence exact.
 
-    likelihood    test_accuracy                               test_nll (nats)        more
-    categorical   share of examples                           per example
-    bernoulli     share of (example, tag) pairs, at p = 1/2   per example (all tags) precision, micro_f1,
+    likelihood    test_accuracy: correct share of             test_nll (nats)        more
+    categorical   examples                                    per example
+    bernoulli     (example, tag) pairs, at p = 1/2            per example (all tags) precision, micro_f1,
                                                                                      macro_f1, recall_at_5,
                                                                                      micro_recall_at_5
-    tokens        share of content words (fedsim.data.vocabulary) per token
-    token_classes share of tokens                             per token
+    tokens        content words (fedsim.data.vocabulary)      per token
+    token_classes tokens                                      per token
     gaussian      None                                        per example, 1/2 |y - f|^2
 
 All likelihoods but gaussian also have test_ece and test_brier: a calibration tally
@@ -28,8 +28,8 @@ then the summed nll.
 precision and micro_f1 are over all pairs. macro_f1 is the mean of F1 over all tags; a tag that neither occurs
 nor is predicted has F1 = 0. recall_at_5 is the share of an example's tags that are among the 5 largest
 outputs, averaged over the examples with a tag. micro_recall_at_5 is the same share over the tags of all
-examples together, as in TensorFlow's Recall(top_k=5) and thus in FedPA's table. A ratio with denominator 0
-is None, except that precision and micro_f1 are 0, as in other libraries.
+examples together, as in TensorFlow's Recall(top_k=5) and thus in FedPA's table. Recalls
+without tags and scores without tokens are None; a precision or micro_f1 of 0/0 is 0.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Likelihood:
         )
 
     def reliability(self, tally: Tally) -> ReliabilityTable | None:
-        """Return the reliability table of a sum of tallies, or None without one or if a prediction is nan."""
+        """Return a summed tally's reliability table; None without calibration or if a prediction is nan."""
         return calibration.table(tally[self.calibration]) if self.calibration else None
 
     def classes_only(self, what: str) -> None:
-        """Raise a UsageError unless the targets are classes, which `what` needs."""
+        """Raise a UsageError that names `what` unless the likelihood is categorical."""
         if self.name != "categorical":
             raise UsageError(
                 f"{what} is for targets that are classes; this data set's are {self.name}. Choose an "
@@ -163,7 +163,7 @@ def _per_class(log_probabilities: Tensor, right: Tensor, targets: Tensor) -> lis
 def _per_group(
     log_probabilities: Tensor, right: Tensor, targets: Tensor, groups: Tensor, count: int
 ) -> list[float]:
-    """Return the number of examples of each of `count` groups, then of correct ones, then the summed nll.
+    """Return 3 * count sums: examples of each group, correct examples of each, nll of each.
 
     groups: (n,), on the CPU, where the order of summation is fixed.
     """
@@ -175,7 +175,7 @@ def _per_group(
 
 
 def by_client(outputs: Tensor, targets: Tensor, clients: Tensor, count: int) -> Tally:
-    """Return the tally of the clients' own rows, 3 `count` entries: examples, correct ones, summed nll.
+    """Return 3 * count sums over each client's own rows: examples, correct examples, nll.
 
     outputs: (n, C) logits. targets: (n,) classes. clients: (n,) client ids 0 to count-1, on the CPU; -1 for
     rows that belong to no client.
@@ -195,7 +195,7 @@ def _categorical_numbers(tally: Tally) -> Numbers:
     }
 
 
-# ---- bernoulli tally: examples, nll, examples with a tag, their summed recall, found tags; then per class
+# ---- bernoulli tally: examples, nll, examples with a tag, their summed recall, top-5 tags; then per class
 # true positives, false positives, false negatives; calibration
 
 _HEAD = 5
@@ -205,7 +205,7 @@ _OF_TAGS = slice(-calibration.SIZE, None)
 def _bernoulli_tally(outputs: Tensor, targets: Tensor) -> Tally:
     applies, predicted = targets > 0, outputs > 0
     nll = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="sum")
-    # a stable sort keeps equal outputs (of a model of zeros) in the order of their classes
+    # a stable sort keeps equal outputs (such as those of weights 0) in the order of their classes
     order = outputs.sort(dim=1, descending=True, stable=True).indices[:, :TOP]
     result, tags = applies.gather(1, order).sum(dim=1), applies.sum(dim=1)
     tagged = tags > 0

@@ -111,11 +111,20 @@ def _as_tensor(value: Any, field: Field) -> Tensor:
 
 
 def field_spec(
-    f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None, context: MessageContext = NOTHING
+    f: Field,
+    shape: tuple[int, ...],
+    dtype: str,
+    layout: Layout | None,
+    context: MessageContext = NOTHING,
+    own: bool = False,
 ) -> Spec:
-    """Return the spec of a field, which both sides know; fields of dims (P,) have the model's layers."""
+    """Return the spec of a field, which both sides know; fields of dims (P,) have the model's layers.
+
+    own: True for a codec with +own.
+    """
     layers = layout if f.kind.dims == ("P",) else None
-    stream = replace(context.stream, purpose=f"{context.stream.purpose} {f.name}") if context.stream else None
+    stream = context.own if own else context.stream
+    stream = replace(stream, purpose=f"{stream.purpose} {f.name}") if stream else None
     known = Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
     return replace(known, scale=context.scale, stream=stream)
 
@@ -165,7 +174,8 @@ def encode(
         dtype = "u8" if tensor.dtype == torch.uint8 else f.kind.dtype
         if selected.last and f.name not in context.last:
             selected = codec(selected.alone)
-        ref, spec = reference(selected, f.name, context), field_spec(f, shape, dtype, layout, context)
+        ref = reference(selected, f.name, context)
+        spec = field_spec(f, shape, dtype, layout, context, selected.own)
         name, parts = pack_or_dense(selected, tensor, spec, ref)
         if scales and context.scale is None and f.name in SCALES:  # as the receiver will decode it
             seen = codec(name).unpack(tuple(data for _, data in parts), spec, ref)
@@ -203,7 +213,8 @@ def decode(
         label = f"{owner}: field {f.name!r}"
         sent = _agreed(f, h, codecs, dims, label)
         parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames[place], strict=True))
-        spec, ref = field_spec(f, h.shape, h.dtype, layout, context), reference(sent, f.name, context)
+        spec = field_spec(f, h.shape, h.dtype, layout, context, sent.own)
+        ref = reference(sent, f.name, context)
         if sent.last and ref is None:
             raise WireError(f"{label} refers to the last broadcast, which is not here")
         tensor = unpack_checked(h.codec, parts, spec, label, ref)

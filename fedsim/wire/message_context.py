@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,12 +29,14 @@ class MessageContext:
     """The references, the scale and the random stream of a message's codecs.
 
     fields, last: reference tensors by field name, of the answered broadcast (for an upload) and of the last
-    broadcast (for a broadcast). scale: a positive precision, (P,). stream: the stream of random codecs."""
+    broadcast (for a broadcast). scale: a positive precision, (P,). stream: the stream of random codecs. own:
+    that of codecs with +own, one for each client, so that the errors of their broadcasts are independent."""
 
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     last: Mapping[str, Tensor] = field(default_factory=dict)
     scale: Tensor | None = None
     stream: RandomStream | None = None
+    own: RandomStream | None = None
 
 
 NOTHING = MessageContext()
@@ -50,9 +52,15 @@ def of_upload(down: object, stream: RandomStream | None = None, scaled: bool = T
     return MessageContext(fields, scale=next((s for s in scales if s is not None), None), stream=stream)
 
 
-def of_broadcast(last: object | None, stream: RandomStream | None = None) -> MessageContext:
-    """Return the context of a broadcast. last: the last broadcast as decoded; None if there is none."""
-    return MessageContext(last={} if last is None else _tensors(last), stream=stream)
+def of_broadcast(last: object | None, stream: RandomStream | None = None, client: int = -1) -> MessageContext:
+    """Return the context of a broadcast.
+
+    last: the last broadcast as decoded; None if there is none. client: the only receiver; -1 for all clients.
+    """
+    own = stream
+    if stream is not None and client >= 0:  # not the stream of the client's upload
+        own = replace(stream, purpose=f"{stream.purpose} down", client=client)
+    return MessageContext(last={} if last is None else _tensors(last), stream=stream, own=own)
 
 
 def codec_stream(seed: int, round: int, exchange: int, client: int = -1) -> RandomStream:

@@ -42,7 +42,7 @@ class Command(click.Command):
                 if not isinstance(parameter, click.Option) or parameter.multiple:
                     continue
                 if times > 1 and not (parameter.is_flag or parameter.count):
-                    raise click.UsageError(f"{_typed(parameter, ctx)} stands there twice; give it once", ctx)
+                    raise click.UsageError(f"{_typed(parameter, ctx)} is given twice; give it once", ctx)
         result = super().parse_args(ctx, args)
         for parameter in self.get_params(ctx):
             value = ctx.params.get(parameter.name or "")

@@ -11,15 +11,14 @@ from pathlib import Path
 import click
 
 from fedsim import plugins
-from fedsim.errors import DataError, UsageError
+from fedsim.errors import UsageError
 from fedsim.version import __version__
 from launch.commands.errors import Command
 from launch.commands.shared import FILE, run_argument
-from launch.results.trace import Committed, TracedRun, events
+from launch.results.trace import TracedRun, committed_rounds, events
 from launch.runs.folder import RunFolder
 from launch.terminal import output_file
 from workers.storage.growing_file import JOURNAL, LEDGER, TIMELINE
-from workers.storage.journal import journal_records
 
 STDOUT = Path("-")
 
@@ -48,7 +47,7 @@ def trace_lines(run: RunFolder) -> Iterator[str]:
         plugins.short(str(run.experiment["algo"])),
         plugins.short(str(run.experiment["dataset"])),
         _workers(run),
-        _committed(run.path / JOURNAL),
+        committed_rounds(run),
     )
     spans = run.timeline_rows()
     first = next(spans, None)
@@ -63,23 +62,6 @@ def write_trace(run: RunFolder, path: Path) -> Path:
     with output_file(path) as file:
         file.writelines(line.encode() for line in lines)
     return path
-
-
-def _committed(journal: Path) -> Mapping[int, Committed]:
-    """Return the committed rounds of a journal. If a round was committed twice, the last commit counts."""
-    rounds: dict[int, Committed] = {}
-    start = 0
-    try:
-        for record in journal_records(journal):
-            if record["what"] == "start":
-                start += 1
-            elif record["what"] == "commit":
-                commit = record["about"]
-                dropped = frozenset(commit["participants"]).difference(commit["folded"])
-                rounds[int(record["round"])] = Committed(max(start, 1), dropped)
-    except (LookupError, TypeError, ValueError):
-        raise DataError(f"{journal} is damaged: a record of a commit does not say who took part") from None
-    return rounds
 
 
 def _workers(run: RunFolder) -> Mapping[int, str]:

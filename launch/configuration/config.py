@@ -1,7 +1,7 @@
-"""The resolved configuration of a run. The command line overrides the file, which overrides the defaults.
+"""The resolved configuration of a run. Precedence: command line, --config file, preset, defaults.
 
-Relative paths, even those in a file, are relative to the working directory. This module does not import
-torch, because options are resolved before the fork server starts.
+Relative paths, even those in a file, are relative to the working directory. This module must not
+import torch: the fork server is started after the options are resolved, from a process without torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsim import model_specs, partition_specs, plugins, traces, user_files
 from fedsim.errors import UsageError
-from fedsim.experiment import DEFAULTS, Experiment, Named, convert, dotted, parse_setting
+from fedsim.experiment import DEFAULTS, Experiment, Named, convert, parse_setting
 from fedsim.specs import plain_share
 from launch.configuration import names
 from launch.configuration.config_files import merged, read_config
@@ -28,9 +28,9 @@ from workers.transport.tcp_address import TcpAddress
 
 @dataclass(frozen=True)
 class Overrides:
-    """The values that differ from the defaults, with absolute paths.
+    """The values that were set; paths in `experiment` are absolute.
 
-    `origins` tells where each value was set, for errors. `preset` names the preset that the values override.
+    `origins` tells where each value was set, for errors. `preset` names the preset among the values.
     """
 
     experiment: Mapping[str, Any] = field(default_factory=dict)
@@ -74,16 +74,6 @@ class Overrides:
             preset,
         )
 
-    @staticmethod
-    def typed(values: Mapping[str, Any]) -> Overrides:
-        """Take Python values of fields of Experiment and Execution; None means the default."""
-        experiment = {key: value for key, value in values.items() if value is not None}
-        execution = {key: experiment.pop(key) for key in EXECUTION if key in experiment}
-        hyperparameters, codecs = experiment.pop("hyperparameters", {}), experiment.pop("codecs", {})
-        return Overrides(
-            absolute_paths(plain_numbers(experiment)), dict(dotted(hyperparameters)), codecs, execution
-        )
-
     def resolve(self, here: bool = True) -> tuple[Experiment, Execution]:
         """Fill in defaults and check all values. `here` is True if the run uses this machine's GPUs."""
         execution = check_execution(self.execution, self)
@@ -105,7 +95,7 @@ class Overrides:
         return f"[{table}] of {self.origins.file}" if self.origins.file else "the options"
 
     def named(self, table: str) -> Named:
-        """Return a function that names a value of a table, a hyperparameter or a codec in errors."""
+        """Return a function that names, in errors, a hyperparameter, a codec or another setting."""
 
         def of(key: str, value: Any) -> str:
             inner, dot, name = key.partition(".")
@@ -114,11 +104,6 @@ class Overrides:
             return self.origins.named(table, key, value)
 
         return of
-
-
-def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-    """Resolve the options of the command line."""
-    return Overrides.of(options).resolve()
 
 
 def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Execution:
@@ -175,7 +160,7 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 USERS = ("algo", "model", "dataset", "partition")
-"""Keys whose whole value may be FILE.py:NAME. `participation`, not listed here, may add modifiers to it."""
+"""Keys whose whole value may be FILE.py:NAME. In `participation`, modifiers may follow it."""
 
 
 def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +175,7 @@ def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absolute_users_files(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the paths of the files of a user's algorithm, model, data and schedule absolute."""
+    """Make paths of a user's algorithm, model, data, partition and participation absolute."""
     changes = {key: absolute_choice(values[key]) for key in USERS if isinstance(values.get(key), str)}
     if isinstance(values.get("model"), str) and model_specs.is_model_spec(values["model"]):
         changes["model"] = model_specs.absolute(values["model"])
@@ -222,7 +207,7 @@ def _refuse_unset(experiment: Mapping[str, Any], origins: Origins) -> None:
 
 
 def _remote(execution: Execution, here: int) -> Execution:
-    """Return the execution with tcp, and with `here` workers of this machine in addition to remote ones."""
+    """Return the execution over tcp, with `here` workers of this machine added to the remote workers."""
     if not execution.bind:
         raise UsageError(
             f"--remote-workers {execution.remote_workers} needs an address for them: "
@@ -237,7 +222,7 @@ def once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise UsageError(f"{option} {key}=: the key stands there twice; give it once")
+            raise UsageError(f"{option} {key}=: the key is given twice; give it once")
         result[key] = value
     return result
 

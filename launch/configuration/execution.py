@@ -1,4 +1,4 @@
-"""The fields of an execution, from which its options are generated.
+"""The settings of a run that leave its results unchanged, from which options are generated.
 
 This module does not import torch, because options are resolved before the fork server starts.
 """
@@ -16,7 +16,7 @@ AUTO = -1
 
 @dataclass(frozen=True)
 class Execution:
-    """The settings of a run that do not change the results in any bit.
+    """The settings of a run that leave every bit of its results unchanged; only `allow_drift` gives that up.
 
     `workers` includes the workers on other machines. The option --workers counts only this machine's.
     """
@@ -75,7 +75,7 @@ class Execution:
             "Edge servers of --tree as processes, over tcp; where the workers are.", "", "execution resume"
         ),
     ] = False
-    """If False, the coordinator computes the edge servers' sums, and a closed form gives their traffic."""
+    """If False, the coordinator computes the edge servers' sums, and their traffic by formula."""
     devices: Annotated[
         str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST", "execution resume")
     ] = "auto"
@@ -115,13 +115,13 @@ class Execution:
             default="power; process from 4 million parameters on",
         ),
     ] = ""
-    """With power, a round's files are synced before the round is committed. With process, the kernel decides
-    when to sync. With none, states stay in memory, and the run cannot be resumed."""
+    """`power`: a round's files are synced before the round is committed. `process`: the kernel decides when.
+    `none`: states stay in memory, and the run cannot be resumed."""
     lease: Annotated[
         float,
         option("Replace a worker that has been silent for this long.", "SECONDS", "execution resume", gt=0),
     ] = 120.0
-    """A computing worker sends a heartbeat every second from inside its loop, even if it is slow."""
+    """A worker that computes sends heartbeats, too: before forward passes, at most one a second."""
     patience: Annotated[
         float, option("Stop if nothing happens for this long.", "SECONDS", "execution resume", gt=0)
     ] = 3600.0

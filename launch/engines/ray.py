@@ -39,6 +39,8 @@ LOOK = 0.2
 """Seconds between two checks of coordinator and actors."""
 ANSWER = 5.0
 """Seconds that a cluster's head may take to accept a connection."""
+STOP = 90.0
+"""Seconds that the coordinator may take to end after it was told to stop; then it is killed."""
 
 
 class Ray:
@@ -54,14 +56,18 @@ class Ray:
         )
 
     def submit(self, job: Job) -> str:
-        """Run the job to its end, or raise TaskError. The same command resumes an interrupted run."""
-        ray = connected(job.options or {})
+        """Run the job to its end, or raise TaskError. The same command resumes an interrupted run.
+
+        The coordinator is told to stop after Ctrl-C, and after any error of Ray or of this process.
+        """
+        ray, again = connected(job.options or {}), f"the same command with --out {job.run} continues"
         job.write_config()
         (job.run / JOIN).unlink(missing_ok=True)  # the keys of an earlier start are no longer valid
         parent = os.getpid()
         coordinator = subprocess.Popen(
             self._coordinator(job), preexec_fn=lambda: die_with_parent(parent), start_new_session=True
         )
+        interrupted = False
         try:
             group = ray.util.placement_group([self._bundle(job)] * job.nodes, strategy="SPREAD")
             agents = RayAgents(ray, group, job)
@@ -70,12 +76,16 @@ class Ray:
                 time.sleep(LOOK)
             agents.end()
         except KeyboardInterrupt:
-            coordinator.send_signal(signal.SIGINT)
+            interrupted = True
+        except (ray.exceptions.RayError, OSError, RuntimeError) as e:
+            # of a run that has ended, only the agents' end failed, which ray.shutdown brings about, too
+            if coordinator.poll() is None:
+                raise TaskError(f"Ray failed ({e}), so the run was stopped; {again}") from e
         finally:
-            code = coordinator.wait()
+            code = _stopped(coordinator)
             ray.shutdown()
-        if code == Interrupted.exit_code:
-            raise Interrupted(f"interrupted; the same command with --out {job.run} continues")
+        if code == Interrupted.exit_code or (interrupted and code < 0):
+            raise Interrupted(f"interrupted; {again}")
         if code:
             error = TaskError(f"the coordinator ended with exit code {code}")
             error.exit_code = code
@@ -96,6 +106,18 @@ class Ray:
         address = own_address() or "127.0.0.1"
         come_in = ["--remote-workers", str(job.workers), "--bind", f"tcp://{address}:*"]
         return [*FEDSIM, *how, *come_in, "--join-within", str(JOIN_WITHIN)]
+
+
+def _stopped(coordinator: subprocess.Popen[bytes]) -> int:
+    """Return the coordinator's exit code. Tell it to stop if it still runs, and kill it if it does not end
+    within STOP seconds or at a second Ctrl-C; a resume continues after the last commit in any case."""
+    if coordinator.poll() is None:
+        coordinator.send_signal(signal.SIGINT)
+    try:
+        return coordinator.wait(STOP)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        coordinator.kill()
+        return coordinator.wait()
 
 
 def connected(options: Mapping[str, str] | Sequence[str]) -> Any:

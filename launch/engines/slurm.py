@@ -12,10 +12,11 @@ References:
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedsim.errors import UsageError
@@ -44,8 +45,8 @@ until [ -e "$run/join.json" ]; do
     kill -0 "$coordinator" 2>/dev/null || break
     sleep 0.1
 done
-agent() {{  # on node $1, with {per_node} seats from $2 on; a step that was killed is started again
-    for attempt in 1 2 3; do
+agent() {{  # on node $1, with {per_node} seats from $2 on; a killed step is started again, three times
+    for attempt in 0 1 2 3; do
         kill -0 "$coordinator" 2>/dev/null || return
         srun --nodes=1 --ntasks=1 --nodelist="$1" --cpus-per-task={cores}{gres} --overlap \\
             "${{fedsim[@]}}" node --join "$run/join.json" --workers {per_node} --threads {threads} \\
@@ -77,7 +78,7 @@ class Slurm:
         cores = job.per_node * job.threads
         gpus = job.gpus_per_node
         return SCRIPT.format(
-            directives="\n".join(f"#SBATCH --{text}" for text in self._directives(job, cores)),
+            directives=directives(self._options(job, cores)),
             run=shlex.quote(str(job.run)),
             python=shlex.quote(sys.executable),
             inherited=" ".join(f"SLURM_{name}" for name in INHERITED),
@@ -91,7 +92,7 @@ class Slurm:
             logs=shlex.quote(str(job.folder)),
         )
 
-    def _directives(self, job: Job, cores: int) -> Iterator[str]:
+    def _options(self, job: Job, cores: int) -> Iterator[str]:
         """Yield options of sbatch. The user's options come last, because sbatch uses the last value."""
         yield f"job-name=fedsim-{job.run.name}"
         yield f"nodes={job.nodes}"
@@ -99,13 +100,13 @@ class Slurm:
         yield f"cpus-per-task={cores}"
         if job.gpus_per_node:
             yield f"gres=gpu:{job.gpus_per_node}"
-        yield f"output={job.folder / 'job.log'}"
+        yield f"output={no_pattern(job.folder / 'job.log')}"
         yield "open-mode=append"
         yield "requeue"
         yield "no-kill"  # a failed node ends only its own step
         yield f"signal=B:TERM@{NOTICE}"
         for name, value in (job.options or {}).items():
-            yield one_line(f"{name}={value}" if value else name)
+            yield f"{name}={value}" if value else name
 
     def submit(self, job: Job) -> str:
         script = self.plan(job)
@@ -115,11 +116,30 @@ class Slurm:
         return f"job {number}: {job.folder / 'job.log'} has its output, {job.run} its run folder"
 
 
-def one_line(option: str) -> str:
-    """Return a user's option of sbatch; refuse one that contains a line break."""
+def directives(options: Iterable[str]) -> str:
+    """Return options of sbatch, NAME=VALUE or NAME, as the lines of a batch script that set them."""
+    return "\n".join(map(_directive, options))
+
+
+def _directive(option: str) -> str:
+    """Return the line of one option; refuse an option that contains a line break.
+
+    sbatch ends a value at a space and at a #, unless the value is in quotes. In and outside quotes, sbatch
+    drops a backslash and takes the next character as it is.
+    """
+    name, equals, value = option.partition("=")
     if "\n" in option:
-        raise UsageError(f"--engine-option {option.partition('=')[0]}: an option of sbatch is one line")
-    return option
+        raise UsageError(
+            f"--engine-option or --out: {name!r} of sbatch is one line; leave out its line break"
+        )
+    if re.search(r"""[\s#"'\\]""", value):
+        value = '"{}"'.format(re.sub(r'(["\\])', r"\\\1", value))
+    return f"#SBATCH --{name}{equals}{value}"
+
+
+def no_pattern(path: Path) -> str:
+    """Return a path for --output, in which sbatch replaces %j and the like."""
+    return str(path).replace("%", "%%")
 
 
 def check_slurm() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from fedsim.errors import Interrupted, UsageError
 from launch.engines.options import EngineOptions
 from launch.engines.ray import connected
-from launch.engines.slurm import check_slurm, one_line, submit_script
+from launch.engines.slurm import check_slurm, directives, no_pattern, submit_script
 from launch.sweep.runner import Progress
 from launch.sweep.task import Tasks, run_task
 
@@ -44,14 +44,13 @@ def array_script(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | No
         f"array=0-{len(tasks.tasks) - 1}{at_once}",
         f"cpus-per-task={_threads(tasks)}",
         *([f"gres=gpu:{math.ceil(engine.gpus_per_worker)}"] if engine.gpus_per_worker else []),
-        f"output={file.parent}/{file.stem}-%a.log",
+        f"output={no_pattern(file.with_suffix(''))}-%a.log",
         "open-mode=append",
         "requeue",
-        *(one_line(text) for text in engine.options),
+        *engine.options,
     ]
-    directives = "\n".join(f"#SBATCH --{text}" for text in own)
     return SCRIPT.format(
-        directives=directives, python=shlex.quote(sys.executable), file=shlex.quote(str(file))
+        directives=directives(own), python=shlex.quote(sys.executable), file=shlex.quote(str(file))
     )
 
 

@@ -29,7 +29,7 @@ from workers.transport.join_credentials import JoinCredentials
 from workers.worker.seats import rank
 
 MAX_RESTARTS = 3
-"""A worker that was killed this many times is not started again."""
+"""How often a worker that was killed is started again."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Node:
             if ended is None:
                 continue
             killed[ended.worker] += ended.killed
-            if ended.killed and killed[ended.worker] < MAX_RESTARTS:
+            if ended.killed and killed[ended.worker] <= MAX_RESTARTS:
                 say(f"worker process {ended.worker} {ended.how}; it is started again")
                 supervisor.replace(ended.worker, "")
                 continue

@@ -1,6 +1,6 @@
 """Workers and edge servers on other machines: `fedsim worker`, `fedsim edge` and `fedsim revoke`.
 
-This module must not import torch.
+This module imports torch only in its functions, after they have set CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def join(
     """Run as a worker until the run is over.
 
     Args:
-        url: The coordinator's address as seen from here, if it is not the file's.
-        seat: The worker's number, "auto" for the engine's rank, or None for the first missing number.
+        url: The coordinator's address from here, if it is not the one in `file`.
+        seat: The worker's number, "auto" for the launcher's rank, or None for the first free number.
         devices: "auto", "cpu", or a list such as "cuda:0,cuda:1" (worker i on device i mod n).
         patience: Seconds to wait for a coordinator that does not answer.
         codecs: Paths of the user's codecs on this machine.
@@ -73,7 +73,7 @@ def join_edge(
     Args:
         file: The edge server's join file, such as RUN/edges/join-000.json of the root.
         bind: The address for its workers.
-        url: The root's address as seen from here, if it is not the file's.
+        url: The root's address from here, if it is not the one in `file`.
         workers_file: The join file to write for the workers; by default beside `file`.
         patience: Seconds to wait for a root that does not answer.
         codecs: Paths of the user's codecs on this machine.
@@ -100,7 +100,7 @@ def join_edge(
 
 
 def _worker(seat: str | None) -> int | None:
-    """Return the worker number for --seat; None for the first missing number."""
+    """Return the worker number for --seat; None means the first free one."""
     if seat == "auto":
         return rank(os.environ)
     if seat is not None and not seat.isdecimal():

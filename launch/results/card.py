@@ -22,7 +22,7 @@ from launch.results import html
 from launch.results.groups import Group, gather
 from launch.results.significance import LEAST, half_width
 from launch.results.statistics import heading, percent, scale_of
-from launch.results.tables import NONE, Grid
+from launch.results.tables import NONE, Grid, extent
 from launch.runs.folder import RunFolder
 
 SCORES = (
@@ -180,13 +180,13 @@ def _schedule(group: Group) -> Part:
     silent = [sum(len(line.get("unchanged") or ()) for line in m.run.lines) for m in group.members]
     rows = {
         "participation, as asked for": str(e["participation"]),
-        "rounds": _range(rounds) + f" of {e['rounds']}",
-        "broadcasts to a client": _range(took),
-        "uploads of a client that were folded": _range(folded),
+        "rounds": extent(rounds) + f" of {e['rounds']}",
+        "broadcasts to a client": extent(took),
+        "uploads of a client that were folded": extent(folded),
         "share of clients in a round": _share(sum(took), sum(rounds) * int(e["clients"])),
     }
     if any(silent):
-        rows["uploads without fields, in evaluated rounds"] = _range(silent)
+        rows["uploads without fields, in evaluated rounds"] = extent(silent)
     for key in ("asynchronous", "tree", "deadline", "until"):
         if e.get(key):
             rows[key] = str(e[key])
@@ -233,12 +233,12 @@ def _time(runs: Sequence[RunFolder]) -> Part:
         if e.get(key):
             rows[what] = str(e[key])
     if any(devices):
-        rows["simulated seconds"] = _range([d["simulated_seconds"] for d in devices if d], ".1f")
+        rows["simulated seconds"] = extent([d["simulated_seconds"] for d in devices if d], ".1f")
         if joules := [d["client_joules_total"] for d in devices if "client_joules_total" in d]:
-            rows["joules of all clients, modelled"] = _range(joules, ".4g")
+            rows["joules of all clients, modelled"] = extent(joules, ".4g")
     seconds = [run.summary["seconds_clients"] for run in runs if run.summary.get("seconds_clients")]
     if seconds:
-        rows["seconds of computing here, all clients"] = _range(seconds, ".1f")
+        rows["seconds of computing here, all clients"] = extent(seconds, ".1f")
     return Part("Time and energy", rows)
 
 
@@ -367,10 +367,3 @@ def _share(part: int, whole: int) -> str:
 
 def _listed(values: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{key} {value}" for key, value in (values or {}).items()) or NONE
-
-
-def _range(values: Sequence[float], form: str = ",.0f") -> str:
-    if not values:
-        return NONE
-    low, high = (format(x, form) for x in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"

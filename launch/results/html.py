@@ -1,4 +1,4 @@
-"""The layout of a page: one HTML file that loads nothing, in the light or dark scheme of the reader."""
+"""The layout of a page: one self-contained HTML file, in the reader's light or dark colour scheme."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from launch.results.figures import COLOURS, DASHES
 from workers.storage.atomic_files import disk_errors
 
 _DARK = ("#4c9be8", "#ff8a50", "#2fc79a", "#f0a3cf", "#f0b73f", "#a5dcf5", "#b565d8", "#dddddd")
-HINT = "Point at a chart to read its values; click it to enlarge it; csv has the numbers that it draws."
+HINT = "Point at a chart to read its values; click it to enlarge it; csv has its numbers."
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), keep_trailing_newline=True
 )
-"""The loader of page.html and report.css; text is escaped."""
+"""Loads page.html and report.css, and escapes the title."""
 
 
 def page(title: str, parts: Iterable[str]) -> str:
@@ -38,7 +38,7 @@ def section(title: str, *parts: str) -> str:
 
 
 def key(names: Mapping[int, str]) -> str:
-    """Return a legend by the slots of figures.Line; pointing at a name dims the other lines."""
+    """Return a legend. names: by slot of figures.Line; pointing at one dims the other lines."""
     lengths = dict(zip(DASHES, ("", "5 2", "1.5 1.5", "5 1.5 1.5 1.5"), strict=True))
     created = (
         f'<span class="key k{n}"><svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><path d="M0 4H24" '

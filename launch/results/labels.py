@@ -1,4 +1,4 @@
-"""Labels of groups of runs: the shortest texts that distinguish them, and other differing settings."""
+"""Labels that distinguish groups of runs, and tables of the settings in which the groups differ."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Settings = Mapping[str, Any]
 
 CODECS = "codecs"
 TELLING = (CODECS, "hyperparameters", "participation", "error_feedback", "partition", "model", "dataset")
-"""Settings that labels name first, in this order; then any other key."""
+"""Settings that labels name, in this order, before all others."""
 NO_TASK = ("algo", "params", "eval_samples", "threads", "device", "eval_every")
-"""Settings that labels leave out: they concern measurement or execution, or follow from other settings."""
+"""Settings that no label needs: the algorithm, measurement, execution, and derived settings."""
 ABSENT = object()
 LONGEST = 60
-"""The maximum number of characters of a label with all settings of the task."""
+"""If a label would have more characters, all labels leave out the settings of `unnamed`."""
 
 
 def labels(groups: Sequence[Settings]) -> list[str]:
-    """Return a label per group: the algorithm, the settings of the task that not all groups share, and few
-    settings that distinguish groups of one algorithm. If a label would be longer than LONGEST, all labels
-    leave out the settings of the task that are not needed for this; `unnamed` returns them.
+    """Return a label per group: the algorithm, the settings of the task that not all groups share, and just
+    enough settings to distinguish the groups of one algorithm. If a label would be longer than LONGEST, all
+    labels keep only what distinguishes groups of one algorithm; `unnamed` returns the rest.
 
     groups: settings with dotted names (codecs.mean, hyperparameters.local.lr). All groups must differ.
     """
@@ -57,7 +57,7 @@ def _labels(groups: Sequence[Settings], always: Sequence[str]) -> list[str]:
 
 
 def _of_task(groups: Sequence[Settings]) -> list[str]:
-    """Return the settings of the task, except hyperparameters, that not all groups share."""
+    """Return the differing settings, except hyperparameters, sources and NO_TASK."""
     tables = ("hyperparameters", "sources")
     differing = [key for key in _differing(groups) if key.partition(".")[0] not in tables]
     return [key for key in differing if key not in NO_TASK]
@@ -69,7 +69,7 @@ def _order(groups: Sequence[Settings]) -> Callable[[str], tuple[int, int]]:
 
 
 def natural(label: str) -> list[tuple[float, str]]:
-    """Return a sort key that orders labels by the numbers in them, dense first."""
+    """Return a sort key for labels: numbers sort by value, and "dense" comes first."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label.replace("(dense", "("))
     return [(float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts)]
 
@@ -77,7 +77,7 @@ def natural(label: str) -> list[tuple[float, str]]:
 @dataclass(frozen=True)
 class Differences:
     """Settings that not all groups share. names: the settings. rows: one row of values per group. own: by
-    algorithm, the hyperparameters that only some algorithms have."""
+    algorithm, the hyperparameters that are equal in all groups that have them."""
 
     names: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -85,7 +85,7 @@ class Differences:
 
 
 def differences(groups: Sequence[Settings]) -> Differences:
-    """Return the differences. A hyperparameter with one value, which other groups lack, is in `own`."""
+    """Return the differences. A hyperparameter that is equal in all groups that have it is in `own`."""
     keys: list[str] = []
     own: list[str] = []
     for key in _differing(groups):
@@ -111,7 +111,7 @@ def shared(groups: Sequence[Settings]) -> dict[str, str]:
 
 
 def differing_hyperparameters(groups: Sequence[Settings]) -> list[str]:
-    """Return names and values of hyperparameters that several algorithms have with different values."""
+    """Return names and values of hyperparameters whose values differ between algorithms."""
     result = []
     for key in (key for key in _differing(groups) if key.startswith("hyperparameters.")):
         values: dict[str, list[str]] = {}
@@ -139,7 +139,7 @@ def _differing(groups: Sequence[Settings]) -> list[str]:
 
 
 def _telling(groups: Sequence[Settings]) -> list[str]:
-    """Choose few keys that distinguish all groups, greedily, beginning with the most distinguishing one."""
+    """Greedily choose a few keys that distinguish all groups; return them in the order of TELLING."""
     differing = _differing(groups)
     choices: dict[str, list[str]] = {}
     for key in differing:
@@ -150,13 +150,13 @@ def _telling(groups: Sequence[Settings]) -> list[str]:
         return len({repr([g.get(key, ABSENT) for key in keys]) for g in groups})
 
     while apart(message) < len(groups) and choices:
-        best = max(choices, key=lambda choice: apart([*message, *choices[choice]]))  # the first of equals
+        best = max(choices, key=lambda choice: apart([*message, *choices[choice]]))  # ties: the first
         message += choices.pop(best)
     return sorted(message, key=_rank)
 
 
 def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) -> list[str]:
-    """Drop each choice, from the last, if the others still distinguish the group from all other groups."""
+    """Drop each choice, the last one first, that is not needed to distinguish the group from `alike`."""
     keys = list(message)
     for choice in dict.fromkeys(_choice(key) for key in reversed(message)):
         fewer = [key for key in keys if _choice(key) != choice]
@@ -176,7 +176,7 @@ def _parts(keys: Sequence[str], group: Settings) -> list[str]:
 
 
 def _choice(key: str) -> str:
-    """Return the choice of a key. All codecs are one choice, so they are named together."""
+    """Return the unit by which a key is chosen: CODECS for all codecs, else the key."""
     return CODECS if key.startswith(f"{CODECS}.") else key
 
 
@@ -186,7 +186,7 @@ def _rank(key: str) -> int:
 
 
 def _setting(key: str, name: str, settings: Settings) -> str:
-    """Return the text of one setting; '' for a field without codec."""
+    """Return the text of a setting; '' for a missing codec or source."""
     if key not in settings:
         return "" if key.startswith(("codecs.", "sources.")) else f"no {name}"
     value = settings[key]
@@ -200,7 +200,7 @@ def _setting(key: str, name: str, settings: Settings) -> str:
 
 
 def _name(key: str) -> str:
-    """Shorten hyperparameters.local.lr to local.lr, codecs.up.mean to up.mean, evaluate_on to evaluate on."""
+    """Drop the table (codecs.up.mean: up.mean), or write spaces (evaluate_on: "evaluate on")."""
     table, _, rest = key.partition(".")
     if table == "sources":
         return f"source {rest}"

@@ -57,11 +57,11 @@ def print_ledger(
         console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
         if not by:
             return None
-    console.print(
-        f"{run.label} on {experiment['dataset']}: P = {run.params:,}, {experiment['clients']} clients, "
-        f"{rows['round'].max()} rounds",
-        soft_wrap=True,
-    )
+    what = f"{run.label} on {experiment['dataset']}: P = {run.params:,}, {experiment['clients']} clients"
+    if not len(rows):
+        console.print(f"{what}, nothing is recorded yet: no round is committed", soft_wrap=True)
+        return None
+    console.print(f"{what}, {rows['round'].max()} rounds", soft_wrap=True)
     for name, table in _tables(rows, own, by, everything, cumulative):
         cut, units = not by and name not in ("kind", "field"), own if name == "field" else None
         summed = not (cumulative and name == "round")

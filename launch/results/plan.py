@@ -25,6 +25,7 @@ from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size, without
 from launch.configuration.execution import Execution
 from launch.configuration.presets import step_remark
 from launch.configuration.target_accuracy import percent
+from launch.results.tables import extent
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.session.display import Display, population
 from launch.terminal import print_json
@@ -280,10 +281,10 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
     ]:
         display.note("codecs: " + ", ".join(codecs))
     display.traffic(_as_summary(created))
-    times = created.took_part
+    times, spent = created.took_part, [s["down"] + s["up"] for r, s in created.rounds.items() if r]
     display.note(
         f"a client takes part in {times.min():,} to {times.max():,} rounds, {times.mean():,.1f} on average; "
-        f"a round costs {_range([s['down'] + s['up'] for r, s in created.rounds.items() if r])} bytes"
+        f"a round costs {extent(spent or [0])} bytes"
     )
     if line := step_remark(experiment):
         display.note(escape(line))
@@ -309,11 +310,6 @@ def _as_summary(created: Plan) -> dict[str, Any]:
     times = created.took_part
     units = created.costs.units(params=created.params, participations=int(times.sum()), clients=len(times))
     return {"bytes": {"algorithm": {}, **created.nested()}, "bytes_down": down, "bytes_up": up, **units}
-
-
-def _range(numbers: list[int]) -> str:
-    low, high = min(numbers, default=0), max(numbers, default=0)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 DRAWN = 300_000

@@ -69,7 +69,7 @@ def render(run: RunFolder) -> str:
             html.section("Participation", participation_grid(run, _rounds(summary, metrics))),
             html.section("Staleness", *staleness(summary)),
             html.section("Clients", *(clients(rows, experiment, summary, last) if len(rows) else ())),
-            html.section("Timeline", timeline(run.path / "timeline.csv")),
+            html.section("Timeline", timeline(run)),
             html.section("Processes", *processes(run)),
             html.section("Data", *_data(run, metrics)),
             html.section("Provenance", _provenance(run)),

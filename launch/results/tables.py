@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 
 from fedsim.learning.score_names import CALIBRATION, EXTRA
 from launch.configuration.target_accuracy import below_target, percent as target_text
-from launch.results.frontier import Cost, cost, ranking, reaching
+from launch.results.frontier import Cost, cost, ranking
 from launch.results.groups import Group
 from launch.results.significance import Difference, differences, leaders
 from launch.results.statistics import heading, less_is_better, percent, shown
@@ -198,6 +198,11 @@ def between(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def extent(values: Sequence[float], form: str = ",.0f") -> str:
+    """Return the smallest and the largest value as text, such as 3 to 5; NONE without values."""
+    return between(format(min(values), form), format(max(values), form)) if values else NONE
+
+
 def megabytes(counts: Sequence[float], least: int = 1, spread: bool = True) -> str:
     """Return mean ± population standard deviation in MB, to three figures and at least `least` decimals."""
     mean, sd = fmean(counts) / 1e6, pstdev(counts) / 1e6
@@ -264,14 +269,11 @@ def _record(group: Group, levels: Sequence[float], names: Sequence[str]) -> dict
         row[f"units_of_p_{side}"] = _mean([m.units(side) for m in group.members])
         row[f"units_of_p_once_{side}"] = _mean([m.units(side, once=True) for m in group.members])
     for level in levels:
-        result = reaching(group, level)
-        there = [at for at in result if at is not None]
-        row[f"reached_{level:g}"] = len(there)
-        whole = there if len(there) == len(result) else []
-        row |= _spread(f"bytes_to_{level:g}", [n for _, n in whole])
-        row |= _spread(f"rounds_to_{level:g}", [r for r, _ in whole])
-        median = cost(0, group, level).median
-        row[f"bytes_to_{level:g}_median"] = median if math.isfinite(median) else ""
+        c = cost(0, group, level)
+        row[f"reached_{level:g}"] = len(c.spent)
+        row |= _spread(f"bytes_to_{level:g}", c.spent if c.whole else ())
+        row |= _spread(f"rounds_to_{level:g}", c.rounds if c.whole else ())
+        row[f"bytes_to_{level:g}_median"] = c.median if math.isfinite(c.median) else ""
     spent = group.bytes_by_field()
     return row | {f"bytes of {n}": spent.get(n, 0) for n in names}
 

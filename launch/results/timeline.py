@@ -1,4 +1,8 @@
-"""The timeline of a run: a lane per worker and one for the coordinator, from RUN/timeline.csv."""
+"""The timeline of a run: a lane per worker and one for the coordinator, from RUN/timeline.csv.
+
+Each start of a run counts seconds from 0. Here, as in the trace, the part of each start follows the part of
+the one before it, because the time between them is unknown.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from pathlib import Path
 
 import pandas
 
-from fedsim.errors import DataError
+from launch.results.trace import batches, committed_rounds
+from launch.runs.folder import RunFolder
+from workers.coordinator.task_timeline import COLUMNS
+from workers.storage.growing_file import TIMELINE
 
-COLUMNS = ("round", "exchange", "client", "worker", "what", "given", "arrived", "computing")
 ALL = 8
 """The maximum number of rounds in one picture. A longer run has pictures of its FIRST and LAST rounds."""
 FIRST = LAST = 3
@@ -27,7 +32,7 @@ TICKS = 8
 
 @dataclass(frozen=True)
 class Bar:
-    """An interval in a lane, in seconds since the run's start. kind: a class of report.css."""
+    """An interval in a lane, in seconds of the time axis. kind: a class of report.css."""
 
     lane: int
     begin: float
@@ -36,20 +41,23 @@ class Bar:
     said: str
 
 
-def timeline(path: Path) -> str:
-    """Return the pictures with their key; '' if the file is missing or has no rows."""
-    if not path.is_file():
+def timeline(run: RunFolder) -> str:
+    """Return the pictures with their key; '' if the run has no timeline.csv or no committed task in it."""
+    if not run.has(TIMELINE):
         return ""
-    rows = _read(path)
+    rows = pandas.DataFrame(_rows(run), columns=[*COLUMNS, "start"])
     if not len(rows):
         return ""
     numbers = sorted(rows["round"][rows.what != "evaluate"].unique())
     parts = [numbers] if len(numbers) <= ALL else [numbers[:FIRST], numbers[-LAST:]]
     fitting = [_fitting(rows, part, from_end=n > 0) for n, part in enumerate(parts)]
     drawn = [_picture(rows, part) for part in fitting if part]
-    workers = rows.worker.nunique()
-    cut = [f"workers 0 to {MOST_WORKERS - 1} of {workers}"] if workers > MOST_WORKERS else []
-    return "".join(drawn) + _KEY + (f'<p class="soft">{escape(", ".join(cut))}</p>' if cut else "")
+    workers, resumes = rows.worker.nunique(), rows.start.max()
+    notes = [f"workers 0 to {MOST_WORKERS - 1} of {workers}"] if workers > MOST_WORKERS else []
+    if resumes:
+        last = ", ".join(str(rows["round"][rows.start == n].max()) for n in range(resumes))
+        notes.append(f"resumed after round {last}: the time until it went on is left out")
+    return "".join(drawn) + _KEY + (f'<p class="soft">{escape("; ".join(notes))}</p>' if notes else "")
 
 
 _KEY = "<p>{}</p>".format(
@@ -69,18 +77,15 @@ _KEY = "<p>{}</p>".format(
 )
 
 
-def _read(path: Path) -> pandas.DataFrame:
-    """Read the rows whose times are known, without a last row that is still being written."""
-    try:
-        rows = pandas.read_csv(path)
-    except (ValueError, OSError) as e:
-        raise DataError(f"{path} is damaged: {e}") from None
-    if tuple(rows.columns) != COLUMNS:
-        raise DataError(f"{path} has the columns {', '.join(rows.columns)}; expected {', '.join(COLUMNS)}")
-    numeric = [name for name in COLUMNS if name != "what"]
-    rows[numeric] = rows[numeric].apply(pandas.to_numeric, errors="coerce")
-    rows = rows.dropna()
-    return rows[rows.arrived >= rows.given].astype(dict.fromkeys(COLUMNS[:4], "int64"))
+def _rows(run: RunFolder) -> Iterator[tuple[object, ...]]:
+    """Yield the committed rows of timeline.csv in seconds of one axis, with the number of their start."""
+    start, begin, end = 0, 0.0, 0.0
+    for batch in batches(run.timeline_rows(), committed_rounds(run)):
+        if batch.resumed:
+            start, begin = start + 1, end
+        for span in batch.spans:
+            end = max(end, begin + span.arrived)
+            yield (*span[:5], begin + span.given, begin + span.arrived, span.computing, start)
 
 
 def _fitting(rows: pandas.DataFrame, numbers: Sequence[int], from_end: bool) -> list[int]:
@@ -154,12 +159,12 @@ def _working(rows: pandas.DataFrame, lanes: dict[int, int]) -> Iterator[Bar]:
 
 
 def _folding(rows: pandas.DataFrame, begin: float, end: float) -> Iterator[Bar]:
-    """Yield the times from the last answer of an exchange to the first task of the next."""
-    tasks = rows[rows.what != "evaluate"]
-    steps = tasks.groupby(["round", "exchange"]).agg(given=("given", "min"), arrived=("arrived", "max"))
+    """Yield the times from the last answer of an exchange to the first task of the next one of its start."""
+    tasks, keys = rows[rows.what != "evaluate"], ["start", "round", "exchange"]
+    steps = tasks.groupby(keys).agg(given=("given", "min"), arrived=("arrived", "max"))
     ordered = [(*key, row.given, row.arrived) for key, row in steps.sort_values("given").iterrows()]
-    for (number, _, _, last), (after, _, first, _) in pairwise(ordered):
-        if last < first and last < end and first > begin:
+    for (start, number, _, _, last), (same, after, _, first, _) in pairwise(ordered):
+        if start == same and last < first and last < end and first > begin:
             what = f"between rounds {number} and {after}" if after != number else f"in round {number}"
             yield Bar(0, float(last), float(first), "folding", f"{what}: {_seconds(first - last)}")
 

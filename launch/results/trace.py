@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
+from fedsim.errors import DataError
 from fedsim.wire.ledger_rows import Entry
+from launch.runs.folder import RunFolder
 from workers.coordinator.task_timeline import Span
+from workers.storage.growing_file import JOURNAL
+from workers.storage.journal import journal_records
 
 Event = dict[str, Any]
 COORDINATOR, WORKERS = 1, 2
@@ -50,8 +54,8 @@ class TracedRun:
     rounds: Mapping[int, Committed]
 
 
-class _Batch(NamedTuple):
-    """The spans that were written with one round. resumed: whether this is the first batch after a resume."""
+class Batch(NamedTuple):
+    """The spans of one round in timeline.csv. resumed: whether this is the first batch after a resume."""
 
     round: float
     resumed: bool
@@ -69,7 +73,7 @@ class _Task(NamedTuple):
 
 
 class _Envelopes(NamedTuple):
-    """The columns of the ledger that envelopes of one kind, direction and task share."""
+    """The columns by which the rows of the ledger are added up to envelopes."""
 
     round: int
     exchange: int
@@ -92,9 +96,27 @@ def events(run: TracedRun, spans: Iterable[Span], entries: Iterable[Entry]) -> I
     yield from _Trace(run, _Traffic(entries)).events(spans)
 
 
-def _batches(spans: Iterable[Span], rounds: Mapping[int, Committed]) -> Iterator[_Batch]:
-    """Group spans by round. A resumed run counts seconds from 0 again. A resume is detected by seconds that
-    decrease, or by the start that committed the round."""
+def committed_rounds(run: RunFolder) -> Mapping[int, Committed]:
+    """Return the committed rounds of a run. If a round was committed twice, the last commit counts."""
+    rounds: dict[int, Committed] = {}
+    start = 0
+    journal = run.path / JOURNAL
+    try:
+        for record in journal_records(journal) if run.has(JOURNAL) else ():
+            if record["what"] == "start":
+                start += 1
+            elif record["what"] == "commit":
+                commit = record["about"]
+                dropped = frozenset(commit["participants"]).difference(commit["folded"])
+                rounds[int(record["round"])] = Committed(max(start, 1), dropped)
+    except (LookupError, TypeError, ValueError):
+        raise DataError(f"{journal} is damaged: a record of a commit does not say who took part") from None
+    return rounds
+
+
+def batches(spans: Iterable[Span], rounds: Mapping[int, Committed]) -> Iterator[Batch]:
+    """Group spans by round. A resumed run counts seconds from 0 again. A resume shows in seconds that
+    decrease, or in a larger Committed.start of the round."""
     held: list[Span] = []
     round, start, before, resumed = -1, 1, 0.0, False
     for span in spans:
@@ -102,12 +124,12 @@ def _batches(spans: Iterable[Span], rounds: Mapping[int, Committed]) -> Iterator
         by = rounds[span.round].start if task and span.round in rounds else start
         again = bool(held) and (span.arrived < before or by > start)
         if held and (again or (task and span.round > round >= 0)):
-            yield _Batch(round, resumed, held)
+            yield Batch(round, resumed, held)
             held, round, resumed = [], -1, again
         held.append(span)
         round, start, before = max(round, span.round if task else -1), max(start, by), span.arrived
     if held:
-        yield _Batch(_LAST, resumed, held)
+        yield Batch(_LAST, resumed, held)
 
 
 class _Traffic:
@@ -136,7 +158,7 @@ class _Trace:
     def __init__(self, run: TracedRun, traffic: _Traffic) -> None:
         self.run, self.traffic = run, traffic
         self._offset = 0
-        """The time in the trace, in microseconds, at which the current start of the run began."""
+        """The time in the trace, in microseconds, of the launch or the latest resume."""
         self._end = 0
         """The latest instant so far."""
         self._free: dict[int, int] = {}
@@ -144,7 +166,7 @@ class _Trace:
         self._folding = self._broadcasting = 0
         """The instants from which the lanes of the coordinator are free."""
         self._folded: tuple[int, int] | None = None
-        """Round and exchange of the last fold; None if this start of the run has not folded yet."""
+        """Round and exchange of the last fold; None if there was none since the launch or resume."""
         self._flows = 0
         self._sums: Counter[tuple[str, str]] = Counter()
         """Bytes so far, by direction and kind."""
@@ -157,10 +179,10 @@ class _Trace:
         yield from _named("thread", COORDINATOR, BROADCASTS, "broadcasts")
         yield from _named("thread", COORDINATOR, FOLDS, "folding")
         yield from (self._counter(side, 0) for side in ("down", "up"))
-        for batch in _batches(spans, self.run.rounds):
+        for batch in batches(spans, self.run.rounds):
             yield from self._batch(batch)
 
-    def _batch(self, batch: _Batch) -> Iterator[Event]:
+    def _batch(self, batch: Batch) -> Iterator[Event]:
         if batch.resumed:
             self._offset, self._folded = self._end, None
             yield _event("i", COORDINATOR, FOLDS, self._offset, "resumed", s="g")
@@ -195,9 +217,9 @@ class _Trace:
     def _placed(self, span: Span, earliest: int) -> _Task:
         """Place a task in its worker's lane.
 
-        A worker computes one task at a time, but the coordinator may read an answer late. Slices of a lane
-        would then overlap, which viewers cannot show, so a slice begins no earlier than the previous one
-        ends. earliest: the beginning of the broadcast.
+        The tasks of a worker overlap if it computes several at once, or if an answer is read late. Viewers
+        cannot show slices of a lane that overlap, so a slice begins no earlier than the previous one ends.
+        earliest: the beginning of the broadcast.
         """
         given, arrived = max(earliest, self._at(span.given)), self._at(span.arrived)
         begin = arrived - round(1e6 * span.computing) if span.computing >= 0 else given
@@ -241,7 +263,7 @@ class _Trace:
         first = max(self._folding, min((t.arrived for t in answered), default=0))
         committed = number in self.run.rounds
         if answered and committed:
-            # _placed may move a slice to after the arrival of its answer; the fold then waits for the slice
+            # _placed may begin a slice after its answer arrived; the fold then ends after that beginning
             self._folding = max(first, *(max(t.arrived, t.begin) for t in answered)) + 1
             self._folded = number, exchange
             self._end = max(self._end, self._folding)
@@ -274,8 +296,8 @@ class _Trace:
         return _slice(FOLDS, self._folding, end, name, "between", {"round": before, "exchange": exchange})
 
     def _counters(self, tasks: Sequence[_Task], envelopes: Mapping[_Envelopes, int]) -> Iterator[Event]:
-        """Yield counter events. Bytes down count when a task is sent, bytes up when its answer arrives, and
-        all other bytes when the round ends."""
+        """Yield counter events. A task's bytes are counted when it is sent, an answer's when it arrives,
+        and all others when the round ends."""
         when: dict[tuple[tuple[int, int, int, int], str], int] = {}
         for task in tasks:
             when[_key(task.span), "down"], when[_key(task.span), "up"] = task.given, task.arrived

@@ -15,7 +15,7 @@ from fedsim import model_specs, plugins
 from fedsim.errors import DataError, DiskError, WireError
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
-from fedsim.wire.envelope import decode_own, encode
+from fedsim.wire.envelope import NONE, decode_own, encode
 from fedsim.wire.message_context import MessageContext, codec_stream, of_broadcast, of_upload
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
@@ -168,10 +168,10 @@ class RestoredRun:
             part = optional_group(types.down)
             if part is not None:
                 sent = replace(sent, **{part.name: algorithm.broadcast_to(server, client, ctx)})
-            seed, last = problem.experiment.seed, self.checkpoint.broadcast
+            seed, last, receiver = problem.experiment.seed, self.checkpoint.broadcast, NONE
             if problem.references is not None:
-                last = problem.references.reference(state.got, problem.context(0, 0))
-            context = of_broadcast(last, codec_stream(seed, round, number))
+                last, receiver = problem.references.reference(state.got, problem.context(0, 0)), client
+            context = of_broadcast(last, codec_stream(seed, round, number), receiver)
             yield Message("down", number, self._plain(sent), context)
             payload = encode(sent, codecs["down"], dims, context, layout)
             down: Any = decode_own(types.down, payload, codecs["down"], dims, context, layout)

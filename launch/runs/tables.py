@@ -23,7 +23,7 @@ SUMS = {
     "simulated": ("simulated_seconds",),
     "J": ("joules",),
 }
-"""Names of sums over rounds, and the numbers in metrics.jsonl that each of them adds up."""
+"""Names of cumulative sums, and the keys of metrics.jsonl whose values each sum adds."""
 
 
 def metrics_frame(lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
@@ -38,10 +38,10 @@ def metrics_frame(lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
 
 
 def ledger_frame(path: Path, written: bytes, last: int | None, sums: Any) -> pandas.DataFrame:
-    """Return the rows of a ledger.csv up to the round `last`, or all rows.
+    """Return the rows of a ledger.csv up to round `last` (None: all rows).
 
-    `written` is the file's content. `sums` is `bytes` of summary.json, with which the sums of the rows are
-    compared unless it is None. Raise DataError if the file is damaged, or the sums differ.
+    `written` is the file's content. `sums` is the entry "bytes" of summary.json; if it is a dictionary,
+    the rows must add up to it. Raise DataError if the file is damaged, or the sums differ.
     """
     import pandas
 
@@ -84,7 +84,7 @@ def differing_sum(ledger: pandas.DataFrame, summed: Any) -> str:
 
 
 def every_round(rounds: Sequence[int]) -> bool:
-    """Return True if every round up to the last was evaluated, so that sums over lines are complete."""
+    """Return True if no round is missing, so that a sum over the evaluated rounds is complete."""
     return list(rounds) == list(range(len(rounds)))
 
 
@@ -98,7 +98,7 @@ class Curve:
         return [line["round"] for line in self.lines]
 
     def has(self, name: str) -> bool:
-        """Return True if a line has a number of this name; for simulated and J, if every round has it."""
+        """Return True if metric(name) has a value; simulated and J need one in every round from 1."""
         if name not in ("simulated", "J"):
             return name in SUMS or any(line.get(name) is not None for line in self.lines)
         (key,) = SUMS[name]
@@ -106,7 +106,7 @@ class Curve:
         return timed and every_round(self.rounds())
 
     def metric(self, name: str) -> list[float]:
-        """Return one value per evaluated round, cumulative for SUMS. null is NaN. Refuse an unknown name."""
+        """Return one value per evaluated round, cumulative for SUMS, and NaN for a missing one."""
         if name in SUMS:
             scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
             for line in self.lines:

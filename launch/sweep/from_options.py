@@ -35,12 +35,12 @@ def select_recipe(
             )
         axes = dict(map(_axis, over))
         if len(axes) < len(over):
-            raise UsageError("--over: a key stands there twice; give all its values at once, KEY=VALUE,VALUE")
+            raise UsageError("--over: a key is given twice; give all its values at once, KEY=VALUE,VALUE")
         return recipe_of(options, axes, seed_list(seeds or "0"))
     if extra := [*supplied, *(["over"] if over else []), *(["seeds"] if seeds else [])]:
         name = extra[0].replace("_", "-")
         raise UsageError(
-            f"recipe {file}: a recipe says all of its runs itself; --{name} is for a sweep without one"
+            f"recipe {file}: a recipe defines all of its runs; --{name} is for a sweep without one"
         )
     return Recipe.read(file)
 
@@ -91,7 +91,7 @@ def seed_list(text: str) -> tuple[int, ...]:
             raise UsageError(f"--seeds {text!r}: write 0,1,2 or 0-2")
         result += range(int(match[1]), int(match[2] or match[1]) + 1)
     if len(set(result)) < len(result):
-        raise UsageError(f"--seeds {text!r}: a seed stands there twice")
+        raise UsageError(f"--seeds {text!r}: a seed is given twice")
     return tuple(result)
 
 
@@ -108,7 +108,7 @@ def _typed(key: str, values: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
     """Return a grid key, and the values converted to the type of the key."""
     text = f"{key}={','.join(values)}"
     if len(set(values)) < len(values):
-        raise UsageError(f"--over {text!r}: a value stands there twice")
+        raise UsageError(f"--over {text!r}: a value is given twice")
     key = key.replace("-", "_")
     if key in FIXED:
         instead = {"seed": "--seeds 0,1,2", "device": "--devices"}.get(

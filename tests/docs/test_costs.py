@@ -15,7 +15,7 @@ import pytest
 import fedsim
 from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
-from launch.configuration.config import resolve
+from launch.configuration.config import Overrides
 from launch.results.plan import RUN_NAME
 from protocols import REGISTRY
 
@@ -43,7 +43,7 @@ def written(page: Path, name: str) -> dict[str, list[str]]:
 
 def computed(costs: ModuleType, case: Any) -> tuple[int, Any, bool]:
     """P, the cost of a row from its messages' sizes, and whether those are the only possible ones."""
-    experiment, _ = resolve({"algo": case.name, "clients": costs.CLIENTS, "workers": 0})
+    experiment, _ = Overrides.of({"algo": case.name, "clients": costs.CLIENTS, "workers": 0}).resolve()
     algorithm = case.algorithm
     problem = Problem.outline(experiment, algorithm, None)
     exact, values, envelopes, once = True, dict.fromkeys(costs.SIDES, 0.0), {}, {}

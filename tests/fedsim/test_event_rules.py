@@ -37,7 +37,7 @@ def test_rules_stand_behind_any_schedule() -> None:
         ("full+event:budget:0", "budget:30%"),
         ("full+quiet:budget:3", r"norm:0.5 \(or just 0.5\), kl:0.001"),
         ("full+quiet:3%", "write a rule"),
-        ("full+event:kl:1+event:kl:2", r"\+event stands there twice"),
+        ("full+event:kl:1+event:kl:2", r"\+event is given twice"),
         ("full+evnt:kl:1", r"behind a \+ stands gone:P or lost:P or event:RULE or quiet:RULE"),
     ],
 )

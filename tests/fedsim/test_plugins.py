@@ -20,7 +20,7 @@ from fedsim.algorithm import Algorithm
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import FedsimError, UsageError
 from fedsim.learning.models.registry import build_model
-from launch.configuration.config import resolve
+from launch.configuration.config import Overrides
 from launch.runs.writer import RunDir
 
 Write = Callable[[str], str]
@@ -85,7 +85,7 @@ def test_a_spec_means_the_same_in_every_folder(tmp_path: Path, monkeypatch: pyte
     assert not plugins.is_spec("two_dirichlet:1,0.5")
     config = tmp_path / "job.toml"
     config.write_text("[experiment]\nmodel = 'net.py:Net'\ndataset = 'digits'\n")
-    experiment, _ = resolve({"algo": "mine.py:Mine", "config": str(config)})
+    experiment, _ = Overrides.of({"algo": "mine.py:Mine", "config": str(config)}).resolve()
     assert experiment.algo == f"{tmp_path}/mine.py:Mine"
     assert experiment.model == f"{tmp_path}/net.py:Net"
     assert experiment.dataset == "digits"

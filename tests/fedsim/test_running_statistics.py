@@ -36,6 +36,11 @@ def net(shape, classes):
 class Own(nn.BatchNorm1d):
     pass
 
+def instances(shape, classes):
+    return nn.Sequential(OrderedDict(
+        conv=nn.Conv2d(1, 3, 3, stride=2), norm=nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+        flatten=nn.Flatten(), out=nn.Linear(27, classes)))
+
 def own(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), Own(6), nn.Linear(6, classes))
 
@@ -218,10 +223,35 @@ def test_a_model_without_statistics_needs_no_option() -> None:
         problem_of(find("fedavg"), statistics="average")
 
 
-def test_a_server_without_statistics_does_not_compute_on_the_network(build: Any) -> None:
+@pytest.mark.parametrize(
+    ("method", "others"),
+    [
+        *(("broadcast", 1), ("broadcast_to", 2), ("server_update", 3), ("stale_update", 2), ("sums", 2)),
+        *(("no_sums", 1), ("add", 4), ("from_sums", 3), ("model", 1), ("report", 1)),
+    ],
+)
+def test_a_server_without_statistics_does_not_compute_on_the_network(
+    method: str, others: int, build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = build("fedlap_func", "local")
+    computes: Any = lambda *arguments: arguments[-1].net  # noqa: E731
+    monkeypatch.setattr(type(problem.algorithm.unwrapped), method, computes)
     with pytest.raises(UsageError, match="the server of fedlap_func computes with the network"):
-        problem.algorithm._without(problem.context(1, 1)).net  # noqa: B018
+        getattr(problem.algorithm, method)(*[None] * others, problem.context(1, 1))
+
+
+@pytest.mark.parametrize("rule", ["average", "local", "frozen"])
+def test_statistics_of_instance_normalisation_follow_the_rule(rule: str, build: Any, tmp_path: Path) -> None:
+    problem = build("fedavg", rule, "instances")
+    assert len(problem.statistics) == (0 if rule == "frozen" else 6)
+    run = play(problem, tmp_path / "run")
+    moved = [taken_apart(run.outcome.model)[1]] if rule == "average" else []
+    moved += [client.statistics for client in run.states] if rule == "local" else []
+    assert all(not torch.equal(s, problem.statistics) for s in moved)
+    norm = problem.net.module.norm
+    assert rule != "frozen" or (norm.running_mean.eq(0).all() and norm.running_var.eq(1).all())
+    with pytest.raises(UsageError, match=r"running statistics\) in norm.*--statistics average"):
+        build("fedavg", "", "instances")
 
 
 def test_statistics_without_a_momentum_are_refused() -> None:

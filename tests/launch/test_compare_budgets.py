@@ -15,7 +15,7 @@ from launch.results.figures import Line, chart
 from launch.results.frontier import by_budget, ranking
 from launch.results.groups import gather
 from launch.results.report import render
-from launch.results.tables import NONE, costs, results, unreached
+from launch.results.tables import NONE, costs, records, results, unreached
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import MB, Make
 
@@ -139,6 +139,23 @@ def test_an_accuracy_that_is_not_known_takes_no_part(make: Make, tmp_path: Path)
     assert [len(by_budget(g).x) for g in groups] == [0, 1]
     assert [unreached(c).translate(PLAIN) for c in ranking(groups, 0.9)] == ["– (60.0 %)", "–"]
     printed(groups[0].members[0].run.path.parent, "--to", "0.9", "--out", tmp_path / "p.html")
+
+
+def test_a_seed_without_an_evaluated_round_has_not_reached_anything(make: Make) -> None:
+    """The record of a group has no mean cost over only those of its seeds that were evaluated."""
+    make("a0", (0.1, 0.8), seed=0)
+    unscored = make("a1", (0.1, 0.8), seed=1)
+    lines = (unscored / "metrics.jsonl").read_text().splitlines(keepends=True)
+
+    def record() -> dict[str, object]:
+        return records(gather([unscored.parent]), [0.75])[0]
+
+    assert record()["reached_0.75"] == 2 and record()["bytes_to_0.75_mean"] == 2 * MB
+    (unscored / "metrics.jsonl").write_text(lines[0])
+    assert record()["reached_0.75"] == 1 and record()["seeds"] == 2
+    assert {record()[f"{what}_to_0.75_{of}"] for what in ("bytes", "rounds") for of in ("mean", "low")} == {
+        ""
+    }
 
 
 def test_bold_needs_five_seeds_and_is_never_the_only_one(make: Make) -> None:

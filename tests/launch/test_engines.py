@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,17 +14,20 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fedsim.errors import UsageError
+from fedsim.errors import Interrupted, TaskError, UsageError
 from launch.configuration.config import Overrides
+from launch.engines import ray as ray_engine
 from launch.engines.job import Job
 from launch.engines.options import ENGINES as NAMES, EngineOptions
 from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm
 from launch.engines.submit import ENGINES, submit
 from launch.engines.sweeps import array_script
+from launch.processes.node import Node
 from launch.results.report import render
 from launch.runs.folder import RunFolder
 from launch.sweep.task import Task, Tasks
@@ -31,6 +36,8 @@ from tests.support import slurm_cluster
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.process_tree import alive, children_of, left_over
 from tests.support.ray_cluster import RayCluster
+from workers.coordinator.worker_pool import ProcessExit
+from workers.transport.eventfd import Wakeup
 from workers.transport.join_credentials import JoinCredentials
 
 EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "4", "--model", "logistic")
@@ -127,6 +134,22 @@ def test_an_agent_starts_a_killed_worker_again_and_ends_with_its_workers(federat
     ends(launched)
     assert "was killed by SIGKILL; it is started again" in ends(agent)
     same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *SLOW))
+
+
+def test_an_agent_starts_a_worker_again_three_times_and_then_gives_up(tmp_path: Path) -> None:
+    """As docs/clusters.md says, of an agent's workers and of the script's node agents."""
+    ended, wakeup = ProcessExit(0, "was killed by SIGKILL", "", status=-9), Wakeup()
+    wakeup.set()
+    started: list[int] = []
+    supervisor = SimpleNamespace(
+        fds=lambda: [wakeup.fd],
+        check=lambda ready: ended,
+        replace=lambda worker, address: started.append(worker),
+    )
+    with pytest.raises(TaskError, match="worker process 0 was killed by SIGKILL"):
+        Node(tmp_path, 1)._watch(supervisor, 1)  # type: ignore[arg-type]
+    wakeup.close()
+    assert started == [0] * 3 and "for attempt in 0 1 2 3; do" in Slurm().plan(job(tmp_path))
 
 
 @pytest.mark.process
@@ -240,6 +263,48 @@ def test_without_a_cluster_or_with_an_unknown_option_the_error_says_what_to_do(t
     assert "no cluster at" in fedsim("launch", "--on", "ray", *nowhere, "--out", str(tmp_path / "r"), code=2)
 
 
+@pytest.mark.parametrize("deaf", [False, True], ids=["listens", "deaf"])
+@pytest.mark.parametrize(
+    ("failure", "error", "words"),
+    [
+        (RuntimeError("the head is gone"), TaskError, "Ray failed (the head is gone)"),
+        (KeyError("a defect"), KeyError, "a defect"),
+        (KeyboardInterrupt(), Interrupted, "the same command with --out"),
+    ],
+    ids=["Ray", "a defect", "Ctrl-C"],
+)
+def test_where_ray_fails_the_coordinator_is_told_to_stop_and_is_killed_if_it_does_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+    error: type[BaseException],
+    words: str,
+    deaf: bool,
+) -> None:
+    """Unasked, a coordinator waits ten minutes for its workers, or goes on with those that it has."""
+    ready = tmp_path / "ready"
+    ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN); " if deaf else ""
+    program = f"{ignore}open({str(ready)!r}, 'w').write(str(os.getpid())); time.sleep(20); sys.exit(7)"
+    command = [sys.executable, "-c", f"import os, signal, sys, time; {program}"]
+
+    def fail(*_: object, **__: object) -> None:
+        eventually(ready.exists, "the coordinator")
+        raise failure
+
+    fake = SimpleNamespace(
+        util=SimpleNamespace(placement_group=fail),
+        exceptions=SimpleNamespace(RayError=AssertionError),
+        shutdown=lambda: None,
+    )
+    monkeypatch.setattr(ray_engine, "connected", lambda options: fake)
+    monkeypatch.setattr(ray_engine, "STOP", 0.5 if deaf else 15.0)
+    monkeypatch.setattr(Ray, "_coordinator", lambda *_: command)
+    began = time.monotonic()
+    with pytest.raises(error, match=re.escape(words)):
+        Ray().submit(job(tmp_path))
+    assert time.monotonic() - began < 15 and not alive(int(ready.read_text()))
+
+
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_sweep_on_ray_is_that_of_one_machine_also_when_a_node_is_lost(
@@ -278,6 +343,30 @@ def test_the_script_is_one_that_bash_reads_and_the_options_come_last(tmp_path: P
     assert directives[-2:] == ["#SBATCH --time=1:00", "#SBATCH --exclusive"]
     assert {"#SBATCH --requeue", "#SBATCH --signal=B:TERM@90", "#SBATCH --gres=gpu:1"} <= set(directives)
     assert "--gres=gpu:1 --overlap" in script and "'" + str(tmp_path / "a run") + "'" in script
+
+
+def read_by_sbatch(script: str) -> list[str]:
+    """The options of a script, which has one in a line. In double quotes, sbatch reads what a shell reads."""
+    lines = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+    words = [shlex.split(line, comments=True) for line in lines]
+    assert all(len(word) == 1 for word in words), words
+    return [word for (word,) in words]
+
+
+def test_sbatch_reads_each_option_whole(tmp_path: Path) -> None:
+    """Also where a path or a value has spaces, quotes and #; %j in a path is no number of a job."""
+    folder = tmp_path / 'my "runs" #1'
+    run = folder / "it's 50%j \\n"
+    options = read_by_sbatch(
+        Slurm().plan(job(tmp_path, run=run, options={"comment": "a b", "exclusive": ""}))
+    )
+    assert f"--output={folder}/it's 50%%j \\n.job/job.log" in options
+    assert {f"--job-name=fedsim-{run.name}", "--comment=a b", "--exclusive"} <= set(options)
+    tasks = Tasks("pool", {}, (Task("0", "run 0", {"threads": 1}),))
+    script = array_script(tasks, EngineOptions("slurm", options=("comment=a b",)), folder / "x 1.json", None)
+    assert {f"--output={folder}/x 1-%a.log", "--comment=a b"} <= set(read_by_sbatch(script))
+    (tmp_path / "job.sh").write_text(script)
+    subprocess.run(["bash", "-n", str(tmp_path / "job.sh")], check=True, timeout=DEADLINE)
 
 
 def test_what_the_job_reads_is_what_was_said(tmp_path: Path) -> None:

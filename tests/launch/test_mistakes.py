@@ -12,7 +12,7 @@ import fedsim
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, convert
 from launch.cli import main
-from launch.configuration.config import resolve
+from launch.configuration.config import Overrides
 
 
 def launch(out: Path, *arguments: str) -> Result:
@@ -98,16 +98,16 @@ def test_describe_shows_box_messages_and_hyperparameters() -> None:
 
 def test_remote_workers_need_an_address() -> None:
     with pytest.raises(UsageError, match="--remote-workers 2 needs an address for them: add --bind tcp://"):
-        resolve({"remote_workers": 2})
+        Overrides.of({"remote_workers": 2}).resolve()
 
 
 def test_a_file_of_settings_has_no_infinity_either(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[hyperparameters]\nlr = inf\n")
     with pytest.raises(UsageError, match="lr = inf: must be a finite number"):
-        resolve({"config": str(tmp_path / "a.toml")})
+        Overrides.of({"config": str(tmp_path / "a.toml")}).resolve()
     (tmp_path / "b.toml").write_text("[experiment]\nrounds = 0\n")
     with pytest.raises(UsageError, match=r"^\[experiment\] of .*b.toml: rounds = 0: must be a whole number"):
-        resolve({"config": str(tmp_path / "b.toml")})
+        Overrides.of({"config": str(tmp_path / "b.toml")}).resolve()
 
 
 def test_python_refuses_infinity_as_the_command_line_does() -> None:
@@ -116,15 +116,18 @@ def test_python_refuses_infinity_as_the_command_line_does() -> None:
 
 
 def test_the_number_of_workers_does_not_change_the_experiment() -> None:
-    experiments = [resolve({"workers": workers})[0] for workers in (0, 1, 3, 10, 40)]
-    experiments += [resolve({})[0], resolve({"remote_workers": 2, "bind": "tcp://127.0.0.1:*"})[0]]
+    experiments = [Overrides.of({"workers": workers}).resolve()[0] for workers in (0, 1, 3, 10, 40)]
+    experiments += [
+        Overrides.of({}).resolve()[0],
+        Overrides.of({"remote_workers": 2, "bind": "tcp://127.0.0.1:*"}).resolve()[0],
+    ]
     assert [experiment.clients for experiment in experiments] == [10] * 7
 
 
 def test_by_default_there_are_no_more_workers_than_clients() -> None:
-    assert resolve({"clients": 3})[1].workers == 3
-    assert resolve({"clients": 30})[1].workers == 10
-    assert resolve({"clients": 3, "workers": 7})[1].workers == 7
+    assert Overrides.of({"clients": 3}).resolve()[1].workers == 3
+    assert Overrides.of({"clients": 30}).resolve()[1].workers == 10
+    assert Overrides.of({"clients": 3, "workers": 7}).resolve()[1].workers == 7
 
 
 def _sections(command: str) -> dict[str, list[str]]:

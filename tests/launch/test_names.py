@@ -11,7 +11,7 @@ import pytest
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
 from launch.configuration import names, write_names
-from launch.configuration.config import resolve
+from launch.configuration.config import Overrides
 from launch.runs.client_costs import sent_once
 from launch.sweep.recipe import Recipe, Row, Variant
 from protocols import REGISTRY
@@ -117,19 +117,25 @@ def test_a_list_imports_nothing_heavy_and_has_every_name(kind: str) -> None:
 
 
 def test_good_names_and_users_files_pass() -> None:
-    resolve({"participation": "markov:0.2,0.4+lost:0.1", "partition": "two_dirichlet:1,0.5"})
-    resolve({"participation": "0.3+gone:0.1", "codecs": ("up.precision=csr:0.1", "mean=delta+zstd")})
-    resolve({"participation": "trace:some+where.csv+lost:0.1", "dataset": "stackoverflow_lr:3"})
-    resolve({"algo": "mine.py:Mine", "hyperparameters": ("anything=1",), "model": "net.py:Net"})
-    resolve({"algo": "fedlap", "hyperparameters": ("local.lr=0.1", "epochs=1")})
+    Overrides.of({"participation": "markov:0.2,0.4+lost:0.1", "partition": "two_dirichlet:1,0.5"}).resolve()
+    Overrides.of(
+        {"participation": "0.3+gone:0.1", "codecs": ("up.precision=csr:0.1", "mean=delta+zstd")}
+    ).resolve()
+    Overrides.of(
+        {"participation": "trace:some+where.csv+lost:0.1", "dataset": "stackoverflow_lr:3"}
+    ).resolve()
+    Overrides.of(
+        {"algo": "mine.py:Mine", "hyperparameters": ("anything=1",), "model": "net.py:Net"}
+    ).resolve()
+    Overrides.of({"algo": "fedlap", "hyperparameters": ("local.lr=0.1", "epochs=1")}).resolve()
 
 
 def test_of_many_names_only_near_ones_are_shown() -> None:
     with pytest.raises(UsageError) as near:
-        resolve({"algo": "fedlap_cow"})
+        Overrides.of({"algo": "fedlap_cow"}).resolve()
     assert str(near.value) == (
         "unknown algorithm 'fedlap_cow'; did you mean 'fedlap_cov'? (also near: fedlap_func, fedlap, "
         "fedlap_cov_func; all: fedsim list algorithms)"
     )
     with pytest.raises(UsageError, match=r"unknown algorithm 'zzz' \(all: fedsim list algorithms\)$"):
-        resolve({"algo": "zzz"})
+        Overrides.of({"algo": "zzz"}).resolve()

@@ -19,7 +19,7 @@ from msgspec import Meta
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
 from launch.cli import main
-from launch.configuration.config import resolve
+from launch.configuration.config import Overrides
 from launch.configuration.execution import Execution
 
 NEEDED = {
@@ -198,7 +198,7 @@ def test_an_option_of_one_value_is_taken_once(path: tuple[str, ...], option: cli
     names = itertools.islice(itertools.cycle(option.opts), 2)  # --seat 1 --worker 2 are the same one
     words = [word for name in names for word in (name, "1")]
     line = _refusal(*path, *words)
-    assert line.startswith(f"fedsim: {option.opts[0]} ") and "stands there twice" in line
+    assert line.startswith(f"fedsim: {option.opts[0]} ") and "is given twice" in line
 
 
 def test_a_switch_may_stand_there_twice() -> None:
@@ -208,14 +208,14 @@ def test_a_switch_may_stand_there_twice() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--set", "lr=0.1", "--set", "lr=0.2"], "--set lr=: the key stands there twice"),
-        (["--set", "lr=0.1", "--set", "lr=0.1"], "--set lr=: the key stands there twice"),
+        (["--set", "lr=0.1", "--set", "lr=0.2"], "--set lr=: the key is given twice"),
+        (["--set", "lr=0.1", "--set", "lr=0.1"], "--set lr=: the key is given twice"),
         (["--set", "lr=0.1", "--set", "local.lr=0.2"], "--set: lr and local.lr are the same hyperparameter"),
         (["--set", "local.lr=0.1", "--set", "lr=0.2"], "--set: local.lr and lr are the same hyperparameter"),
-        (["--codec", "up.mean=bf16", "--codec", "up.mean=f16"], "--codec up.mean=: the key stands there"),
-        (["--codec", "mean=bf16", "--codec", "mean=bf16"], "--codec mean=: the key stands there twice"),
-        (["--link", "up=1mbit,up=2mbit"], "--link up=1mbit,up=2mbit: up stands there twice"),
-        (["--compute", "5ms,noise=0.1,noise=0.2"], "noise stands there twice"),
+        (["--codec", "up.mean=bf16", "--codec", "up.mean=f16"], "--codec up.mean=: the key is given"),
+        (["--codec", "mean=bf16", "--codec", "mean=bf16"], "--codec mean=: the key is given twice"),
+        (["--link", "up=1mbit,up=2mbit"], "--link up=1mbit,up=2mbit: up is given twice"),
+        (["--compute", "5ms,noise=0.1,noise=0.2"], "noise is given twice"),
         (["--participation", "0.3+lost:0.1+lost:0.2"], "once each"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_key_is_given_once(words: list[str], says: str) -> None:
         (["--set", "lr=0.1", "--over", "local.lr=0.2,0.3"], "are the same hyperparameter"),
         (["--clients", "3", "--over", "clients=4,5"], "--over clients=: --clients 3 says it, too"),
         (["--codec", "mean=bf16", "--over", "codec.mean=f16,dense"], "--codec mean=bf16 says it, too"),
-        (["--over", "lr=0.1", "--over", "lr=0.2"], "--over: a key stands there twice"),
+        (["--over", "lr=0.1", "--over", "lr=0.2"], "--over: a key is given twice"),
         (["--over", "clients=0,1"], "--over clients=0: must be a whole number of at least 1"),
         (["--over", "fraction=half"], "--over fraction=half: must be a number"),
     ],
@@ -246,13 +246,16 @@ def test_a_file_has_a_key_once_and_the_command_line_goes_over_it(tmp_path: Path)
     file.write_text("[hyperparameters]\nlr = 0.1\n[hyperparameters.local]\nlr = 0.2\n")
     assert "lr and local.lr are the same hyperparameter" in _refusal("plan", "--config", str(file))
     file.write_text("[hyperparameters.local]\nlr = 0.2\n")
-    experiment, _ = resolve({"config": str(file), "hyperparameters": ("lr=0.3",)})
+    experiment, _ = Overrides.of({"config": str(file), "hyperparameters": ("lr=0.3",)}).resolve()
     assert list(experiment.hyperparameters.values())[-1] == 0.3
 
 
 def test_a_codec_of_one_direction_goes_over_that_of_both_in_any_order() -> None:
     for codecs in (("mean=bf16", "up.mean=f16"), ("up.mean=f16", "mean=bf16")):
-        assert list(resolve({"codecs": codecs})[0].codecs.items()) == [("mean", "bf16"), ("up.mean", "f16")]
+        assert list(Overrides.of({"codecs": codecs}).resolve()[0].codecs.items()) == [
+            ("mean", "bf16"),
+            ("up.mean", "f16"),
+        ]
 
 
 def test_a_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
@@ -292,7 +295,7 @@ def test_a_key_of_a_file_that_the_algorithm_has_not_says_where_it_is(tmp_path: P
     ],
 )
 def test_a_share_may_be_a_percentage(text: str, share: str) -> None:
-    assert resolve({"participation": text})[0].participation == share
+    assert Overrides.of({"participation": text}).resolve()[0].participation == share
 
 
 def test_percentages_are_the_same_in_a_schedule() -> None:
@@ -302,7 +305,7 @@ def test_percentages_are_the_same_in_a_schedule() -> None:
     ]
     assert printed[0] == printed[1]
     with pytest.raises(UsageError, match="unknown schedule 'x%'"):
-        resolve({"participation": "x%"})
+        Overrides.of({"participation": "x%"}).resolve()
     assert "--participation '130%': give 'full'" in _refusal("schedule", "130%")
 
 

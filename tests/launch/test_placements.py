@@ -12,7 +12,7 @@ import pytest
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
 from launch.configuration import worker_count
-from launch.configuration.config import resolve
+from launch.configuration.config import Overrides
 from launch.configuration.execution import AUTO, Execution
 from launch.configuration.worker_count import lanes_of
 from launch.session.run import launch
@@ -68,7 +68,7 @@ def test_one_worker_a_gpu_is_the_default(
     options: dict[str, Any], workers: int, machine: Callable[[int], None]
 ) -> None:
     machine(2)
-    assert resolve({"algo": "fedavg", **options})[1].workers == workers
+    assert Overrides.of({"algo": "fedavg", **options}).resolve()[1].workers == workers
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from click.testing import CliRunner
 
@@ -156,6 +157,11 @@ def test_it_may_be_computed_once_more(brought: Path) -> None:
     assert once["bytes"]["algorithm"] == sound["bytes"]["algorithm"]
     upload, broadcast = (once["bytes"]["retry"][d]["mean"]["values"] for d in ("up", "down"))
     assert upload == broadcast == 4 * 640
+    lines = (brought / "once" / "metrics.jsonl").read_text().splitlines()
+    spans = pandas.read_csv(brought / "once" / "timeline.csv").query("round == 2 and what == 'task'")
+    assert sorted(spans.client) == [0, 1, 1, 2]
+    used = spans.sort_values("arrived").drop_duplicates("client", keep="last")
+    assert json.loads(lines[2])["seconds_clients"] == pytest.approx(used.computing.sum(), abs=1e-6)
     second = launch(brought, "again", "mean nan", "--bad-uploads", "retry")
     assert second.exit_code == 1
     assert re.search(SAYS["mean nan"], second.stderr), second.stderr

@@ -8,13 +8,22 @@ import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pandas
 import pytest
 
+from fedsim.wire.envelope import Envelope
 from launch.runs.folder import RunFolder
 from tests.launch.test_remote_workers import Federation, answer, ends, eventually, here
 from tests.support.commands import Command, over
+from workers import protocol_messages as messages
+from workers.coordinator import failures
+from workers.coordinator.failures import ProtocolViolation
+from workers.coordinator.membership import Membership, Registration, Timeouts, Workers
+from workers.edge import remote
+from workers.edge.remote import RemoteEdge
 from workers.transport.edge_credentials import EdgeCredentials
 from workers.transport.join_credentials import KeyPair
 
@@ -225,3 +234,60 @@ def test_a_mistake_at_an_edge_server_is_one_line(tmp_path: Path) -> None:
     assert "is no tcp://ADDRESS:PORT" in answer("edge", "--join", str(file), "--bind", "127.0.0.1")
     unanswered = answer("edge", "--join", str(file), *bind, "--patience", "0.5", code=1)
     assert "no coordinator with the key of the join file answered at tcp://127.0.0.1:1" in unanswered
+
+
+class Root:
+    """The root's end of a connection: it keeps what an edge server sends."""
+
+    def __init__(self) -> None:
+        self.got: list[Envelope] = []
+
+    def send(self, envelope: Envelope) -> None:
+        self.got.append(envelope)
+
+    offer = send
+
+    def close(self, linger: float) -> None:
+        self.got = [envelope for envelope in self.got if envelope.header.kind != "heartbeat"]
+
+
+@pytest.mark.parametrize("where", ["Scratch", "build_problem", "announce", "EdgeServer"])
+def test_the_root_hears_of_any_error_in_one_line(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of an error that fedsim does not foresee; the edge server's own output has its traceback."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise KeyError("seven")
+
+    for name in ("build_problem", "announce"):
+        monkeypatch.setattr(remote, name, lambda *_, **__: None)
+    monkeypatch.setattr(RemoteEdge, "_described", lambda *_: "")
+    monkeypatch.setattr(remote, where, fails)
+    credentials = EdgeCredentials(1, "run", "tcp://127.0.0.1:1", *FAR)
+    edge = RemoteEdge(credentials, credentials.url, "tcp://127.0.0.1:*", tmp_path / "workers", None, 1.0)
+    root, welcome = Root(), messages.welcome("run", messages.WorkerConfig({}))
+    with pytest.raises(KeyError):
+        edge._take_part(root, welcome, print)  # type: ignore[arg-type]
+    [failed] = root.got
+    assert failures.reason(failed) == "KeyError: 'seven'"
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_remote_edge_server_that_fails_may_join_again(ready: bool) -> None:
+    """If it was ready, the root gives it up at once and not when its lease is over."""
+    notes: list[str] = []
+    registration = Registration(messages.WorkerConfig({}), messages.WorkerManifest("", {}), 3)
+    registration.ready = {2} if ready else set()
+    members = Membership(
+        Workers(Mock(), Mock(), registration, Timeouts(60.0, 60.0, 60.0, remote=True), edges=True),
+        *(Mock(), Mock(), Mock(left=lambda worker, why: notes.append(why)), Mock()),
+    )
+    failed = messages.failed("run", KeyError("seven"))
+    if ready:
+        with pytest.raises(ProtocolViolation, match=r"^failed \(KeyError: 'seven'\)$"):
+            members.failed(2, failed)
+    else:
+        members.failed(2, failed)
+        assert notes == ["could not set itself up: KeyError: 'seven'"]
+        assert registration.refused == {2: "KeyError: 'seven'"}

@@ -25,6 +25,7 @@ from launch.results.field_bars import bars, stack
 from launch.results.report import histogram, participation_grid, render, report
 from launch.results.timeline import timeline
 from launch.runs.folder import RunFolder
+from tests.launch.run_folders import COLUMNS, Make
 from workers.storage.metrics_file import LISTS
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
@@ -351,12 +352,23 @@ def test_an_exported_ledger_prints_only_where_it_was_written(folder: Path, tmp_p
     assert "by round" in result.output and "by client" not in result.output
 
 
+@pytest.mark.parametrize("options", [(), ("--by", "round"), ("--all", "--by", "kind")], ids=str)
+def test_a_ledger_of_a_run_without_a_round_says_that_nothing_is_recorded(
+    make: Make, options: tuple[str, ...]
+) -> None:
+    folder = make("new", status=None)
+    (folder / "ledger.csv").write_text(COLUMNS + "\n")
+    result = CliRunner().invoke(main, ["ledger", str(folder), *options])
+    assert result.exit_code == 0 and len(result.output.splitlines()) == 1, result.output
+    assert "4 clients, nothing is recorded yet: no round is committed" in result.output
+
+
 HEAD = "round,exchange,client,worker,what,given,arrived,computing"
 
 
 def timed(folder: Path, *rows: str) -> str:
     (folder / "timeline.csv").write_text("\n".join([HEAD, *rows, ""]))
-    return timeline(folder / "timeline.csv")
+    return timeline(RunFolder(folder))
 
 
 def printed(picture: str, kind: str) -> list[str]:
@@ -400,12 +412,37 @@ def test_a_long_timeline_is_its_first_and_last_rounds(tmp_path: Path) -> None:
 
 
 def test_a_timeline_that_is_being_written_or_missing_or_strange(tmp_path: Path) -> None:
-    assert timeline(tmp_path / "timeline.csv") == ""
+    assert timeline(RunFolder(tmp_path)) == ""
     assert timed(tmp_path) == ""
-    assert len(printed(timed(tmp_path, "1,1,0,0,task,0.0,2.0,1.5", "1,1,1,0,task,0."), "odd")) == 1
+    text = timed(tmp_path, "1,1,0,0,task,0.0,2.0,1.5")
+    with (tmp_path / "timeline.csv").open("a") as growing:
+        growing.write("1,1,1,0,task,0.")
+    assert timeline(RunFolder(tmp_path)) == text and len(printed(text, "odd")) == 1
     (tmp_path / "timeline.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="has the columns a, b"):
-        timeline(tmp_path / "timeline.csv")
+        timeline(RunFolder(tmp_path))
+
+
+def test_the_part_after_a_resume_follows_the_part_before_it(tmp_path: Path) -> None:
+    """Each start counts seconds from 0: round 3 began at 0 again, 4 s after the run's first broadcast."""
+    text = timed(
+        tmp_path,
+        "1,1,0,0,task,0.0,2.0,2.0",
+        "2,1,0,0,task,2.0,3.0,1.0",
+        "2,0,-1,0,evaluate,3.0,4.0,1.0",
+        "3,1,0,0,task,0.0,2.0,2.0",
+        "4,1,0,0,task,3.0,4.0,1.0",
+    )
+    bar = r'<rect class="(?:odd|even)" x="([\d.]+)" [^>]*width="([\d.]+)"[^>]*><title>round (\d)'
+    drawn = {
+        int(number): ((float(x) - 86) / 114.25, float(width) / 114.25)
+        for x, width, number in re.findall(bar, text)
+    }
+    expected = {1: (0, 2), 2: (2, 1), 3: (4, 2), 4: (7, 1)}
+    assert drawn == {number: pytest.approx(times, abs=1e-3) for number, times in expected.items()}
+    assert printed(text, "folding") == ["between rounds 3 and 4: 1 s"], "none across the resume"
+    assert "Rounds 1 to 4: 8 s" in text and "resumed after round 2: " in text
+    assert "resumed" not in timed(tmp_path, "1,1,0,0,task,0.0,2.0,2.0", "2,1,0,0,task,2.0,3.0,1.0")
 
 
 def test_the_page_has_the_timeline(folder: Path) -> None:

@@ -22,7 +22,7 @@ from fedsim.errors import UsageError
 from fedsim.participation import schedule
 from launch import tracking
 from launch.cli import main
-from launch.configuration.config import resolve
+from launch.configuration.config import Overrides
 from launch.runs.folder import RunFolder
 from launch.runs.growing import GrowingLines
 from launch.tracking import TRACKERS, Ending, Row, TrackedRun, Tracker, follow as module, selected
@@ -68,7 +68,9 @@ def test_names_are_split_and_each_is_taken_once() -> None:
 def test_an_unknown_tracker_is_one_line_with_the_names(options: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('[execution]\ntrack = "tensorbord"\n')
     with pytest.raises(UsageError) as error:
-        resolve({key: str(tmp_path / "a.toml") if key == "config" else x for key, x in options.items()})
+        Overrides.of(
+            {key: str(tmp_path / "a.toml") if key == "config" else x for key, x in options.items()}
+        ).resolve()
     assert str(error.value) == (
         "unknown tracker 'tensorbord'; did you mean 'tensorboard'? "
         "(known: mlflow, tensorboard, trackio, wandb)"

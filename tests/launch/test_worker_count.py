@@ -73,12 +73,32 @@ def test_available_memory_is_of_this_machine() -> None:
     assert 0 < worker_count.available_memory() <= total
 
 
+def test_the_page_cache_of_a_control_group_is_available(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group with a limit of 64 MiB: 48 MiB are in use, of which 30 MiB are files that were read once."""
+    monkeypatch.setattr(worker_count, "GROUP", tmp_path)
+    machine = worker_count.available_memory()
+    for name, text in (
+        ("memory.max", f"{64 << 20}\n"),
+        ("memory.current", f"{48 << 20}\n"),
+        (
+            "memory.stat",
+            f"anon {10 << 20}\nfile {38 << 20}\ninactive_file {30 << 20}\nactive_file {8 << 20}\n",
+        ),
+    ):
+        (tmp_path / name).write_text(text)
+    assert worker_count.available_memory() == 46 << 20 < machine
+    (tmp_path / "memory.max").write_text("max\n")
+    assert worker_count.available_memory() > 46 << 20
+
+
 def test_auto_is_a_word_and_its_number_is_refused() -> None:
-    assert Overrides.typed({"workers": "auto"}).resolve()[1].workers == AUTO
+    assert Overrides.of({"workers": "auto"}).resolve()[1].workers == AUTO
     with pytest.raises(UsageError, match="a number of at least 0, or auto"):
-        Overrides.typed({"workers": AUTO}).resolve()
+        Overrides.of({"workers": AUTO}).resolve()
     with pytest.raises(UsageError, match="this machine alone"):
-        Overrides.typed({"workers": "auto", "remote_workers": 1, "bind": "tcp://127.0.0.1:*"}).resolve()
+        Overrides.of({"workers": "auto", "remote_workers": 1, "bind": "tcp://127.0.0.1:*"}).resolve()
 
 
 @pytest.mark.process

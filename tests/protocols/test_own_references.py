@@ -15,6 +15,7 @@ from fedsim.learning.params import Layout
 from fedsim.own_references import OwnReferences
 from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
+from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import all_fields, map_tensors
 from fedsim.wire.state_file import encode_state
 from protocols import REGISTRY, find
@@ -133,8 +134,34 @@ def test_fine_steps_give_what_dense_broadcasts_give(name: str, tmp_path: Path) -
     assert 0 < float((coded - dense).norm() / dense.norm()) < 1e-3
 
 
-def test_a_run_is_resumed_verified_and_replayed(tmp_path: Path) -> None:
-    codecs = UP | down_of(find("fedlap_cov"))
+@pytest.mark.parametrize("flag", ["random", "dither"])
+@pytest.mark.parametrize("own", [True, False])
+def test_only_broadcasts_coded_for_one_client_have_errors_of_their_own(
+    flag: str, own: bool, tmp_path: Path
+) -> None:
+    """Every client is to get the same values, from the same reference."""
+    mean = f"sigma:1+{flag}" + "+own" * own
+    codecs = {"down.mean": mean, "down.precision": "ratio:1+own"}
+    run = play(problem(find("fedlap_cov"), codecs=codecs, rounds=2, participation="full"), tmp_path / "run")
+    means = [got.mean for got in run.outcome.server.got]
+    different = len({m.numpy().tobytes() for m in means})
+    assert different == (len(means) if own else 1)
+    for ours, client in zip(run.outcome.server.got, run.states, strict=True):
+        assert encode_state(ours) == encode_state(client.got)
+
+
+def test_random_numbers_of_a_broadcast_are_not_those_of_an_upload() -> None:
+    stream = codec_stream(3, 2, 1)
+    contexts = [of_broadcast(None, stream, client) for client in (-1, 0, 1)]
+    keys = {known.own.key("random") for known in contexts if known.own is not None}
+    keys |= {codec_stream(3, 2, 1, client).key("random") for client in (0, 1)}
+    assert len(keys) == 5 and contexts[0].own == stream
+
+
+@pytest.mark.parametrize("flag", ["", "+random"])
+def test_a_run_is_resumed_verified_and_replayed(flag: str, tmp_path: Path) -> None:
+    down = {field: name.replace("+own", f"{flag}+own") for field, name in down_of(find("fedlap_cov")).items()}
+    codecs = UP | down
     options: dict[str, Any] = {"clients": 6, "participation": "2", "codecs": codecs}
     whole, out = kept_run(tmp_path / "whole", rounds=5, **options), tmp_path / "stopped"
     kept_run(out, rounds=3, **options)
@@ -145,7 +172,7 @@ def test_a_run_is_resumed_verified_and_replayed(tmp_path: Path) -> None:
     assert [(out / f).read_bytes() for f in ("model.safetensors",)] == [
         (whole / f).read_bytes() for f in ("model.safetensors",)
     ]
-    assert "ratio:1.0+own" in command("codecs", out).out
+    assert f"ratio:1.0{flag}+own" in command("codecs", out).out
 
 
 @pytest.mark.parametrize(

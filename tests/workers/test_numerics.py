@@ -57,6 +57,21 @@ def test_labels_count_too(name: str) -> None:
     assert f"{name} other instead of {MINE[name]}" in why
 
 
+def test_a_run_cannot_start_once_every_missing_worker_was_refused() -> None:
+    """A worker that tries again and is refused again is one worker; one that is let in counts no longer."""
+    own = registration(MINE)
+    for _ in range(3):
+        own.refuse(0, "another file")
+    assert not own.cannot_start()
+    own.refuse(1, "another file")
+    assert own.check_worker(1, of_worker(MINE)) == ("", "")
+    assert own.refused == {0: "another file"} and not own.cannot_start()
+    own.refuse(2, "another file")
+    assert own.cannot_start()
+    own.config_of(2)
+    assert not own.cannot_start()
+
+
 def test_with_allow_drift_it_is_let_in_and_named() -> None:
     own = registration(MINE, allow_drift=True)
     why, drift = own.check_worker(1, of_worker({**MINE, "torch": "2.6"}))

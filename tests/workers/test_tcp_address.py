@@ -10,7 +10,7 @@ import zmq
 
 from fedsim.errors import DataError, UsageError
 from fedsim.wire.ledger import Ledger
-from launch.configuration.config import resolve
+from launch.configuration.config import Overrides
 from launch.configuration.listen_address import check_bind
 from workers.transport.dealer import Connection, CurveKeys
 from workers.transport.handshake import Hello
@@ -79,7 +79,7 @@ def test_what_is_no_address_is_refused_wherever_one_stands(text: str, why: str, 
         checked_url(text, "tcp://127.0.0.1:5555", tmp_path / "join.json")
     if text:
         with pytest.raises(UsageError, match="is no tcp://ADDRESS:PORT"):  # before anything is imported
-            resolve({"remote_workers": 1, "bind": text})
+            Overrides.of({"remote_workers": 1, "bind": text}).resolve()
         with pytest.raises(UsageError, match="is no tcp://ADDRESS:PORT"):
             check_bind(text)
 

@@ -135,8 +135,8 @@ class Dispatch:
             self._last, self._last_in = self.sent, self._sent_in
         stream = codec_stream(problem.experiment.seed, command.round, command.exchange)
 
-        def encoded(reference: Any) -> Broadcast:
-            context = of_broadcast(reference, stream)
+        def encoded(reference: Any, client: int = NONE) -> Broadcast:
+            context = of_broadcast(reference, stream, client)
             payload = encode(down, codecs, dims, context, layout)
             sent = decode_own(type(down), payload, codecs, dims, context, layout)
             check_values(sent, f"the server's broadcast of round {command.round}")
@@ -146,7 +146,7 @@ class Dispatch:
         own = problem.references
         if own is not None and command.participants:
             new = problem.context(0, 0)
-            self._own = {k: encoded(own.reference(server.got[k], new)) for k in command.participants}
+            self._own = {k: encoded(own.reference(server.got[k], new), k) for k in command.participants}
             self._current = self._own[limits.measured(command)]
         else:
             self._current = encoded(self._last)

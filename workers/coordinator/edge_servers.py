@@ -24,8 +24,8 @@ from workers.transport.edge_addresses import edge_of_worker, workers_behind
 class Closing:
     """The state of one edge server in this exchange.
 
-    sent: True if it was sent the broadcast. clients: its clients whose uploads count, in ascending id. asked:
-    True if it was asked for its sums and its account. done: True if both have arrived.
+    sent: True if it was sent the broadcast. clients: its clients whose uploads count, by ascending id. asked:
+    True if it was asked for its account, and for its sums if any. done: True if they have arrived.
     """
 
     sent: bool = False
@@ -50,7 +50,7 @@ class EdgeServers:
         """Set up the edge servers of a run.
 
         workers: the number of workers. send: sends an envelope to a worker or an edge server; the flag marks
-        a retry. name: the run's name and the number of this start.
+        a retry. name: the run's name and its epoch (1: the launch).
         """
         assert problem.tree is not None
         tree = problem.tree
@@ -107,10 +107,10 @@ class EdgeServers:
         return self.edge_of(worker) in self._here
 
     def starts(self, worker: int) -> bool:
-        """Return whether a worker or an edge server that is not ready is starting.
+        """Return whether a worker or an edge server that is not ready may be setting itself up.
 
-        A worker starts once its edge server is set up. An edge server starts until its hello; afterwards
-        silent() watches it.
+        A worker waits until its edge server is set up. Once an edge server has sent its hello, silent()
+        watches it.
         """
         if self.is_edge(worker):
             return worker not in self._heard
@@ -133,8 +133,8 @@ class EdgeServers:
     def open(self, opened: Open, relayed: Envelope, merge: Callable[[int | None], None]) -> None:
         """Start an exchange: send the broadcast to the edge servers of its participants.
 
-        merge: called in the order of the tree with each edge server whose clients have uploads that count,
-        when its account has arrived, and with None after the last edge server.
+        merge: called with each edge server that has uploads that count, in the order of the tree and once its
+        account has arrived, and finally with None.
         """
         self._opened, self._relayed, self._merge = opened, relayed, merge
         self._lost.clear()
@@ -149,7 +149,7 @@ class EdgeServers:
         self._answers[upload.header.client] = Envelope(upload.header, upload.head, ()), worker
 
     def release(self, client: int) -> None:
-        """Record that a client's upload is folded, once the edge server's account has arrived."""
+        """Record that a client's upload counts; it is folded after the edge server's account."""
         self._closing[self.tree.edge_of(client)].clients.append(client)
 
     def clients_of(self, edge: int) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ class EdgeServers:
         """Store an edge server's sums, or check and book its account.
 
         Raises:
-            ProtocolViolation: If the envelope was not requested or is invalid; sums are booked as a retry.
+            ProtocolViolation: If the envelope was not requested or is invalid; sums are then a retry.
         """
         try:
             self._take(worker, envelope)

@@ -51,15 +51,15 @@ def reason(envelope: Envelope) -> str:
     return (read_failure(envelope)[1].strip().splitlines() or ["no reason given"])[-1]
 
 
-def failure(worker: int, envelope: Envelope) -> FedsimError:
-    """Return the error that a worker has reported."""
+def failure(worker: int, envelope: Envelope, ready: bool = False) -> FedsimError:
+    """Return the error that a worker has reported. ready: True if its set-up was complete."""
     h = envelope.header
     code, text = read_failure(envelope)
     what = text.rstrip()
     what = f"\n{what}" if "\n" in what else f" {what}"  # a traceback begins on a new line
     kind = DiskError if code == DiskError.exit_code else TaskError
     if h.round == NONE:
-        return kind(f"worker {worker} could not set itself up:{what}")
+        return kind(f"worker {worker} {'failed' if ready else 'could not set itself up'}:{what}")
     if h.client == NONE:
         return kind(f"worker {worker} failed to evaluate round {h.round}:{what}")
     return kind(f"worker {worker} failed on client {h.client} in round {h.round}:{what}")

@@ -69,12 +69,13 @@ class Registration:
         self.ready: set[int] = set()
         self.setting_up: set[int] = set()
         """Workers that have their configuration and are not ready yet."""
-        self.refused: list[str] = []
-        """The reasons why workers could not take part."""
+        self.refused: dict[int, str] = {}
+        """The last reason why a worker could not take part, by worker that is not ready."""
 
     def cannot_start(self) -> bool:
-        """Return whether at least as many workers were refused as are missing, and none is being set up."""
-        return bool(self.missing) and len(self.refused) >= len(self.missing) and not self.setting_up
+        """Return whether workers are missing, all of them were refused, and none is being set up."""
+        missing = self.missing
+        return bool(missing) and self.refused.keys() >= set(missing) and not self.setting_up
 
     @property
     def missing(self) -> list[int]:
@@ -104,6 +105,7 @@ class Registration:
         if not why:
             self.ready.add(worker)
             self.setting_up.discard(worker)
+            self.refused.pop(worker, None)
             self.facts = {**theirs.facts, **self.facts}
         return why, "; ".join(map(str, drift))
 
@@ -120,7 +122,7 @@ class Registration:
     def refuse(self, worker: int, why: str) -> None:
         """Record why a worker cannot take part."""
         self.setting_up.discard(worker)
-        self.refused.append(f"worker {worker}: {why}")
+        self.refused[worker] = why
 
     def left(self, worker: int) -> None:
         """Forget a worker that has left."""
@@ -253,15 +255,14 @@ class Membership:
 
     def _incomplete(self) -> TaskError | AccessError:
         registration = self.registration
+        refused = "; ".join(f"worker {worker}: {why}" for worker, why in sorted(registration.refused.items()))
+        refused = f"; refused: {refused}" if refused else ""
         if registration.cannot_start():
-            return AccessError(
-                f"{len(registration.ready)} of {self.size} workers can take part; refused: "
-                + "; ".join(dict.fromkeys(registration.refused))
-            )
+            return AccessError(f"{len(registration.ready)} of {self.size} workers can take part{refused}")
         missing = ", ".join(f"worker {worker}" for worker in registration.missing)
         return TaskError(
             f"{len(registration.ready)} of {self.size} workers were ready after "
-            f"{self.timeouts.join_within:g} s; missing: {missing}"
+            f"{self.timeouts.join_within:g} s; missing: {missing}{refused}"
         )
 
     def begin(self) -> list[Event]:
@@ -330,15 +331,18 @@ class Membership:
         Raises:
             TaskError: If a task, or a local worker's set-up, has failed.
             DiskError: If the worker could not read or write a file.
+            ProtocolViolation: If a remote edge server has failed after its set-up; it may join again.
         """
         if envelope.header.round != NONE and not self._holds(worker, envelope):
             return
-        error = failures.failure(worker, envelope)
+        registration, why = self.registration, failures.reason(envelope)
         if not self.timeouts.remote or envelope.header.round != NONE:
-            raise error
+            raise failures.failure(worker, envelope, worker in registration.ready)
+        if worker in registration.ready:
+            raise ProtocolViolation(f"failed ({why})")
         self.endpoint.dismiss(worker)
-        self.registration.refuse(worker, failures.reason(envelope))
-        self.callbacks.left(worker, str(error))
+        registration.refuse(worker, why)
+        self.callbacks.left(worker, f"could not set itself up: {why}")
 
     def died(self, process_exit: ProcessExit) -> list[Event]:
         """Replace a process that has ended.

@@ -125,7 +125,7 @@ class ResponseHandler:
         self.spool, self.journal, self.states = spool, journal, dispatch.states
         self.filter = ResponseFilter(dispatch.epoch, machine)
         self.seconds_clients = 0.0
-        """The seconds that workers spent on uploads, without duplicate and stale ones."""
+        """The seconds that workers spent on uploads, without duplicate, stale and repeated ones."""
         self._retried: set[TaskId] = set()
         """Tasks that are repeated because their uploads were invalid (bad_uploads = retry)."""
 
@@ -182,13 +182,13 @@ class ResponseHandler:
         if replicas is not None and replicas.lacks(worker, task.client, self._makes(task)):
             raise ProtocolViolation(f"uploaded {task} without the state that goes with it")
         self._answered(worker, envelope)
-        seconds, record = h.micros / 1e6, self.round_log[task.round]
-        record.seconds_clients += seconds
-        self.seconds_clients += seconds
         bad, policy = self._unfit(worker, envelope), self.problem.experiment.bad_uploads
         if bad and policy == "retry" and task not in self._retried:
             return self._once_more(worker, envelope, bad)
         self._retried.discard(task)
+        seconds, record = h.micros / 1e6, self.round_log[task.round]
+        record.seconds_clients += seconds
+        self.seconds_clients += seconds
         self.filter.answered(envelope)
         label = {"round": task.round, "exchange": task.exchange, "client": task.client}
         self.journal.append("upload", **label, worker=worker, xxh3=checksums(envelope))

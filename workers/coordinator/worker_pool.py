@@ -31,7 +31,7 @@ class WorkerPool(Protocol):
         """Descriptors that become readable when a worker ends or a signal asks to stop."""
 
     def check(self, ready: list[int]) -> ProcessExit | None:
-        """Return the end of a process, if one has ended.
+        """Return how a process ended; None if none has.
 
         Raises:
             Interrupted: If a signal asks the run to stop.

@@ -93,19 +93,14 @@ class EdgeServer:
 
         Raises:
             ConnectionLost: If the connection to the root has ended.
-            FedsimError: If anything else fails; the root is told if possible.
+            AccessError: If the root refuses this edge server.
         """
-        try:
-            while True:
-                self._sign_of_life()
-                self._wait()
-                farewell = self.step()
-                if farewell is not None:
-                    return farewell
-        except FedsimError as e:
-            with suppress(FedsimError):
-                self.root.send(messages.failed(self.run, e))
-            raise
+        while True:
+            self._sign_of_life()
+            self._wait()
+            farewell = self.step()
+            if farewell is not None:
+                return farewell
 
     def step(self) -> Envelope | None:
         """Forward the envelopes that have arrived, without waiting; return the root's 'stop', if any."""

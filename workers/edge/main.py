@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from workers.transport.edge_addresses import Address, address_file, write_addres
 from workers.transport.handshake import Hello
 from workers.transport.listeners import LocalTcpListener
 from workers.worker.heartbeat import while_it_starts
-from workers.worker.main import JOIN_DEADLINE, announce, warm_up
+from workers.worker.main import JOIN_DEADLINE, announce, reported, warm_up
 
 AHEAD = 64
 """The largest number of unread uploads of a worker."""
@@ -39,24 +40,19 @@ def run_edge(spec: dict[str, Any]) -> int:
         if reply is None or reply.header.kind != "welcome":
             print(f"no welcome from the root within {JOIN_DEADLINE:g} s", file=sys.stderr)
             return 4
-        config, run = messages.read_welcome(reply), reply.header.run
-        try:
+        run = reply.header.run
+        with ExitStack() as closing, reported(root, run):
+            config = messages.read_welcome(reply)
             with while_it_starts(root, run):
                 problem = build_problem(config)
-            folder = Path(config.run_dir or ".")
-            path = address_file(folder, spec["edge"])
+            path = address_file(Path(config.run_dir or "."), spec["edge"])
             listener = LocalTcpListener()
             endpoint = EdgeEndpoint(Ledger(), listener, spec["max_frame"], AHEAD * spec["max_frame"])
-        except Exception as e:
-            root.send(messages.failed(run, e))
-            raise
-        try:
+            closing.callback(endpoint.close)
             write_address(path, Address(endpoint.address, listener.token))
             announce(root, problem, run)
             set_malloc_thresholds()
             EdgeServer(problem, run, root, endpoint, connect, path.with_suffix(".spool")).serve()
-        finally:
-            endpoint.close()
         return 0
     except Exception:
         traceback.print_exc()

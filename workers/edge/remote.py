@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from fedsim.errors import ConnectionLost, FedsimError
 from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger
@@ -31,12 +30,12 @@ from workers.transport.listeners import CurveListener
 from workers.transport.router import ZmqEndpoint
 from workers.worker.heartbeat import while_it_starts
 from workers.worker.local_files import LocalFiles, names_elsewhere
-from workers.worker.main import IDLE, UNANSWERED, announce, check_over
+from workers.worker.main import IDLE, UNANSWERED, announce, check_over, reported
 from workers.worker.remote import RemoteWorker
 
 Notify = Callable[[str], None]
 WORKERS_PATIENCE = 10.0
-"""Seconds to wait for the root while connecting for a worker; the edge server is blocked meanwhile."""
+"""Seconds to wait for the root when connecting on behalf of a worker, which blocks the edge server."""
 
 
 @dataclass
@@ -65,55 +64,41 @@ class RemoteEdge:
             UsageError: if the port cannot be opened, or a user's file is missing here.
             Interrupted: if the run was interrupted, and has rounds left.
         """
-        patience, again = 0.0, False
         try:
-            while True:
-                try:
-                    _, connection, reply = self._seat().join(None, patience, again)
-                    self._take_part(connection, reply, notify)
-                    break
-                except ConnectionLost as e:
-                    notify(f"{e}; joining again")
-                    patience, again = self.patience, True
+            self._seat().join_and(self._take_part, notify)
         finally:
-            self.workers_file.unlink(missing_ok=True)  # its keys are no longer valid
-        notify("the run is over")
+            self.workers_file.unlink(missing_ok=True)  # the next start writes a new one
 
     def _seat(self) -> RemoteWorker:
-        """Return the remote worker that joins the root with the edge server's own key and seat."""
+        """Return a RemoteWorker that joins the root with this edge server's key and number."""
         c = self.credentials
         own = JoinCredentials(
             *(FORMAT, c.run, c.url, c.server_key, c.max_frame, (c.own,), c.numerics), first=c.seat
         )
         return RemoteWorker(own, self.url, self.data_dir, self.patience, c.seat)
 
-    def _take_part(self, connection: Connection, reply: Envelope, notify: Notify) -> None:
-        with ExitStack() as closing:
-            closing.callback(connection.close, linger=1.0)
-            if reply.header.kind == "stop":  # the run ended during the join
-                check_over(reply)
-                return
-            run, config = reply.header.run, messages.read_welcome(reply)
+    def _take_part(self, connection: Connection, welcome: Envelope, notify: Notify) -> None:
+        run = welcome.header.run
+        with ExitStack() as closing, reported(connection, run):
+            config = messages.read_welcome(welcome)
             scratch = Scratch("fedsim-edge-")
             closing.callback(scratch.remove)
-            try:
-                local = self.files.localised(config.experiment)
-                data_dir = str(self.data_dir) if self.data_dir else None
-                here = msgspec.structs.replace(config, experiment=local, data_dir=data_dir)
-                with while_it_starts(connection, run):
-                    problem = build_problem(here)
-                endpoint = self._listen(scratch.path)
-                closing.callback(endpoint.close)
-                self.credentials.of_workers(endpoint.address).write(self.workers_file)
-            except FedsimError as e:
-                connection.send(messages.failed(run, e))
-                raise
+            local = self.files.localised(config.experiment)
+            data_dir = str(self.data_dir) if self.data_dir else None
+            here = msgspec.structs.replace(config, experiment=local, data_dir=data_dir)
+            with while_it_starts(connection, run):
+                problem = build_problem(here)
+            endpoint = self._listen(scratch.path)
+            closing.callback(endpoint.close)
+            self.credentials.of_workers(endpoint.address).write(self.workers_file)
             notify(self._described(problem, run))
-            announce(connection, problem, run, digest=True, names=names_elsewhere(config.experiment, local))
+            names = names_elsewhere(config.experiment, local)
+            announce(connection, problem, run, digest=True, names=names)
             set_malloc_thresholds()
             spool, silence = scratch.path / "uploads", UNANSWERED * IDLE
             server = EdgeServer(problem, run, connection, endpoint, self._connect, spool, silence)
-            check_over(server.serve())
+            farewell = server.serve()
+        check_over(farewell)
 
     def _described(self, problem: Problem, run: str) -> str:
         tree, c = problem.tree, self.credentials
@@ -124,7 +109,7 @@ class RemoteEdge:
         )
 
     def _listen(self, folder: Path) -> ZmqEndpoint:
-        """Open the port for workers. After a lost connection, reopen the port that the system had chosen."""
+        """Open the port for workers. After a lost connection, reopen the same port."""
         c, keys = self.credentials, folder / "keys"
         keys.mkdir()  # Revocations locks its folder; `folder` is already locked by Scratch
         self.revocations = Revocations(keys / REVOKED)

@@ -19,7 +19,7 @@ from workers.transport.handshake import Hello
 
 @dataclass(frozen=True)
 class Incoming:
-    """An envelope from a worker. hello: the content of its hello, if this is the worker's first envelope."""
+    """An envelope from a worker. hello: the envelope's content, if it is the worker's first (a hello)."""
 
     worker: int
     envelope: Envelope
@@ -32,19 +32,19 @@ class Endpoint(ABC):
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.total_bytes = {"up": 0, "down": 0}
-        """Frame bytes that passed this endpoint, counted independently of the ledger."""
+        """Frame bytes sent or received here, counted independently of the ledger."""
         self.lost: list[int] = []
-        """Workers whose connection has ended, until the coordinator handles them."""
+        """Workers with an ended connection that the coordinator has yet to handle."""
         self.unreadable: dict[int, str] = {}
-        """Workers with unreadable envelopes, and the errors, until the coordinator handles them."""
+        """Errors in unreadable envelopes, by worker, that the coordinator has yet to handle."""
 
     @abstractmethod
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """Send an envelope. retry: True if another worker got it before; it is then booked as a retry."""
+        """Send an envelope. retry: True if it was sent before; it is then booked as a retry."""
 
     @abstractmethod
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
-        """Return envelopes that have arrived and readable descriptors; both are empty after `timeout`."""
+        """Wait at most `timeout` seconds; return the envelopes received and the readable descriptors."""
 
     def residual(self) -> dict[str, int] | None:
         """Return the kernel's count of bytes minus the ledger's, by direction; None without a count (ipc)."""
@@ -61,10 +61,10 @@ class Endpoint(ABC):
         """Stop listening, because all workers have joined."""
 
     def drain(self, farewell: Envelope, seconds: float) -> None:
-        """Wait until stopped workers have closed their connections, at most `seconds`.
+        """Wait at most `seconds` for stopped workers to close their connections.
 
-        A hello in this time is answered with `farewell`. Do nothing if a connection does not show the end of
-        its worker.
+        A hello in this time is answered with `farewell`. Do nothing if the transport cannot tell when a
+        worker ends.
         """
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Worker(Protocol):
 
 
 class Loopback(Endpoint):
-    """One worker in this process: envelopes are encoded, checked and booked as on the wire."""
+    """A link to one worker in this process: envelopes are encoded, checked and booked as on the wire."""
 
     def __init__(self, ledger: Ledger, runtime: Worker) -> None:
         super().__init__(ledger)

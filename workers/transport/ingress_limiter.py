@@ -1,15 +1,15 @@
-"""Close connections that send too much, connections of revoked workers, and idle ones if there are too many.
+"""Close connections that send too much or are revoked, and those without a hello if descriptors are scarce.
 
-libzmq cannot do this. It limits frames and the number of whole messages, but stores all parts of a message
-that never ends. It refuses a revoked key at the next handshake, but keeps the open connection. Therefore a
-thread reads the kernel's counts of this process's connections, and shuts down those over their limit. libzmq
+libzmq cannot do this. It limits the size of frames and the number of whole messages, but stores all parts of
+an endless message. It refuses a revoked key at the next handshake, but keeps the open connection. Therefore a
+thread reads the kernel's byte count of each connection, and shuts down those over their limit. libzmq
 then acts as if the other side had ended, and drops the parts that it has stored.
 
 libzmq does not limit the number of connections either. Each uses a descriptor of this process, which needs
 some for its files. When few are left, connections without a hello are closed, those that sent least first.
 
-Before its hello is accepted, a connection may send only a hello. Afterwards it may send the answers that its
-worker can owe. The bytes that arrive between two checks can exceed this limit.
+Before its hello is accepted, a connection may send only a hello. Afterwards its unread bytes are limited.
+The bytes that arrive between two checks can exceed this limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOTES = 1 << 20
 
 @dataclass
 class _Account:
-    """The account of a worker's connection. may_send: the bytes that it may have sent since its start."""
+    """The account of a worker's connection. may_send: the bytes that it is allowed to send in all."""
 
     worker: int
     may_send: int
@@ -45,8 +45,8 @@ class _Account:
 class IngressLimiter:
     """A thread that enforces the limits of one port.
 
-    greeting: bytes that a connection may send before its hello is accepted. ahead: unread bytes that a worker
-    may have sent after that. revoked: returns the workers that must not be connected at the moment.
+    greeting: bytes that a connection may send before its hello is accepted. ahead: unread bytes
+    allowed to a worker after that. revoked: returns the workers that must not be connected at the moment.
     """
 
     def __init__(self, port: int, greeting: int, ahead: int, revoked: Callable[[], frozenset[int]]) -> None:
@@ -65,7 +65,7 @@ class IngressLimiter:
         self._thread.start()
 
     def register(self, descriptor: int, worker: int) -> None:
-        """Record the worker of a connection, until the connection ends, even if the worker is dismissed."""
+        """Record a connection's worker; the record outlives a dismissal, until the connection ends."""
         account = _Account(worker, self._greeting + self._ahead)
         with suppress(OSError):  # the connection has already ended
             self._accounts[os.fstat(descriptor).st_ino] = account

@@ -1,4 +1,4 @@
-"""The coordinator's socket: a ROUTER that knows which connection belongs to which worker."""
+"""The ROUTER socket of a coordinator or an edge server, which knows the connection of each worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HANDSHAKE_MS = 5000
 """The maximum duration of a handshake, after which a connection is closed."""
 HELLO_BYTES = 4096
 AHEAD = 16
-"""The largest number of unread frames of a worker, unless the caller sets another limit."""
+"""The default limit of a worker's unread bytes, in frames of the largest size."""
 BATCH = 256
 """Envelopes taken at a time, so that a peer that never stops sending cannot block the coordinator."""
 
@@ -35,7 +35,7 @@ class NoHello(WireError):
 
 
 class ZmqEndpoint(Endpoint):
-    """A ROUTER socket behind a listener.
+    """A ROUTER socket that a listener opens.
 
     A worker authenticates itself with its first envelope, as the listener demands. Anything else from an
     unauthenticated peer is dropped and not booked. The connection of a dismissed worker stays open; if the
@@ -79,13 +79,13 @@ class ZmqEndpoint(Endpoint):
         self._descriptors: dict[int, int] = {}
         """The workers by the descriptor of their connection, because the monitor reports descriptors."""
         self._rejoin_sent: dict[int, bytes] = {}
-        """Connections that were asked to join again. Each is asked once: it gets no more than it sends."""
+        """Connections that were asked to join again. Each is asked only once."""
         self._poller, self._polled = zmq.Poller(), [-1]
         self._refused = {"up": 0, "down": 0}
         """Bytes of connections that were refused."""
         self.unauthenticated_peers = 0
         self.complete = True
-        """True while no connection was lost, because the kernel counts only open connections."""
+        """False once a connection is lost, because the kernel no longer counts its bytes."""
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
         """Send an envelope to a worker and book it.
@@ -93,7 +93,7 @@ class ZmqEndpoint(Endpoint):
         Raises:
             TaskError: if the worker is gone or does not take its envelopes.
         """
-        # even if it is not sent: an algorithm's rows must not depend on when a worker was lost
+        # book it even if it is not sent: the ledger must not depend on when a worker was lost
         self._book(envelope, worker, "down", retry)
         if worker not in self._routes:
             raise TaskError(f"cannot send to worker {worker}: it has no connection")
@@ -101,7 +101,7 @@ class ZmqEndpoint(Endpoint):
             self._send(self._routes[worker], envelope)
         except zmq.ZMQError as e:
             if e.errno == zmq.EHOSTUNREACH and self._monitor is not None:
-                self._ended(worker)  # the monitor's event came before its hello was read, and named no worker
+                self._ended(worker)  # the monitor reported the end before the worker's hello was read
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
     def _send(self, route: bytes, envelope: Envelope) -> None:
@@ -113,7 +113,7 @@ class ZmqEndpoint(Endpoint):
             for item in (*fds, self.socket, *([self._monitor] if self._monitor else [])):
                 self._poller.register(item, zmq.POLLIN)
         until = time.monotonic() + timeout
-        while True:  # ignore unauthenticated peers, because the coordinator treats an empty result as silence
+        while True:  # go on if only unauthenticated peers sent: an empty result means silence
             left = 0.0 if self.lost else max(0.0, until - time.monotonic())
             ready = [item for item, _ in self._poller.poll(math.ceil(left * 1000))]
             envelopes = self._receive_all() if self.socket in ready else []
@@ -177,7 +177,7 @@ class ZmqEndpoint(Endpoint):
         if self._limiter is not None:
             self._limiter.register(descriptor, worker)
         if self._monitor is not None:
-            self._note_ends()  # first, because the descriptor may be one of a connection that has just ended
+            self._note_ends()  # first: a connection that has just ended may have had this descriptor
             self._descriptors[descriptor] = worker
         self._workers[route] = worker
         self._routes[worker] = route
@@ -242,7 +242,7 @@ class ZmqEndpoint(Endpoint):
         return tcp_counters.residual(self.listener.port, self._booked)
 
     def _booked(self) -> tuple[int, int] | None:
-        """Return the ledger's totals (down, up), including heartbeats that have just arrived."""
+        """Return the booked bytes (down, up) of accepted connections; None if one was lost."""
         self._receive_all()
         if self._monitor is not None:
             self._note_ends()

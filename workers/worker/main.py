@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsim.errors import AccessError, ConnectionLost, Interrupted, WireError
+from fedsim.errors import AccessError, ConnectionLost, FedsimError, Interrupted, WireError
 from fedsim.experiment import Experiment, convert
 from fedsim.learning.recordings import Recordings, cuda_graphs
 from fedsim.learning.shards import Shard
@@ -57,44 +58,48 @@ def run(spec: dict[str, Any]) -> int:
             print(f"no welcome from the coordinator within {JOIN_DEADLINE:g} s", file=sys.stderr)
             return 4
         try:
-            config = messages.read_welcome(registration_reply)
-            runtime = set_up(connection, registration_reply.header.run, config, spec["device"])
+            with reported(connection, registration_reply.header.run):
+                config = messages.read_welcome(registration_reply)
+                runtime = set_up(connection, registration_reply.header.run, config, spec["device"])
+                set_malloc_thresholds()
+                announce(connection, runtime.problem, runtime.run)
         except Exception:
             traceback.print_exc()
             connection.close(linger=5.0)
             return 1
-        set_malloc_thresholds()
-        announce(connection, runtime.problem, runtime.run)
         serve(connection, runtime, runtime.replies)
         return 0
     finally:
         connection.close(linger=1.0)
 
 
-def set_up(connection: Connection, run: str, config: messages.WorkerConfig, device: str) -> WorkerRuntime:
-    """Build the runtime that the configuration describes.
-
-    Raises:
-        FedsimError: If anything goes wrong; the coordinator has been informed.
-    """
+@contextmanager
+def reported(connection: Connection, run: str) -> Iterator[None]:
+    """Report an exception of the block to the coordinator, and raise it."""
     try:
-        if config.run_dir is None:
-            raise WireError("the coordinator's welcome names no folder for clients' states")
-        experiment = convert(Experiment, config.experiment, "the coordinator's experiment")
-        with while_it_starts(connection, run):
-            problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, device)
-            map_frozen(problem.net.module, Path(config.run_dir))
-            map_start(problem.start, Path(config.run_dir))
-            warm_up(problem)
-            problems = [problem]
-            if device.startswith("cuda"):
-                problems += [problem.beside() for _ in range(1, config.lanes or 1)]
-                for each in problems if records_steps() else ():
-                    each.net.recordings = Recordings(cuda_graphs(), each.net.device)
-        return WorkerRuntime(problem, Path(config.run_dir), run, config.index, problems)
+        yield
     except Exception as e:
-        connection.send(messages.failed(run, e))
+        with suppress(FedsimError):  # the connection may be lost
+            connection.send(messages.failed(run, e))
         raise
+
+
+def set_up(connection: Connection, run: str, config: messages.WorkerConfig, device: str) -> WorkerRuntime:
+    """Build the runtime that the configuration describes."""
+    if config.run_dir is None:
+        raise WireError("the coordinator's welcome names no folder for clients' states")
+    experiment = convert(Experiment, config.experiment, "the coordinator's experiment")
+    with while_it_starts(connection, run):
+        problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, device)
+        map_frozen(problem.net.module, Path(config.run_dir))
+        map_start(problem.start, Path(config.run_dir))
+        warm_up(problem)
+        problems = [problem]
+        if device.startswith("cuda"):
+            problems += [problem.beside() for _ in range(1, config.lanes or 1)]
+            for each in problems if records_steps() else ():
+                each.net.recordings = Recordings(cuda_graphs(), each.net.device)
+    return WorkerRuntime(problem, Path(config.run_dir), run, config.index, problems)
 
 
 def announce(

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from fedsim.errors import AccessError, ConnectionLost, FedsimError, TaskError, UsageError, WireError
+from fedsim.errors import AccessError, ConnectionLost, FedsimError, TaskError, WireError
 from fedsim.printable import one_line
 from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope
@@ -31,7 +31,7 @@ from workers.transport.handshake import Hello, refusal_reason
 from workers.transport.join_credentials import JoinCredentials
 from workers.transport.tcp_address import checked_url
 from workers.worker.local_files import LocalFiles, names_elsewhere
-from workers.worker.main import IDLE, JOIN_DEADLINE, UNANSWERED, announce, check_over, serve, set_up
+from workers.worker.main import IDLE, JOIN_DEADLINE, UNANSWERED, announce, check_over, reported, serve, set_up
 from workers.worker.runtime import WorkerRuntime
 from workers.worker.seats import SeatLocks
 
@@ -64,45 +64,49 @@ class RemoteWorker:
             UsageError: if a user's file is missing here.
             Interrupted: if the run was interrupted, and has rounds left.
         """
+        self.join_and(self._serve, notify)
+
+    def join_and(self, take_part: Callable[[Connection, Envelope, Notify], None], notify: Notify) -> None:
+        """Join and take part until the run is over; reconnect if the connection is lost.
+
+        take_part: called with each connection, its 'welcome' and `notify`.
+        """
         mine: int | None = None
         patience, again = 0.0, False
         while True:
             try:
-                mine, connection, registration_reply = self.join(mine, patience, again)
-                self._serve(connection, registration_reply, notify)
+                mine, connection, reply = self.join(mine, patience, again)
+                with ExitStack() as closing:
+                    closing.callback(connection.close, linger=1.0)
+                    if reply.header.kind == "stop":  # the run ended during the join
+                        check_over(reply)
+                    else:
+                        take_part(connection, reply, notify)
                 break
             except ConnectionLost as e:
                 notify(f"{e}; joining again")
                 patience, again = self.patience, True
         notify("the run is over")
 
-    def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
+    def _serve(self, connection: Connection, welcome: Envelope, notify: Notify) -> None:
+        run = welcome.header.run
         with ExitStack() as closing:
-            closing.callback(connection.close, linger=1.0)
-            if registration_reply.header.kind == "stop":  # the run ended during the join
-                check_over(registration_reply)
-                return
-            run, config = registration_reply.header.run, messages.read_welcome(registration_reply)
-            experiment = config.experiment
-            what = f"{experiment.get('algo')} on {experiment.get('dataset')}"
-            notify(f"worker {config.index} of run {run}: {what}")
-            states = Scratch("fedsim-worker-")
-            closing.callback(states.remove)
-            data_dir = str(self.data_dir) if self.data_dir else None
-            local = self._localised(connection, run, experiment)
-            config = msgspec.structs.replace(
-                config, experiment=local, run_dir=str(states.path), data_dir=data_dir
-            )
-            runtime = set_up(connection, run, config, experiment.get("device", "cpu"))
-            announce(connection, runtime.problem, run, digest=True, names=names_elsewhere(experiment, local))
+            with reported(connection, run):
+                config = messages.read_welcome(welcome)
+                experiment = config.experiment
+                what = f"{experiment.get('algo')} on {experiment.get('dataset')}"
+                notify(f"worker {config.index} of run {run}: {what}")
+                states = Scratch("fedsim-worker-")
+                closing.callback(states.remove)
+                data_dir = str(self.data_dir) if self.data_dir else None
+                local = self.files.localised(experiment)
+                config = msgspec.structs.replace(
+                    config, experiment=local, run_dir=str(states.path), data_dir=data_dir
+                )
+                runtime = set_up(connection, run, config, experiment.get("device", "cpu"))
+                names = names_elsewhere(experiment, local)
+                announce(connection, runtime.problem, run, digest=True, names=names)
             serve(connection, runtime, partial(replies_with_states, runtime), idle=IDLE)
-
-    def _localised(self, connection: Connection, run: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            return self.files.localised(experiment)
-        except UsageError as e:
-            connection.send(messages.failed(run, e))
-            raise
 
     def join(self, mine: int | None, patience: float, again: bool) -> tuple[int, Connection, Envelope]:
         """Join; return the worker's number, its connection, and the 'welcome' or 'stop' envelope.

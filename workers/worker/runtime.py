@@ -89,7 +89,7 @@ class WorkerRuntime:
             last = self._reference(h)
         fresh = not problem.unmoved(h)
         if fresh:
-            down, received = self._decoded(envelope, of_broadcast(last, stream)), h.round
+            down, received = self._decoded(envelope, of_broadcast(last, stream, owner)), h.round
         else:
             down, received = self._got(h)
         self._keep(h.round, down)

@@ -152,7 +152,7 @@ class LeafDataset:
             for user, count in zip(read.users, read.num_samples, strict=True):
                 rows = read.user_data.pop(user, None)
                 if user in result or rows is None:
-                    what = "stands there twice" if user in result else "has no user_data"
+                    what = "is given twice" if user in result else "has no user_data"
                     raise DataError(f"{self.owner}: user {user} {what} ({path})")
                 if not len(rows.x) == len(rows.y) == count:
                     raise DataError(

@@ -28,12 +28,12 @@ from fedsim.model_specs import Lora
 def load_weights(module: nn.Module, path: Path) -> frozenset[str]:
     """Load the tensors of a safetensors file by name; return the names of the parameters not loaded.
 
-    A parameter keeps its value if the file lacks it or has it in another shape (a head for other classes).
+    A parameter that the file lacks or has in another shape (such as a new head) keeps its value.
     """
     try:
         values = load_file(path)
     except (OSError, SafetensorError) as e:
-        raise UsageError(f"model +weights:{path}: no safetensors file can be read there ({e})") from None
+        raise UsageError(f"model +weights:{path}: cannot read it as a safetensors file ({e})") from None
     missing, fits = set(), 0
     for name, tensor in module.state_dict().items():
         value = values.get(name)
@@ -46,14 +46,14 @@ def load_weights(module: nn.Module, path: Path) -> frozenset[str]:
     if not fits:
         few = ", ".join(list(values)[:4])
         raise UsageError(
-            f"model +weights:{path}: no tensor of it fits by name and shape; it has {few}, the model "
+            f"model +weights:{path}: none of its tensors fits by name and shape; it has {few}, the model "
             f"{', '.join(list(module.state_dict())[:4])}"
         )
     return frozenset(missing & {name for name, _ in module.named_parameters()})
 
 
 def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, owner: str) -> nn.Module:
-    """Freeze a model in place and add adapters to the layers that lora.target names.
+    """Freeze a model in place, except for lora.also, and add adapters to the layers of lora.target.
 
     missing: names of parameters without pretrained values; None: the model is not pretrained. A UsageError
     is raised if one of these parameters would be frozen at random values.
@@ -94,5 +94,5 @@ def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, own
 
 
 def _ends(name: str, text: str, inside: bool = False) -> bool:
-    """Return whether a dotted name ends with the parts `text`. inside: the parts may also be elsewhere."""
+    """Return whether a dotted name ends with the dotted `text` or, with `inside`, contains it."""
     return f".{name}".endswith(f".{text}") or (inside and f".{text}." in f".{name}.")

@@ -33,7 +33,7 @@ class Spec:
 
     positive: True if the receiver refuses values <= 0; a codec must not replace them by positive values.
     scale: a precision of the same shape that both sides have, for `scaled` codecs. stream: the random stream
-    of `noisy` codecs.
+    of codecs that draw random numbers.
 
     Examples:
         >>> import fedsim, torch
@@ -101,7 +101,6 @@ class Codec:
         delta: True if both sides need the reference `ref`, a tensor of the same shape that both have.
         may_refer: True if both sides use a reference when there is one.
         scaled: True if both sides need the spec's scale.
-        noisy: True if the codec needs the spec's random stream.
         last: True if the reference is the last broadcast; `alone` is the codec for receivers without it.
         own: True if the reference is the last broadcast that the receiving client got.
         side, width, kept: Size of the part 'values' before compression: `side` bytes per layer, and `width`
@@ -136,7 +135,6 @@ class Codec:
     delta: bool = False
     may_refer: bool = False
     scaled: bool = False
-    noisy: bool = False
     last: bool = False
     own: bool = False
     alone: str = ""

@@ -1,11 +1,12 @@
 """One byte per value: 256 logarithmic levels per layer, from its smallest positive to its largest value.
 
     values    the ranges lo, hi of all layers (float32), then one byte per value
-    level_k = lo (hi / lo)^(k / 255),   lo = max(smallest positive value, 1e-9 hi)
+    level_k = lo (hi / lo)^(k / 255),   lo = max(smallest positive value, 1e-9 hi, min(hi, 1.2e-38))
 
-The relative error is at most (hi / lo)^(1 / 510) - 1 <= 4.2 %. Positive values below 1e-9 hi (or below
-1.2e-38, if that is more) become this limit. In a layer with zeros, byte 0 is exactly 0, 255 levels remain
-(508 replaces 510), and -lo is sent to mark the layer. In a layer that has only zeros, lo and hi are 0.
+The relative error of values from lo on is at most (hi / lo)^(1 / 510) - 1 <= 4.2 %. Smaller positive values
+become lo: those below 1e-9 hi, and denormal ones, below 1.2e-38. If even hi is denormal, all positive values
+of the layer become hi. In a layer with zeros, byte 0 is exactly 0, 255 levels remain (508 replaces 510), and
+-lo is sent to mark the layer. In a layer that has only zeros, lo and hi are 0.
 """
 
 from __future__ import annotations

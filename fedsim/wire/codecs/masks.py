@@ -70,7 +70,7 @@ INDICES = 1 << 16
 
 
 def bernoulli() -> Codec:
-    return _codec("bernoulli", _pack_mask, _unpack_mask, _mask_bounds, may_refer=True, noisy=True)
+    return _codec("bernoulli", _pack_mask, _unpack_mask, _mask_bounds, may_refer=True)
 
 
 def levels(b: int) -> Codec:
@@ -86,7 +86,6 @@ def mrc(b: int, samples: int = 1, last: bool = False) -> Codec:
         partial(_unpack_mrc, b, samples),
         partial(_mrc_bounds, b, samples),
         may_refer=True,
-        noisy=True,
         last=last,
         alone=name if last else "",
     )

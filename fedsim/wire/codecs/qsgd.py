@@ -37,7 +37,6 @@ def qsgd(b: int) -> Codec:
         kinds=INCREMENTS | {"mean"},
         why="this codec rounds at random on both sides of zero; it is for a mean or an increment",
         may_refer=True,
-        noisy=True,
         entropy=lambda data, spec: 32 * _buckets(spec) + layers_entropy(data[4 * _buckets(spec) :], spec),
     )
 

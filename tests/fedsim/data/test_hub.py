@@ -316,7 +316,7 @@ def test_columns_that_are_named_are_the_features(tmp_path: Path) -> None:
     assert both.features == ("x", "s=f", "s=m", "z=1", "z=2")
     assert both.train_inputs.tolist() == [[0.5, 0, 1, 1, 0], [1.5, 1, 0, 0, 1]]
     for spec in ("hf:d,label=x,label=label", "hf:d,input=x,input=x"):
-        with pytest.raises(UsageError, match="stands there twice"):
+        with pytest.raises(UsageError, match="is given twice"):
             load_dataset(spec, tmp_path)
 
 

@@ -77,7 +77,7 @@ def test_one_file_for_each_part_and_names_as_labels() -> None:
         ({"a": rows_of([0])}, {"num_samples": [3]}, "user a of train has 1 x, 1 y and num_samples 3"),
         ({"a": rows_of([0])}, {"num_samples": []}, "has 1 users, and num_samples of 0"),
         ({"a": rows_of([0])}, {"users": ["b"]}, "user b has no user_data"),
-        ({"a": rows_of([0])}, {"users": ["a", "a"], "num_samples": [1, 1]}, "user a stands there twice"),
+        ({"a": rows_of([0])}, {"users": ["a", "a"], "num_samples": [1, 1]}, "user a is given twice"),
         (
             {"a": rows_of([0])},
             {"users": [], "num_samples": []},

@@ -54,7 +54,7 @@ def test_rows_of_clients_are_read_from_json_and_npz(tmp_path: Path) -> None:
         ('{"a": [], "b": [2]}', "client a needs at least one row, as a row of whole numbers"),
         ('{"a": [true], "b": [2]}', "client a needs at least one row, as a row of whole numbers"),
         ('{"a": [[1], [2, 3]], "b": [2]}', "client a needs its rows as one list of whole numbers"),
-        ('{"a": [1], "a": [2]}', "client a stands there twice"),
+        ('{"a": [1], "a": [2]}', "client a is given twice"),
         ('{"a": [1],', "cannot be read: Expecting property name"),
         ("[[1], [2]]", 'must have clients and their rows: {"0": [0, 5, 7]'),
         ("{}", "has no clients"),

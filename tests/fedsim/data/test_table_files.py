@@ -402,8 +402,8 @@ def test_arrays_that_are_refused(arrays: Mapping[str, Any], words: str) -> None:
         ("t.csv,label=kinds", UsageError, "unknown column of t.csv (label=): 'kinds'; did you mean 'kind'"),
         ("t.csv,label=kind,client=who", UsageError, "unknown column of t.csv (client=): 'who'"),
         ("t.csv,label=kind,input=z", UsageError, "unknown column of t.csv (input=): 'z'"),
-        ("t.csv,label=kind,label=x", UsageError, "label stands there twice; give it once"),
-        ("t.csv,label=kind,input=x,input=x", UsageError, "input=x stands there twice; give it once"),
+        ("t.csv,label=kind,label=x", UsageError, "label is given twice; give it once"),
+        ("t.csv,label=kind,input=x,input=x", UsageError, "input=x is given twice; give it once"),
         (
             "t.csv,labl=kind",
             UsageError,

@@ -321,6 +321,12 @@ def test_log8_has_no_denormal_level_above_its_smallest() -> None:
     assert back[:2].tolist() == [2.0**-126] * 2 and float(back[3]) == float(x[3])
 
 
+@pytest.mark.parametrize("zeros", [0, 1])
+def test_log8_raises_all_positive_values_of_a_denormal_layer_to_its_largest(zeros: int) -> None:
+    x = torch.tensor([0.0] * zeros + [2.0**-149, 2.0**-140, 2.0**-127])
+    assert round_trip("log8", x).tolist() == [0.0] * zeros + [2.0**-127] * 3
+
+
 def test_log8_sends_negative_values_dense() -> None:
     x = torch.ones(100)
     x[3] = -1e-9
