@@ -14,7 +14,7 @@ use damping = 1/K.
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from the
 upload and its own broadcast. The product includes the latest t_k of clients that do not take part.
 
-Clients train by VON, with L-BFGS steps for the mean. Nothing is carried over from task to task.
+Local training is VON, with L-BFGS steps for the mean. Nothing is carried over from task to task.
 
 Differs: VON, a natural-gradient method, solves the client's problem; Ashman et al. run Adam on (mean, log
 variance). Both have the same solution q_k. Until the first server update, training starts from the shared

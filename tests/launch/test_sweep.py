@@ -501,7 +501,7 @@ def test_a_sweep_that_stops_is_continued_on_another_machine(tmp_path: Path) -> N
     """Each attempt has twice the time of the one before it, in a folder that has only the packed runs."""
     text = 'title = "t"\n[experiment]\nclients = 3\nrounds = 40\nmodel = "mlp_small"\n'
     text += '[[variant]]\nlabel = "a"\nexperiment = {algo = "fedlap_cov"}\n'
-    path, minutes, stops, pool = recipe(tmp_path, text), 0.05, 0, tmp_path / "0"
+    path, minutes, stops, pool = recipe(tmp_path, text), 0.01, 0, tmp_path / "0"
     while True:
         done = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(pool), "--minutes", str(minutes)])
         assert done.exit_code == 0, done.stderr
