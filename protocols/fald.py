@@ -72,7 +72,7 @@ class FALD(Algorithm[Server, Client, Down, Up]):
     correlation: Annotated[
         float, Meta(ge=0, le=1, description="rho: correlation of two clients' noise; 1: all have the same")
     ] = 0.0
-    burn_in: Annotated[int, Meta(ge=0, description="rounds before the first sample")] = 10
+    burn_in: Annotated[int, Meta(ge=0, description="rounds at the start that give no sample")] = 10
     thin: Annotated[int, Meta(ge=1, description="rounds from one sample to the next")] = 1
     keep: Annotated[int, Meta(ge=1, le=100, description="samples that the model holds, the last ones")] = 20
     local: LangevinTraining = LangevinTraining()

@@ -283,7 +283,7 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
     display.traffic(_as_summary(created))
     times, spent = created.took_part, [s["down"] + s["up"] for r, s in created.rounds.items() if r]
     display.note(
-        f"a client takes part in {times.min():,} to {times.max():,} rounds, {times.mean():,.1f} on average; "
+        f"a client takes part in {extent(times.tolist())} rounds, {times.mean():,.1f} on average; "
         f"a round costs {extent(spent or [0])} bytes"
     )
     if line := step_remark(experiment):
@@ -298,7 +298,8 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
         )
     elif not created.exact:
         display.note(
-            "at most: a codec's size depends on the values, or a message has parts that may be absent"
+            "at most: a codec's size depends on the values, or a message has parts that may be absent; "
+            "a run with --rounds 3 measures it"
         )
     if e.until:
         display.note(f"at most: the run ends with the first evaluated round of {percent(e.until)}")

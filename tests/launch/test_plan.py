@@ -80,7 +80,7 @@ def test_a_million_clients_can_be_planned() -> None:
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
     assert "1,000,000 clients, 1,000 rounds" in result.output
-    assert "1000 to 1000 rounds" in result.output.replace(",", "")
+    assert "takes part in 1000 rounds" in result.output.replace(",", "")
 
 
 def test_mistakes_are_those_of_launch() -> None:

@@ -58,6 +58,8 @@ class CodecFamily:
         flags = f", and behind it {' or '.join('+' + flag for flag in self.flags)}" if self.flags else ""
         if self.step:
             what = f"the step {self.step}, a positive number, such as {self.name}:0.25"
+            if self.name == "sigma":
+                what += f", or P%, P at most 100, or {sigma.AUTO}"
             return Form(self.name, (self.step,), help=what + flags)
         if self.bits:
             what = f"b bits, a whole number from {self.bits[0]} to {self.bits[1]}, such as {self.name}:4"
