@@ -153,7 +153,7 @@ class Problem:
         start, running = net.snapshot(), net.statistics.clone()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
         problem = Problem(experiment, algorithm, dataset, clients, net, start, 1.0, running).with_rules()
-        problem.codecs, problem.asynchrony, problem.tree  # noqa: B018  (checks the names of codecs, and what fits)
+        problem.codecs, problem.asynchrony, problem.tree  # noqa: B018  (checks names, and the fit)
         return problem
 
     def with_rules(self) -> Problem:

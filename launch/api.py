@@ -386,12 +386,7 @@ def sweep(
             axes = {key: [setting(value) for value in values] for key, values in (over or {}).items()}
             if unset := [key for key, values in axes.items() if not values]:
                 raise UsageError(f"over={{{unset[0]!r}: ...}} names no value; give all values to combine")
-            own = (0,) if seeds is None else tuple(seeds)
-            if not own or len(own) > len(set(own)):
-                raise UsageError(
-                    f"seeds={own}: give one seed at least and none twice, such as seeds=(0, 1, 2)"
-                )
-            selected = recipe_of(texts, axes, own)
+            selected = recipe_of(texts, axes, (0,) if seeds is None else tuple(seeds))
         elif options or over or seeds is not None:
             raise UsageError(
                 f"recipe {recipe} defines all of its runs; leave out over=, seeds= and the options"

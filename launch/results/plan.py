@@ -283,7 +283,8 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
     display.traffic(_as_summary(created))
     times, spent = created.took_part, [s["down"] + s["up"] for r, s in created.rounds.items() if r]
     display.note(
-        f"a client takes part in {extent(times.tolist())} rounds, {times.mean():,.1f} on average; "
+        f"a client takes part in {extent((int(times.min()), int(times.max())))} rounds, "
+        f"{times.mean():,.1f} on average; "
         f"a round costs {extent(spent or [0])} bytes"
     )
     if line := step_remark(experiment):

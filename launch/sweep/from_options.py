@@ -90,8 +90,6 @@ def seed_list(text: str) -> tuple[int, ...]:
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise UsageError(f"--seeds {text!r}: write 0,1,2 or 0-2")
         result += range(int(match[1]), int(match[2] or match[1]) + 1)
-    if len(set(result)) < len(result):
-        raise UsageError(f"--seeds {text!r}: a seed is given twice")
     return tuple(result)
 
 

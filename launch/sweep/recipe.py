@@ -148,6 +148,12 @@ class Recipe:
     plot: tuple[Plot, ...] = ()
     differences: tuple[Differences, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise UsageError("seeds: give one seed at least, such as 0, 1, 2")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise UsageError(f"seeds {', '.join(map(str, self.seeds))}: a seed is given twice")
+
     @staticmethod
     def read(path: Path) -> Recipe:
         """Read a recipe file, and check that the labels and keys of its tables and plots exist."""

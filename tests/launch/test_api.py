@@ -183,7 +183,7 @@ def test_a_sweep_returns_its_runs_in_the_order_of_the_grid(tmp_path: Path) -> No
         ({"over": {"algo": ["fedavg"]}, "model": Linear}, "model="),
         ({"over": {"seed": [1, 2]}}, "seeds="),
         ({"over": {"algo": ["fedavg"]}, "seeds": ()}, "give one seed at least"),
-        ({"over": {"algo": ["fedavg"]}, "seeds": (1, 1)}, "none twice"),
+        ({"over": {"algo": ["fedavg"]}, "seeds": (1, 1)}, "a seed is given twice"),
         ({"over": {"algo": []}}, "over={'algo': ...} names no value"),
         ({"over": {"algo": ["fedavg"]}, "round": 3}, "did you mean 'rounds'"),
     ],

@@ -253,6 +253,7 @@ def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Pat
         (('"experiment.partition" = ["iid"', '"partition" = ["iid"'), "grid key"),
         (('pivot = "experiment.partition"', 'pivot = "experiment.model"'), "experiment.model"),
         (("seeds = [0, 1]", "seeds = []"), "seeds"),
+        (("seeds = [0, 1]", "seeds = [1, 1]"), "seeds 1, 1: a seed is given twice"),
         (('at = {"experiment.partition"', 'only = ["none"]\nat = {"experiment.partition"'), "none"),
         (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "'bytes': write METRIC@ROUND, max METRIC"),
         (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "J to VALUE; ROUND is"),

@@ -45,6 +45,8 @@ class CodecFamily:
     fraction: bool = False
     step: str = ""
     """The letter of the parameter, if it is a step (a positive number)."""
+    adaptive: bool = False
+    """True if the step may also be P% or auto."""
     bits: tuple[int, int] | None = None
     """The fewest and the most bits, if the parameter is a whole number of bits."""
     samples: bool = False
@@ -58,7 +60,7 @@ class CodecFamily:
         flags = f", and behind it {' or '.join('+' + flag for flag in self.flags)}" if self.flags else ""
         if self.step:
             what = f"the step {self.step}, a positive number, such as {self.name}:0.25"
-            if self.name == "sigma":
+            if self.adaptive:
                 what += f", or P%, P at most 100, or {sigma.AUTO}"
             return Form(self.name, (self.step,), help=what + flags)
         if self.bits:
@@ -165,6 +167,7 @@ CODECS: Mapping[str, CodecFamily] = {
             "broadcast, or the last one that the client got",
             sigma.sigma,
             step="c",
+            adaptive=True,
             flags=("dither", "random", "last", "own"),
         ),
         CodecFamily(
@@ -199,9 +202,9 @@ def _codec(name: str) -> Codec:
     amount, *flags = arguments[0].split("+") if family.flags else arguments
     options = _options(family, flags)
     most = LARGEST_STEP if family.step else 1
-    if options is not None and family.name == "sigma" and amount == sigma.AUTO:
+    if options is not None and family.adaptive and amount == sigma.AUTO:
         return sigma.sigma(1.0, sigma.AUTO, **options)
-    if options is not None and family.name == "sigma" and amount.endswith(sigma.PERCENT):
+    if options is not None and family.adaptive and amount.endswith(sigma.PERCENT):
         options, amount, most = {**options, "unit": sigma.PERCENT}, amount.removesuffix(sigma.PERCENT), 100
     p = number(amount)
     if options is None or not 0 < p <= most:
