@@ -29,7 +29,7 @@ from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.seeds import RandomStream
 from fedsim.step_rules import At as At, OverK as OverK, Step as Step, step_size as step_size
-from fedsim.wire.schema import Sum, map_tensors, zeros_of
+from fedsim.wire.schema import PrecisionSum, ShiftSum, Sum, map_tensors, zeros_of
 
 Unsent = Literal["dual", "zero", "last"]
 """The kinds of substitute for the upload of a participant that sends nothing (Algorithm.unsent)."""
@@ -180,9 +180,17 @@ def _type_of_sums(algorithm: type) -> Any:
 
 
 @cache
-def _message_of(*names: str) -> type:
-    """Return a message class with one sum of shape (P,) for each name."""
-    return make_dataclass("Sums", [(name, Sum) for name in names], frozen=True)
+def _message_of(name: str) -> type:
+    """Return a message class with one sum of shape (P,)."""
+    return make_dataclass("Sums", [(name, Sum)], frozen=True)
+
+
+@dataclass(frozen=True)
+class _GaussianSums:
+    """The change of a product of Gaussian duals."""
+
+    shift: ShiftSum
+    precision: PrecisionSum
 
 
 def _factor(state: Any, name: str) -> Gaussian:
@@ -310,7 +318,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         if sums is Tensor:
             sums = _message_of(self._total)
         elif sums is Gaussian:
-            sums = _message_of("shift", "precision")
+            sums = _GaussianSums
         return (replace(self._exchange, sums=cast(type, sums) if is_dataclass(sums) else None),)
 
     @property

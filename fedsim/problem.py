@@ -19,6 +19,7 @@ from torch import Tensor
 from fedsim import event_rules, plugins
 from fedsim.algorithm import Algorithm, At, Context, Exchange, Task
 from fedsim.asynchrony import Asynchrony, asynchrony
+from fedsim.compressed_sums import CompressedSums
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
@@ -157,7 +158,7 @@ class Problem:
         return problem
 
     def with_rules(self) -> Problem:
-        """Return the problem with its algorithm wrapped for +event and +quiet, or for +own.
+        """Return the problem with its algorithm wrapped for +event and +quiet, for +own, or for lossy sums.
 
         Raises:
             UsageError: If they do not fit the algorithm or the codecs.
@@ -175,6 +176,13 @@ class Problem:
                     "--codec: +own is not for +event and +quiet, which keep broadcasts themselves"
                 )
             return replace(self, algorithm=OwnReferences(self.algorithm))
+        if lossy := tuple(name for name, selected in self.codecs["edge"].items() if codec(selected).lossy):
+            if up is not None or down is not None:
+                raise UsageError(
+                    "--codec edge: a sum that is not sent has no remainder; leave +event and +quiet out"
+                )
+            edges = len(self._described_tree.names) if self._described_tree else 0
+            return replace(self, algorithm=CompressedSums(self.algorithm, lossy, edges))
         problem = replace(self, algorithm=event_triggered(self.algorithm, up, down))
         if problem.trigger is not None:
             problem.trigger.check_sums(At(self.sizes))
@@ -184,6 +192,11 @@ class Problem:
     def references(self) -> OwnReferences | None:
         """The algorithm if it keeps every client's last broadcast (+own), else None."""
         return self.algorithm if isinstance(self.algorithm, OwnReferences) else None
+
+    @property
+    def compressed(self) -> CompressedSums | None:
+        """The algorithm if edge servers send their sums by a lossy codec, else None."""
+        return self.algorithm if isinstance(self.algorithm, CompressedSums) else None
 
     @property
     def trigger(self) -> EventTriggered | None:
@@ -303,13 +316,17 @@ class Problem:
         return asynchrony(e.asynchronous, e.deadline, self.algorithm, self.clock, sizes, (down, up))
 
     @cached_property
+    def _described_tree(self) -> Tree | None:
+        return tree(self.experiment.tree, self.experiment.clients)
+
+    @cached_property
     def tree(self) -> Tree | None:
         """The edge servers, or None.
 
         Raises:
             FedsimError: If --tree does not fit or its file is wrong.
         """
-        e, created = self.experiment, tree(self.experiment.tree, self.experiment.clients)
+        e, created = self.experiment, self._described_tree
         if created is not None:
             if self.trigger is not None:
                 self.trigger.check_tree(self.sizes, created.merges)
@@ -343,9 +360,10 @@ class Problem:
 
     @cached_property
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
-        """The codecs by direction and field: those of --codec, and the algorithm's own for other fields."""
+        """The codecs by direction ('edge' for sums) and field: those of --codec, else the algorithm's own."""
         options = codec_options(self.algorithm.default_codecs, self.experiment.codecs)
-        return select_codecs(options, self.exchanges, self._stored_as_bytes)
+        merges = self._described_tree is not None and self._described_tree.merges
+        return select_codecs(options, self.exchanges, self._stored_as_bytes, merges)
 
     @property
     def broadcast_type(self) -> type:

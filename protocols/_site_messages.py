@@ -42,9 +42,12 @@ from fedsim.wire.schema import (
     Mean,
     Norm,
     Precision,
+    PrecisionSum,
     Scalar,
+    ShiftSum,
     Sum,
     Total,
+    centred,
 )
 from protocols._dual_rule import Dual, Silent, residual
 
@@ -172,10 +175,11 @@ class FullLaplaceUp:
     train_loss: Scalar
 
 
-def _sums(*precision: Any) -> tuple[type[Any], type[Any]]:
-    """Create an edge server's messages, without and with prod q_k. precision: its field kind, if sent."""
-    change = [("shift", Sum), *(("precision", kind) for kind in precision)]
-    product = [(f"product_{name}", kind) for name, kind in change]
+def _sums(*kinds: Any) -> tuple[type[Any], type[Any]]:
+    """Create an edge server's messages, without and with prod q_k. kinds: of the shift and, if sent, of the
+    precision."""
+    change = [*zip(("shift", "precision"), kinds, strict=False)]
+    product = [(f"product_{name}", centred(kind)) for name, kind in change]
     return (
         make_dataclass("SiteSum", change, frozen=True),
         make_dataclass("SiteSums", [*change, *product, ("count", Count)], frozen=True),
@@ -256,12 +260,20 @@ class ExponentialFamily:
         return () if self.kind == "fixed" else (self.field(q.precision),)
 
 
-POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement, _sums(), PointInfo)
+POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement, _sums(Sum), PointInfo)
 SCALED = ExponentialFamily(
-    "fixed", PointDown, ScaledUp, ScaledIncrement, (_sums(Count)[0], POINT.sums[1]), ScaledInfo, scaled=True
+    "fixed",
+    PointDown,
+    ScaledUp,
+    ScaledIncrement,
+    (_sums(Sum, Count)[0], POINT.sums[1]),
+    ScaledInfo,
+    scaled=True,
 )
-DIAGONAL = ExponentialFamily("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement, _sums(Sum))
-FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement, _sums(FullSum))
+DIAGONAL = ExponentialFamily(
+    "diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement, _sums(ShiftSum, PrecisionSum)
+)
+FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement, _sums(Sum, FullSum))
 Covariance = Annotated[
     Literal["diagonal", "full"],
     Meta(description="form of the Gaussians' precision: P numbers, or a P x P matrix"),

@@ -1,8 +1,12 @@
 """Pack and read the messages between edge servers and the root, each in an envelope.
 
-root -> edge server      relayed, close, account
-edge server -> root      uploaded, sums, account, and the messages of its workers
+root -> edge server      state, relayed, close, account
+edge server -> root      uploaded, draft, sums, account, and the messages of its workers
 root -> edge's workers   assign (or assign_gone) instead of task (or gone)
+
+If sums have a lossy codec, `state` brings the edge server's remainder before the broadcast, and `draft`
+returns the next one before the sums (fedsim.compressed_sums). In a real federation an edge server keeps its
+remainder, so both are simulation traffic.
 
 A function that reads an envelope raises WireError if the envelope is malformed.
 """
@@ -93,5 +97,19 @@ def relayed(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
 
 def sums(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
     """Return the message with sums that an edge server sends instead of its clients' uploads."""
-    header = Header(VERSION, "sums", run, epoch, opened.round, opened.exchange, fields=payload.fields)
+    return _of_exchange("sums", run, epoch, opened, payload)
+
+
+def state(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
+    """Return the message with the remainder that an edge server has before an exchange."""
+    return _of_exchange("state", run, epoch, opened, payload)
+
+
+def draft(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
+    """Return the message with the remainder that an edge server has after an exchange."""
+    return _of_exchange("draft", run, epoch, opened, payload)
+
+
+def _of_exchange(kind: str, run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
+    header = Header(VERSION, kind, run, epoch, opened.round, opened.exchange, fields=payload.fields)
     return pack(header, payload.frames)

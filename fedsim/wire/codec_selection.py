@@ -9,32 +9,44 @@ from torch import Tensor
 from fedsim.algorithm import Exchange
 from fedsim.errors import UsageError, unknown
 from fedsim.wire.codecs import Codec, codec
+from fedsim.wire.codecs.base import SUMS
 from fedsim.wire.message_context import SCALES
 from fedsim.wire.schema import RUNNING, TRIANGLE, FieldKind, all_fields, schema
 
+SENDERS = {"down": "broadcast", "up": "upload", "edge": "sum"}
+"""The messages whose fields have codecs, by the prefix in --codec."""
+
 
 def select_codecs(
-    options: Mapping[str, str], exchanges: tuple[Exchange, ...], stored_as_bytes: bool
+    options: Mapping[str, str], exchanges: tuple[Exchange, ...], stored_as_bytes: bool, sums: bool = False
 ) -> Mapping[str, Mapping[str, str]]:
-    """Return the codecs by direction ('down', 'up') and field.
+    """Return the codecs by direction ('down', 'up', or 'edge' for the sums of edge servers) and field.
 
     Args:
-        options: Codecs by field or by direction.field, as `--codec` names them.
+        options: Codecs by field or by direction.field, as `--codec` names them. Without a direction, a codec
+            is for broadcasts and uploads.
         exchanges: All exchanges of the run.
         stored_as_bytes: True if the data set's inputs are whole numbers of one byte.
+        sums: True if edge servers send sums.
 
     Raises:
         UsageError: If a field or codec is unknown, or if a codec cannot encode a field.
     """
-    sides: dict[str, dict[str, str]] = {"down": {}, "up": {}}
-    fields = {side: [f for e in exchanges for f in all_fields(getattr(e, side))] for side in sides}
+    sides: dict[str, dict[str, str]] = {side: {} for side in SENDERS}
+    fields = {side: [f for e in exchanges for f in all_fields(getattr(e, side))] for side in ("down", "up")}
+    fields["edge"] = [f for e in exchanges if sums and e.sums for f in schema(e.sums)]
     known = {side: {f.name for f in fields[side]} for side in sides}
     for name, option in options.items():
         selected = codec(option)
         direction, _, field = name.rpartition(".")
-        if direction not in ("", "down", "up"):
-            raise UsageError(f"--codec {name}: the direction is 'down' or 'up', not {direction!r}")
-        hit = [s for s in sides if direction in ("", s) and field in known[s]]
+        if direction not in ("", *SENDERS):
+            raise UsageError(f"--codec {name}: the direction is 'down', 'up' or 'edge', not {direction!r}")
+        if direction == "edge" and not sums:
+            raise UsageError(
+                f"--codec {name}: edge servers send sums only with --tree and at least two of them"
+            )
+        searched = [direction] if direction else ["down", "up"]
+        hit = [side for side in searched if field in known[side]]
         if not hit:
             raise _not_sent(name, direction, field, known)
         for side in hit:
@@ -47,14 +59,14 @@ def select_codecs(
 
 def _not_sent(name: str, direction: str, field: str, known: Mapping[str, set[str]]) -> UsageError:
     """Return the error for a field that is not sent in this direction; `known`: the fields by direction."""
-    other = {"down": "up", "up": "down"}.get(direction, "")
-    if not other or field not in known[other]:
-        return unknown("message field", field, known["down"] | known["up"])
-    what = {"down": "broadcast", "up": "upload"}
-    sent = ", ".join(sorted(known[direction])) or "no field"
+    others = [side for side in SENDERS if direction and field in known[side]]
+    if not others:
+        fields = known["edge"] if direction == "edge" else known["down"] | known["up"]
+        return unknown("message field", field, fields)
+    sent, what, other = ", ".join(sorted(known[direction])) or "no field", SENDERS[direction], others[0]
     return UsageError(
-        f"--codec {name}: no {what[direction]} of this run has the field {field!r}, which its {what[other]}s "
-        f"have ({other}.{field}); its {what[direction]}s have: {sent}"
+        f"--codec {name}: no {what} of this run has the field {field!r}, which its {SENDERS[other]}s have "
+        f"({other}.{field}); its {what}s have: {sent}"
     )
 
 
@@ -79,8 +91,20 @@ def unfit(
             "a full precision whose entries are rounded or left out one by one is in general not "
             "positive definite any more; send it dense or by a lossless codec"
         )
+    if candidate.lossy and side == "edge" and kind.name not in SUMS:
+        return (
+            "a sum may be sent with a loss only if it is of natural parameters of posteriors, with P numbers "
+            "each: the edge server then adds the loss to its next sum"
+        )
     if candidate.kinds is not None and kind.name not in candidate.kinds:
         return f"{candidate.why}, and {field!r} is a {kind.name}"
+    if side == "edge" and ("+random" in candidate.name or "%" in candidate.name):
+        return (
+            "the error of P% and of +random may be as large as the value, so that it need not shrink when "
+            "the edge server adds it to its next sum; take a step in standard deviations, or sigma:auto"
+        )
+    if (candidate.delta or candidate.last) and side == "edge":
+        return f"a sum has nothing to refer to{f'; write {candidate.alone}' if candidate.last else ''}"
     if candidate.delta and side == "down":
         return (
             "a broadcast has nothing to refer to, because a client may have missed the last one; "
@@ -107,8 +131,9 @@ def unfit(
 
 def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
     """Return whether a message with `field`, or the broadcast it answers, has a scale for all parameters."""
+    sent = exchange.sums if side == "edge" else getattr(exchange, side)
     messages = (exchange.down, exchange.up) if side == "up" else (exchange.down,)
-    if field not in {f.name for f in all_fields(messages[-1])}:
+    if sent is None or field not in {f.name for f in all_fields(sent)}:
         return True
     return any(f.name in SCALES and f.kind.dims == ("P",) for m in messages for f in schema(m))
 

@@ -4,19 +4,22 @@ An upload refers to the broadcast that it answers, as the client decoded it. A b
 broadcast if the client is known to have it (workers.coordinator.broadcasts). The codec sigma scales the mean
 of an upload by the broadcast's precision. For a broadcast, or if that precision is missing or not positive,
 it scales the mean by the precision of the same message.
+
+The sums of an edge server are measured by the broadcast N(m, S^-1), too: a shift in units of sqrt(S), which
+change the mean by a standard deviation, and a precision in units of S.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import schema
+from fedsim.wire.schema import Field, schema
 
 SCALES = ("precision", "curvature")
 """The fields whose values can be the scale of a scaled codec."""
@@ -29,12 +32,14 @@ class MessageContext:
     """The references, the scale and the random stream of a message's codecs.
 
     fields, last: reference tensors by field name, of the answered broadcast (for an upload) and of the last
-    broadcast (for a broadcast). scale: a positive precision, (P,). stream: the stream of random codecs. own:
+    broadcast (for a broadcast). scale: a positive precision, (P,). scales: the same, by field; a codec's unit
+    is 1 / sqrt(scale). stream: the stream of random codecs. own:
     that of codecs with +own, one for each client, so that the errors of their broadcasts are independent."""
 
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     last: Mapping[str, Tensor] = field(default_factory=dict)
     scale: Tensor | None = None
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
     stream: RandomStream | None = None
     own: RandomStream | None = None
 
@@ -61,6 +66,26 @@ def of_broadcast(last: object | None, stream: RandomStream | None = None, client
     if stream is not None and client >= 0:  # not the stream of the client's upload
         own = replace(stream, purpose=f"{stream.purpose} down", client=client)
     return MessageContext(last={} if last is None else _tensors(last), stream=stream, own=own)
+
+
+def of_sums(down: object, fields: Iterable[Field], uploads: int, stream: RandomStream) -> MessageContext:
+    """Return the context of an edge server's sums.
+
+    down: the decoded broadcast. fields: the schema of the sums. uploads: the number of uploads in the sums.
+    """
+    known = _tensors(down)
+    S = scale_of("precision", known["precision"]) if "precision" in known else None
+    if S is None or S.shape != known["mean"].shape:
+        return MessageContext(stream=stream)
+    S = S.double()
+    units = {"sum of shifts": 1 / S, "sum of precisions": 1 / S**2}
+    values = {"sum of shifts": S * known["mean"], "sum of precisions": S}
+    measured = [f for f in fields if f.kind.name in units]
+    return MessageContext(
+        {f.name: uploads * values[f.kind.name] for f in measured if f.kind.centred},
+        scales={f.name: units[f.kind.name] for f in measured},
+        stream=replace(stream, purpose=f"{stream.purpose} sums"),
+    )
 
 
 def codec_stream(seed: int, round: int, exchange: int, client: int = -1) -> RandomStream:

@@ -49,6 +49,8 @@ class FieldKind:
     unit: True if all values are in [0, 1].
     elastic: True if the first size may be any number up to its entry in Dims.
     stored: True if integers of the sender's data set (uint8 pixels) are sent as they are stored.
+    centred: True if every upload adds about the broadcast's own value to a sum; codecs then measure the sum
+    from that value times the number of uploads.
     over: aggregation of a scalar over a round's uploads in metrics.jsonl: N_k-weighted mean, minimum, sum,
     root of the sum of squares ("rss"), or none ("nothing").
 
@@ -67,6 +69,7 @@ class FieldKind:
     dtype: str = "f32"
     elastic: bool = False
     stored: bool = False
+    centred: bool = False
     over: Literal["mean", "min", "sum", "rss", "nothing"] = "mean"
 
 
@@ -99,12 +102,21 @@ Draws = Annotated[Tensor, FieldKind("mean", ("L", "P"), elastic=True)]
 """At most L samples of the weights, in evaluation requests."""
 Sum = Annotated[Tensor, FieldKind("sum", dtype="f64")]
 """A sum over an edge server's uploads (fedsim.tree), in float64 to keep sums of sums precise."""
+ShiftSum = Annotated[Tensor, FieldKind("sum of shifts", dtype="f64")]
+PrecisionSum = Annotated[Tensor, FieldKind("sum of precisions", dtype="f64")]
+"""Sums of natural parameters, which codecs can measure by the broadcast (fedsim.wire.message_context)."""
 FullSum = Annotated[Tensor, FieldKind("sum", (TRIANGLE,), dtype="f64")]
 Count = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
 """A sum of weights, or a number of uploads."""
 Flag = Annotated[bool, FieldKind("scalar", (), dtype="u8")]
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": torch.int64}
+
+
+def centred(kind: Any) -> Any:
+    """Return the annotation of a sum to which every upload adds about the broadcast's own value."""
+    python, described = get_args(kind)
+    return Annotated[python, replace(described, centred=True)]
 
 
 @dataclass(frozen=True)

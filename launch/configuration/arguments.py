@@ -112,6 +112,12 @@ class Options(ExperimentOptions, total=False):
 def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     """Return the checked experiment and its execution."""
     check_keywords(options)
+    if not isinstance(experiment, Experiment | None):
+        raise UsageError(
+            f"the first argument is an Experiment, not {experiment!r}; write algo={experiment!r}"
+            if isinstance(experiment, str)
+            else f"the first argument is an Experiment, not {experiment!r}"
+        )
     base = experiment or DEFAULTS
     values = {f.name: getattr(base, f.name) for f in fields(base)}
     values |= {key: value for key, value in options.items() if key in values}

@@ -22,6 +22,7 @@ from tests.support.reproducible import without_seconds
 pytestmark = pytest.mark.process
 
 MIXED = ("--participation", "coin:0.8+gone:0.1+lost:0.1")
+LOSSY = ("--codec", "edge.shift=sigma:auto", "--codec", "edge.precision=sigma:0.02+dither")
 SHORT = ("--clients", "6", "--rounds", "3", "--model", "logistic")
 
 
@@ -56,6 +57,7 @@ def same(one: RunFolder, other: RunFolder) -> None:
         ("--algo", "mime", "--tree", "3x2", *MIXED),  # two exchanges
         ("--algo", "precond_admm", "--tree", "2x3"),  # a set-up, whose uploads are passed on
         ("--algo", "ivon_admm", "--tree", "2x3", "--participation", "full+lost:1"),  # nothing is ever folded
+        ("--algo", "pvi", "--tree", "2x3", *MIXED, *LOSSY),
     ],
     ids=lambda options: options[1],
 )
@@ -108,7 +110,7 @@ def disturbed(folder: Path, draws: random.Random, signal_to: Callable[[int], Non
     return running
 
 
-LONG = ("--algo", "fedlap_cov", "--clients", "6", "--rounds", "25", "--tree", "2x3", *MIXED)
+LONG = ("--algo", "fedlap_cov", "--clients", "6", "--rounds", "25", "--tree", "2x3", *MIXED, *LOSSY)
 
 
 def kill(pid: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,18 @@ class Root:
         self.down = self.problem.algorithm.broadcast(server, self.problem.context(1, 1))
         layout = self.problem.net.layout
         self.broadcast = encode(self.down, {}, self.problem.dims, layout=layout)
-        self.up = self.problem.exchange(1, 1).up(torch.arange(layout.size).float(), 0.5)
+        kind, values = self.problem.exchange(1, 1).up, torch.arange(layout.size).float()
+        self.up = kind(
+            values, *[1 + values] * (len(fields(kind)) - 2), 0.5
+        )  # with a precision, if it has one
         self.payload = encode(self.up, self.problem.codecs["up"], self.problem.dims, layout=layout)
         task = messages.task("run", 1, TaskId(1, 1, 0, 0), self.broadcast, asked=3)
         self.task = task
         self.gone = messages.task("run", 1, TaskId(1, 1, 1, 0), self.broadcast, True, asked=3)
         self.upload = messages.upload(task.header, self.payload, 1000)
-        self.edges.open(OPENED, edge_messages.relayed("run", 1, OPENED, self.broadcast), self.merged.append)
+        self.edges.open(
+            OPENED, edge_messages.relayed("run", 1, OPENED, self.broadcast), server, self.merged.append
+        )
 
     def answered(self) -> Root:
         """All uploads have come, and the root has asked for the sums."""
@@ -81,8 +87,8 @@ class Root:
 
     @property
     def sums(self) -> Envelope:
-        payload = edge_sums.summed(self.problem, OPENED, self.down, [(0, self.up)])
-        return edge_messages.sums("run", 1, OPENED, payload)
+        sent = edge_sums.summed(self.problem, OPENED, self.down, 0, [(0, self.up)])
+        return edge_messages.sums("run", 1, OPENED, sent.payload)
 
     def take(self, envelope: Envelope, worker: int = EDGE) -> None:
         self.ledger.book(envelope, worker, "up")
@@ -286,7 +292,8 @@ def test_no_sums_are_taken_where_no_upload_counts(problem: Any) -> None:
 @pytest.mark.parametrize("count", [0, 2])
 def test_sums_of_another_number_of_clients_are_refused(count: int, problem: Any) -> None:
     root = Root(problem).answered()
-    payload = edge_sums.summed(problem, OPENED, root.down, [(k, root.up) for k in range(max(count, 1))])
+    ups = [(k, root.up) for k in range(max(count, 1))]
+    payload = edge_sums.summed(problem, OPENED, root.down, 0, ups).payload
     if not count:
         at = next(i for i, f in enumerate(payload.fields) if f.name == "scalars")
         (part,) = payload.fields[at].parts
@@ -309,9 +316,9 @@ def test_the_fold_takes_no_sums_of_fewer_clients(problem: Any) -> None:
     class Edges:
         tree = problem.tree
 
-        def sums_of(self, edge: int) -> tuple[Envelope, tuple[int, ...]]:
+        def sums_of(self, edge: int) -> tuple[Envelope, tuple[int, ...], None]:
             root = Root(problem)
-            return root.sums, (0, 1)
+            return root.sums, (0, 1), None
 
     fold = AggregationThread(problem, lambda k: pytest.fail("no upload is folded"), lambda: None)
     try:
@@ -323,6 +330,69 @@ def test_the_fold_takes_no_sums_of_fewer_clients(problem: Any) -> None:
             fold._fold_sums(server, Root(problem).down, OPENED, 0, scalars)
     finally:
         fold.stop()
+
+
+# ---- sums by a lossy codec
+
+
+@pytest.fixture(scope="module")
+def lossy() -> Any:
+    codecs = {"edge.shift": "sigma:auto", "edge.precision": "sigma:0.1"}
+    return problem_of(find("fedlap_cov"), clients=4, tree="2x2", codecs=codecs)
+
+
+def draft_of(root: Root, change: Callable[[torch.Tensor], torch.Tensor] = lambda r: r) -> Envelope:
+    """The remainder that an honest edge server sends before its sums, with both tensors changed."""
+    left = edge_sums.summed(root.problem, OPENED, root.down, 0, [(0, root.up)]).remainder
+    assert left is not None
+    shift, precision = map(change, left.values)
+    message = edge_sums._remainder_type(("shift", "precision"))(shift, precision)
+    return edge_messages.draft("run", 1, OPENED, encode(message, {}, {"P": len(shift)}))
+
+
+def test_a_remainder_comes_back_before_the_next_broadcast(lossy: Any) -> None:
+    root = Root(lossy).answered()
+    root.take(draft_of(root))
+    root.take(root.sums)
+    root.account()
+    _, clients, left = root.edges.sums_of(0)
+    assert clients == (0,) and left is not None
+    server = lossy.compressed.with_remainders(lossy.algorithm.server_init(lossy.context(0, 0)), {0: left})
+    root.sent.clear()
+    root.edges.came(EDGE)
+    root.edges.open(
+        OPENED, edge_messages.relayed("run", 1, OPENED, root.broadcast), server, root.merged.append
+    )
+    assert [e.header.kind for w, e in root.sent if w == EDGE] == ["state", "relayed"]
+    state = next(e for _, e in root.sent if e.header.kind == "state")
+    again = edge_sums.read_remainder(lossy, state, "here")
+    assert all(torch.equal(a, b) for a, b in zip(again.values, left.values, strict=True))
+
+
+def test_sums_without_the_remainder_that_goes_with_them_are_refused(lossy: Any) -> None:
+    root = Root(lossy).answered()
+    with pytest.raises(ProtocolViolation, match="not asked"):
+        root.take(root.sums)
+    assert kinds([r for r in root.booked if r.message == "sums"]) == {("retry", "sums")}
+
+
+def test_a_remainder_that_was_not_asked_for_is_refused(problem: Any, lossy: Any) -> None:
+    early = Root(lossy)
+    twice, exact = Root(lossy).answered(), Root(problem).answered()
+    twice.take(draft_of(twice))
+    for root in (early, twice, exact):
+        with pytest.raises(ProtocolViolation, match="draft of round 1, for which it was not asked"):
+            root.take(draft_of(twice))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(lambda r: r * math.nan, "NaN or Inf"), (lambda r: r[:-1], "has shape")],
+)
+def test_a_remainder_that_cannot_be_one_is_refused(change: Any, why: str, lossy: Any) -> None:
+    root = Root(lossy).answered()
+    with pytest.raises(ProtocolViolation, match=why):
+        root.take(draft_of(root, change))
 
 
 # ---- the last account

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import torch
 
-from fedsim.algorithm import Arrival
+from fedsim.algorithm import Arrival, Context
+from fedsim.compressed_sums import Remainder
 from fedsim.errors import WireError
 from fedsim.problem import Problem
 from fedsim.round_events import Open
@@ -163,12 +164,16 @@ class AggregationThread:
             )
             next_server = algorithm.stale_update(server, arrivals, ctx)
         elif tree is not None and merges:
-            sums = algorithm.sums(server, down, ctx)
+            sums, remainders = algorithm.sums(server, down, ctx), dict[int, Remainder]()
             for edge, own in tree.by_edge(stream):
-                sent = edge_sums.summed(self.problem, command, down, own)
-                passed_on.append((edge, Payload(sent.fields, ())))
-                sums = algorithm.merged(sums, edge_sums.own_sums(self.problem, command, sent))
-            next_server = server if self._idle(scalars) else algorithm.from_sums(server, down, sums, ctx)
+                owed = server.remainders[edge] if self.problem.compressed else None
+                sent = edge_sums.summed(self.problem, command, down, edge, own, owed)
+                passed_on.append((edge, Payload(sent.payload.fields, ())))
+                check_values(sent.decoded, f"sums of edge server {tree.names[edge]} in round {round}")
+                sums = algorithm.merged(sums, sent.decoded)
+                if sent.remainder is not None:
+                    remainders[edge] = sent.remainder
+            next_server = self._stepped(server, down, sums, remainders, ctx, scalars)
         else:
             next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # consume the uploads that an algorithm has not read
@@ -181,19 +186,35 @@ class AggregationThread:
         problem, edge = self.problem, cast(int | None, first)
         algorithm, tree = problem.algorithm, self.edges.tree
         ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
-        sums = algorithm.sums(server, down, ctx)
+        sums, remainders = algorithm.sums(server, down, ctx), dict[int, Remainder]()
         while edge is not None:
-            envelope, clients = self.edges.sums_of(edge)
+            envelope, clients, remainder = self.edges.sums_of(edge)
             owner = f"sums of edge server {tree.names[edge]} in round {command.round}"
-            sent, rows = edge_sums.read_sums(problem, envelope, len(clients), owner)
+            sent, rows = edge_sums.read_sums(problem, envelope, down, edge, len(clients), owner)
             if len(rows) != len(clients):
                 raise WireError(f"{owner}: the scalars of {len(rows)} uploads where {len(clients)} count")
             for k, row in zip(clients, rows.tolist(), strict=True):
                 scalars.add_row(row, problem.sizes[k])
             sums = algorithm.merged(sums, sent)
+            if remainder is not None:
+                remainders[edge] = remainder
             edge = self._next()
-        next_server = server if self._idle(scalars) else algorithm.from_sums(server, down, sums, ctx)
-        return Fold(next_server, scalars.result())
+        return Fold(self._stepped(server, down, sums, remainders, ctx, scalars), scalars.result())
+
+    def _stepped(
+        self,
+        server: Any,
+        down: Any,
+        sums: Any,
+        remainders: Mapping[int, Remainder],
+        ctx: Context,
+        scalars: _Scalars,
+    ) -> Any:
+        """Return the server's next state, with these edge servers' new remainders."""
+        if self._idle(scalars):
+            return server
+        state, compressed = self.problem.algorithm.from_sums(server, down, sums, ctx), self.problem.compressed
+        return compressed.with_remainders(state, remainders) if compressed else state
 
     def _idle(self, scalars: _Scalars) -> bool:
         """Return whether the server must keep its state, because no client has sent an upload (+event)."""

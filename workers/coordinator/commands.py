@@ -111,7 +111,7 @@ class CommandExecutor:
             stale, payload = self.dispatch.stale(command.round), self.dispatch.payload
             self.aggregation.start(self.server, sent, command, stale, payload)
         if self.dispatch.edges is not None:
-            self._edges.open(command, self.dispatch.relayed(), self._merge)
+            self._edges.open(command, self.dispatch.relayed(), self.server, self._merge)
 
     @property
     def _edges(self) -> EdgeServers:

@@ -5,9 +5,11 @@ Edge servers register like workers. Their numbers follow those of the workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from fedsim.compressed_sums import Remainder
 from fedsim.errors import WireError
 from fedsim.problem import Problem
 from fedsim.round_events import EdgeLost, Open, TaskId
@@ -15,7 +17,7 @@ from fedsim.wire.envelope import NONE, Envelope, Payload, check_fields
 from fedsim.wire.ledger import Ledger
 from workers import edge_messages, protocol_messages as messages
 from workers.coordinator.edge_accounts import AccountChecks
-from workers.coordinator.edge_sums import check_sums
+from workers.coordinator.edge_sums import check_sums, pack_remainder, read_remainder
 from workers.coordinator.failures import ProtocolViolation
 from workers.transport.edge_addresses import edge_of_worker, workers_behind
 
@@ -24,7 +26,8 @@ from workers.transport.edge_addresses import edge_of_worker, workers_behind
 class Closing:
     """The state of one edge server in this exchange.
 
-    sent: True if it was sent the broadcast. clients: its clients whose uploads count, by ascending id. asked:
+    sent: True if it was sent the broadcast. remainder: what its codecs took from its sums, if they are lossy.
+    clients: its clients whose uploads count, by ascending id. asked:
     True if it was asked for its account, and for its sums if any. done: True if they have arrived.
     """
 
@@ -32,6 +35,7 @@ class Closing:
     clients: list[int] = field(default_factory=list)
     asked: bool = False
     sums: Envelope | None = None
+    remainder: Remainder | None = None
     done: bool = False
 
 
@@ -60,6 +64,7 @@ class EdgeServers:
         self._clock, self._heard = clock, dict[int, float]()
         self._opened = Open(0, 0, (), False)
         self._relayed: Envelope | None = None
+        self._remainders: Sequence[Remainder | None] = ()
         self._closing: dict[int, Closing] = {}
         self._answers: dict[int, tuple[Envelope, int]] = {}
         """The upload that counts, without frames, and the worker that computed it, by client."""
@@ -130,13 +135,15 @@ class EdgeServers:
 
     # ---- an exchange
 
-    def open(self, opened: Open, relayed: Envelope, merge: Callable[[int | None], None]) -> None:
+    def open(self, opened: Open, relayed: Envelope, server: Any, merge: Callable[[int | None], None]) -> None:
         """Start an exchange: send the broadcast to the edge servers of its participants.
 
-        merge: called with each edge server that has uploads that count, in the order of the tree and once its
+        server: the server's state, which has the edge servers' remainders if their codecs are lossy. merge:
+        called with each edge server that has uploads that count, in the order of the tree and once its
         account has arrived, and finally with None.
         """
         self._opened, self._relayed, self._merge = opened, relayed, merge
+        self._remainders = server.remainders if self._problem.compressed else ()
         self._lost.clear()
         self._answers.clear()
         self._closing = {edge: Closing() for edge in self.tree.active(opened.participants)}
@@ -208,8 +215,14 @@ class EdgeServers:
         if closing is None or not here or not closing.asked or closing.done:
             raise ProtocolViolation(f"sent {h.kind} of round {h.round}, for which it was not asked")
         due = bool(closing.clients) and self.merges(h.round)
+        lossy = self._problem.compressed is not None
+        if h.kind == "draft":
+            if not (due and lossy) or closing.remainder is not None:
+                raise ProtocolViolation(f"sent a draft of round {h.round}, for which it was not asked")
+            closing.remainder = read_remainder(self._problem, envelope, f"draft of round {h.round}")
+            return None
         if h.kind == "sums":
-            if not due or closing.sums is not None:
+            if not due or closing.sums is not None or lossy != (closing.remainder is not None):
                 raise ProtocolViolation(f"sent sums of round {h.round}, for which it was not asked")
             check_sums(self._problem, envelope, len(self._senders(closing)), f"sums of round {h.round}")
             closing.sums = envelope
@@ -251,12 +264,12 @@ class EdgeServers:
         if not self._to_merge:
             self._merge(None)
 
-    def sums_of(self, edge: int) -> tuple[Envelope, tuple[int, ...]]:
-        """Return an edge server's sums, and the clients whose uploads were summed."""
+    def sums_of(self, edge: int) -> tuple[Envelope, tuple[int, ...], Remainder | None]:
+        """Return an edge server's sums, the clients whose uploads were summed, and what the codecs took."""
         closing = self._closing[edge]
         assert closing.sums is not None  # merged only after its sums have arrived
         sums, closing.sums = closing.sums, Envelope(closing.sums.header, closing.sums.head, ())
-        return sums, self._senders(closing)
+        return sums, self._senders(closing), closing.remainder
 
     def _senders(self, closing: Closing) -> tuple[int, ...]:
         """Return the clients whose uploads are summed, without those that sent nothing (+event)."""
@@ -277,6 +290,11 @@ class EdgeServers:
         """Send the broadcast. again: True if it was sent before the edge server ended, and is now a retry."""
         assert self._relayed is not None
         self._closing[edge].sent = True
+        owed = self._remainders[edge] if self._remainders else None
+        if owed is not None and self.merges(self._opened.round):
+            payload = pack_remainder(self._problem, owed)
+            state = edge_messages.state(self._run, self._epoch, self._opened, payload)
+            self._send(self.workers + edge, state, False)
         self._send(self.workers + edge, self._relayed, again)
 
     def lost(self, worker: int) -> list[EdgeLost]:

@@ -255,7 +255,8 @@ class Coordinator:
                     return []
                 self.members.hello(worker, incoming.hello)
                 return []
-            match envelope.header.kind:
+            kind, edges = envelope.header.kind, self.dispatch.edges
+            match kind:
                 case "heartbeat":
                     return [] if self.members.alive(worker, envelope) else None
                 case "ready":
@@ -263,8 +264,8 @@ class Coordinator:
                 case "failed":
                     self.members.failed(worker, envelope)
                     return []
-                case "sums" | "account" if self.dispatch.edges is not None:
-                    self.dispatch.edges.take(worker, envelope)
+                case "draft" | "sums" | "account" if edges and (edges.is_edge(worker) or kind != "draft"):
+                    edges.take(worker, envelope)
                     return []
             events = self.responses.take(worker, envelope)
             if events is not None:

@@ -6,7 +6,7 @@ edge server adds it to every task. The edge server stores uploads and forwards o
 root has named the uploads that count, the edge server sends their sums. With a single edge server, and in the
 set-up round, uploads are forwarded unchanged (fedsim.tree).
 
-An edge server stores no client states. If it ends, its uploads are computed again.
+An edge server keeps nothing from one exchange to the next. If it ends, its uploads are computed again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from fedsim.compressed_sums import Remainder
 from fedsim.errors import AccessError, ConnectionLost, FedsimError, TaskError, WireError
 from fedsim.problem import Problem
 from fedsim.round_events import Open, TaskId
@@ -28,7 +29,7 @@ from fedsim.wire.envelope import NONE, Envelope, Payload, decode
 from fedsim.wire.message_context import codec_stream, of_broadcast
 from workers import edge_messages, protocol_messages as messages
 from workers.coordinator.aggregation import read_upload
-from workers.coordinator.edge_sums import summed
+from workers.coordinator.edge_sums import pack_remainder, read_remainder, summed
 from workers.storage.upload_spool import Spool
 from workers.transport.dealer import Connection
 from workers.transport.handshake import Hello, refusal, refusal_reason
@@ -77,6 +78,8 @@ class EdgeServer:
         self._opened = Open(NONE, 0, (), False)
         self._payload: Payload = messages.NO_PAYLOAD
         self._down: Any = None
+        self._remainder: Remainder | None = None
+        """What the codecs took from the last sums, as the root has sent it for this exchange."""
         self._waiting: list[tuple[int, Envelope]] = []
         """Assignments (worker, task) whose broadcast has not arrived yet."""
         self._assigned: set[TaskId] = set()
@@ -164,6 +167,8 @@ class EdgeServer:
 
     def _from_root(self, envelope: Envelope) -> None:
         match envelope.header.kind:
+            case "state":
+                self._remainder = read_remainder(self.problem, envelope, "state of an edge server")
             case "relayed":
                 self._open(envelope)
             case "close":
@@ -261,8 +266,14 @@ class EdgeServer:
                     yield k, read_upload(self.problem, upload, self._down, worker)
                     self._sign_of_life()
 
-            payload = summed(self.problem, self._opened, self._down, ups())
-            self.root.send(edge_messages.sums(self.run, h.epoch, self._opened, payload))
+            assert self.problem.tree is not None
+            edge = self.problem.tree.edge_of(named[0][0])
+            sent = summed(self.problem, self._opened, self._down, edge, ups(), self._remainder)
+            if sent.remainder is not None:
+                left = pack_remainder(self.problem, sent.remainder)
+                self.root.send(edge_messages.draft(self.run, h.epoch, self._opened, left))
+            self.root.send(edge_messages.sums(self.run, h.epoch, self._opened, sent.payload))
+        self._remainder = None  # the root sends it before the next broadcast
         self._clear(dict(named))
         self._account(h.round, h.exchange)
 
