@@ -6,7 +6,7 @@ and the data files, so no part of it needs to be sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -334,11 +334,11 @@ class Problem:
             check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=last)
         return created
 
-    def exchange_clock(self, sums: Callable[[int, int, int], int] | None = None) -> ExchangeClock:
-        """Return the clock of successive exchanges. sums: as in ExchangeClock."""
+    def exchange_clock(self) -> ExchangeClock:
+        """Return the clock of successive exchanges."""
         steps = self.asynchrony.schedule
         decided = None if steps is None else (lambda round: steps.step(round).seconds)
-        return ExchangeClock(self.clock, self.sizes, decided, sums)
+        return ExchangeClock(self.clock, self.sizes, decided)
 
     @cached_property
     def clock(self) -> Clock | None:

@@ -254,12 +254,15 @@ class ExchangeClock:
         clock: Clock | None,
         sizes: tuple[int, ...],
         decided: Callable[[int], float] | None = None,
-        sums: Callable[[int, int, int], int] | None = None,
     ) -> None:
-        """Start a clock. decided: returns a round's seconds in an asynchronous run, where no upload is late.
-        sums: with a tree, returns the bytes of an edge server's sums by round, exchange and uploads."""
-        self._clock, self._sizes, self._decided, self._sums = clock, sizes, decided, sums
-        self._relayed, self._exchange = 0, 1
+        """Start a clock.
+
+        decided: returns a round's seconds in an asynchronous run, where no upload is late.
+        """
+        self._clock, self._sizes, self._decided = clock, sizes, decided
+        self._relayed = 0
+        self._summed: dict[int, int] = {}
+        """Stream bytes of the sums, by edge server."""
         self._counted: set[int] = set()
         """Clients whose uploads are folded."""
         self._down: dict[int, int] = {}
@@ -274,9 +277,13 @@ class ExchangeClock:
         """True if the clock counts the bytes of edge servers."""
         return self._clock is not None and self._clock.tree is not None
 
-    def opened(self, exchange: int, relayed: int) -> None:
+    def opened(self, relayed: int) -> None:
         """Record the start of an exchange, with the bytes of its broadcast to an edge server."""
-        self._exchange, self._relayed = exchange, relayed
+        self._relayed = relayed
+
+    def summed(self, edge: int, stream_bytes: int) -> None:
+        """Record the bytes of an edge server's sums."""
+        self._summed[edge] = stream_bytes
 
     def counted(self, client: int) -> None:
         """Record that a client's upload is folded."""
@@ -300,8 +307,10 @@ class ExchangeClock:
 
     def close(self, round: int) -> ExchangeCost | None:
         """End the exchange, and return its duration (Clock.duration) and energy; None without a clock."""
-        down, up, answers, counted = self._down, self._up, self._answers, self._counted
-        self._down, self._up, self._answers, self._counted = {}, {}, {}, set()
+        down, up, answers = self._down, self._up, self._answers
+        counted, summed = self._counted, self._summed
+        self._down, self._up, self._answers = {}, {}, {}
+        self._counted, self._summed = set(), {}
         if self._clock is None:
             return None
         ids = sorted(down)
@@ -315,21 +324,20 @@ class ExchangeClock:
             return ExchangeCost(self._decided(round), joules)
         seconds = np.array([answers.get(k, 0.0) for k in ids])
         answered = np.array([k in answers for k in ids], dtype=np.bool_)
-        hops = self._hops(round, clients, counted, up)
+        hops = self._hops(clients, counted, up, summed)
         return ExchangeCost(self._clock.duration(clients, (seconds, answered), sent, hops), joules)
 
-    def _hops(self, round: int, clients: Ints, counted: Set[int], up: Mapping[int, int]) -> Hops | None:
+    def _hops(
+        self, clients: Ints, counted: Set[int], up: Mapping[int, int], summed: Mapping[int, int]
+    ) -> Hops | None:
+        """Return the bytes of every hop. An edge server without sums has forwarded its clients' uploads."""
         tree = None if self._clock is None else self._clock.tree
-        if tree is None or self._sums is None:
+        if tree is None:
             return None
         down, sent = np.zeros(len(tree.names), np.int64), np.zeros(len(tree.names), np.int64)
         down[tree.active(clients)] = self._relayed
         for edge, of in tree.by_edge(tree.ordered(counted), lambda k: k):
-            folded = list(of)
-            merges = tree.merges and round
-            sent[edge] = (
-                self._sums(round, self._exchange, len(folded)) if merges else sum(up[k] for k in folded)
-            )
+            sent[edge] = summed[edge] if edge in summed else sum(up[k] for k in of)
         return Hops(down, sent)
 
 

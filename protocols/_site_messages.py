@@ -42,8 +42,10 @@ from fedsim.wire.schema import (
     Mean,
     Norm,
     Precision,
+    PrecisionDelta,
     PrecisionSum,
     Scalar,
+    ShiftDelta,
     ShiftSum,
     Sum,
     Total,
@@ -134,8 +136,8 @@ class DiagonalUp:
 
 @dataclass(frozen=True)
 class DiagonalIncrement:
-    z_shift: Delta
-    z_precision: Delta
+    z_shift: ShiftDelta
+    z_precision: PrecisionDelta
     info: PosteriorInfo
 
 

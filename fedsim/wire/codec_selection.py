@@ -9,7 +9,6 @@ from torch import Tensor
 from fedsim.algorithm import Exchange
 from fedsim.errors import UsageError, unknown
 from fedsim.wire.codecs import Codec, codec
-from fedsim.wire.codecs.base import SUMS
 from fedsim.wire.message_context import SCALES
 from fedsim.wire.schema import RUNNING, TRIANGLE, FieldKind, all_fields, schema
 
@@ -91,12 +90,13 @@ def unfit(
             "a full precision whose entries are rounded or left out one by one is in general not "
             "positive definite any more; send it dense or by a lossless codec"
         )
-    if candidate.lossy and side == "edge" and kind.name not in SUMS:
+    if candidate.lossy and side == "edge" and not kind.natural:
         return (
             "a sum may be sent with a loss only if it is of natural parameters of posteriors, with P numbers "
             "each: the edge server then adds the loss to its next sum"
         )
-    if candidate.kinds is not None and kind.name not in candidate.kinds:
+    measured = candidate.scaled and kind.natural  # by the broadcast's precision
+    if candidate.kinds is not None and kind.name not in candidate.kinds and not measured:
         return f"{candidate.why}, and {field!r} is a {kind.name}"
     if side == "edge" and ("+random" in candidate.name or "%" in candidate.name):
         return (

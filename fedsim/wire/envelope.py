@@ -29,7 +29,7 @@ from fedsim.wire.header import (
     read_header,
     write_header,
 )
-from fedsim.wire.message_context import NOTHING, SCALES, MessageContext, scale_of
+from fedsim.wire.message_context import NOTHING, SCALES, MessageContext, scale_for, scale_of
 from fedsim.wire.schema import DTYPES, Dims, Field, all_fields, optional_group, schema, values_of
 
 M = TypeVar("M")
@@ -126,7 +126,7 @@ def field_spec(
     stream = context.own if own else context.stream
     stream = replace(stream, purpose=f"{stream.purpose} {f.name}") if stream else None
     known = Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
-    return replace(known, scale=context.scales.get(f.name, context.scale), stream=stream)
+    return replace(known, scale=scale_for(f.kind, context), stream=stream)
 
 
 def reference(selected: Codec, name: str, context: MessageContext) -> Tensor | None:
@@ -160,7 +160,7 @@ def encode(
     all_values = values_of(message)
     headers: dict[int, FieldHeader] = {}
     frames: dict[int, list[Buffer]] = {}
-    own_scale = scaled(codecs) and not context.scales
+    scales = scaled(codecs)
     for place in _scaled_last([f for f, _ in all_values], codecs):
         f, value = all_values[place]
         tensor = _as_tensor(value, f)
@@ -177,7 +177,7 @@ def encode(
         ref = reference(selected, f.name, context)
         spec = field_spec(f, shape, dtype, layout, context, selected.own)
         name, parts = pack_or_dense(selected, tensor, spec, ref)
-        if own_scale and context.scale is None and f.name in SCALES:  # as the receiver will decode it
+        if scales and context.scale is None and f.name in SCALES:  # as the receiver will decode it
             seen = codec(name).unpack(tuple(data for _, data in parts), spec, ref)
             context = replace(context, scale=scale_of(f.name, seen))
         frames[place] = [data for _, data in parts]
@@ -206,7 +206,7 @@ def decode(
     present = _present(message, headers, owner)
     has_part = part is not None and len(present) > len(expected)
     values: dict[str, Any] = {}
-    own_scale = scaled(codecs) and not context.scales
+    scales = scaled(codecs)
     frames = frames_by_field(headers, envelope.frames)
     for place in _scaled_last(present, codecs):
         f, h = present[place], headers[place]
@@ -218,7 +218,7 @@ def decode(
         if sent.last and ref is None:
             raise WireError(f"{label} refers to the last broadcast, which is not here")
         tensor = unpack_checked(h.codec, parts, spec, label, ref)
-        if own_scale and context.scale is None and f.name in SCALES:
+        if scales and context.scale is None and f.name in SCALES:
             context = replace(context, scale=scale_of(f.name, tensor))
         values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, label)
     _same_rows(expected, values, owner)

@@ -5,8 +5,8 @@ broadcast if the client is known to have it (workers.coordinator.broadcasts). Th
 of an upload by the broadcast's precision. For a broadcast, or if that precision is missing or not positive,
 it scales the mean by the precision of the same message.
 
-The sums of an edge server are measured by the broadcast N(m, S^-1), too: a shift in units of sqrt(S), which
-change the mean by a standard deviation, and a precision in units of S.
+It measures a change of natural parameters by the same precision S: a shift in units of sqrt(S), which change
+the mean by a standard deviation, and a precision in units of S.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Field, schema
+from fedsim.wire.schema import Field, FieldKind, schema
 
 SCALES = ("precision", "curvature")
 """The fields whose values can be the scale of a scaled codec."""
@@ -32,14 +32,12 @@ class MessageContext:
     """The references, the scale and the random stream of a message's codecs.
 
     fields, last: reference tensors by field name, of the answered broadcast (for an upload) and of the last
-    broadcast (for a broadcast). scale: a positive precision, (P,). scales: the same, by field; a codec's unit
-    is 1 / sqrt(scale). stream: the stream of random codecs. own:
+    broadcast (for a broadcast). scale: a positive precision, (P,). stream: the stream of random codecs. own:
     that of codecs with +own, one for each client, so that the errors of their broadcasts are independent."""
 
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     last: Mapping[str, Tensor] = field(default_factory=dict)
     scale: Tensor | None = None
-    scales: Mapping[str, Tensor] = field(default_factory=dict)
     stream: RandomStream | None = None
     own: RandomStream | None = None
 
@@ -73,19 +71,21 @@ def of_sums(down: object, fields: Iterable[Field], uploads: int, stream: RandomS
 
     down: the decoded broadcast. fields: the schema of the sums. uploads: the number of uploads in the sums.
     """
-    known = _tensors(down)
+    known, stream = _tensors(down), replace(stream, purpose=f"{stream.purpose} sums")
     S = scale_of("precision", known["precision"]) if "precision" in known else None
     if S is None or S.shape != known["mean"].shape:
         return MessageContext(stream=stream)
-    S = S.double()
-    units = {"sum of shifts": 1 / S, "sum of precisions": 1 / S**2}
-    values = {"sum of shifts": S * known["mean"], "sum of precisions": S}
-    measured = [f for f in fields if f.kind.name in units]
-    return MessageContext(
-        {f.name: uploads * values[f.kind.name] for f in measured if f.kind.centred},
-        scales={f.name: units[f.kind.name] for f in measured},
-        stream=replace(stream, purpose=f"{stream.purpose} sums"),
-    )
+    values = {"shift": S.double() * known["mean"], "precision": S.double()}
+    centres = {f.name: uploads * values[f.kind.natural] for f in fields if f.kind.natural and f.kind.centred}
+    return MessageContext(centres, scale=S, stream=stream)
+
+
+def scale_for(kind: FieldKind, context: MessageContext) -> Tensor | None:
+    """Return the scale of a field, (P,): a scaled codec's unit is 1 / sqrt(scale)."""
+    S = context.scale
+    if S is None or not kind.natural:
+        return S
+    return 1 / S.double() if kind.natural == "shift" else 1 / S.double() ** 2
 
 
 def codec_stream(seed: int, round: int, exchange: int, client: int = -1) -> RandomStream:

@@ -49,6 +49,8 @@ class FieldKind:
     unit: True if all values are in [0, 1].
     elastic: True if the first size may be any number up to its entry in Dims.
     stored: True if integers of the sender's data set (uint8 pixels) are sent as they are stored.
+    natural: the natural parameter of a Gaussian whose change the field is, "shift" or "precision". Codecs can
+    measure it by the broadcast's precision S, in units of sqrt(S) or S.
     centred: True if every upload adds about the broadcast's own value to a sum; codecs then measure the sum
     from that value times the number of uploads.
     over: aggregation of a scalar over a round's uploads in metrics.jsonl: N_k-weighted mean, minimum, sum,
@@ -69,6 +71,7 @@ class FieldKind:
     dtype: str = "f32"
     elastic: bool = False
     stored: bool = False
+    natural: Literal["", "shift", "precision"] = ""
     centred: bool = False
     over: Literal["mean", "min", "sum", "rss", "nothing"] = "mean"
 
@@ -78,6 +81,8 @@ Precision = Annotated[Tensor, FieldKind("precision", positive=True)]
 Dual = Annotated[Tensor, FieldKind("dual")]
 Shift = Annotated[Tensor, FieldKind("shift")]
 Delta = Annotated[Tensor, FieldKind("delta")]
+ShiftDelta = Annotated[Tensor, FieldKind("delta", natural="shift")]
+PrecisionDelta = Annotated[Tensor, FieldKind("delta", natural="precision")]
 Gradient = Annotated[Tensor, FieldKind("gradient")]
 Curvature = Annotated[Tensor, FieldKind("curvature")]
 Probability = Annotated[Tensor, FieldKind("probability", unit=True)]
@@ -102,9 +107,8 @@ Draws = Annotated[Tensor, FieldKind("mean", ("L", "P"), elastic=True)]
 """At most L samples of the weights, in evaluation requests."""
 Sum = Annotated[Tensor, FieldKind("sum", dtype="f64")]
 """A sum over an edge server's uploads (fedsim.tree), in float64 to keep sums of sums precise."""
-ShiftSum = Annotated[Tensor, FieldKind("sum of shifts", dtype="f64")]
-PrecisionSum = Annotated[Tensor, FieldKind("sum of precisions", dtype="f64")]
-"""Sums of natural parameters, which codecs can measure by the broadcast (fedsim.wire.message_context)."""
+ShiftSum = Annotated[Tensor, FieldKind("sum", dtype="f64", natural="shift")]
+PrecisionSum = Annotated[Tensor, FieldKind("sum", dtype="f64", natural="precision")]
 FullSum = Annotated[Tensor, FieldKind("sum", (TRIANGLE,), dtype="f64")]
 Count = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
 """A sum of weights, or a number of uploads."""

@@ -7,6 +7,7 @@ A column is an expression of a run's metrics.jsonl:
     best METRIC@ROUND       the best of all rounds up to ROUND: the maximum; the minimum of metrics for which
                             lower is better (NLL, ECE, Brier score, loss, spread over clients)
     MB@ROUND                megabytes of the algorithm up to ROUND;  MB up@ROUND, MB down@ROUND
+    MB edge up@ROUND        megabytes that edge servers send to the root (--tree); MB edge down@ROUND
     simulated@ROUND         seconds of the virtual clock up to ROUND
     J@ROUND                 joules of all clients up to ROUND
     rounds to VALUE         the first evaluated round with a test_accuracy of at least VALUE
@@ -53,7 +54,7 @@ Values = npt.NDArray[np.float64]
 SUMMED = frozenset(SUMS)
 """Metrics that are sums over the rounds so far."""
 
-_AT = re.compile(r"(?:(max|best) )?([a-zA-Z_]\w*(?: up| down)?)@(end|\d+)")
+_AT = re.compile(r"(?:(max|best) )?([a-zA-Z_]\w*(?:(?: edge)? (?:up|down))?)@(end|\d+)")
 _TO = re.compile(r"(rounds|MB|simulated|J) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*\.?\d+)|(0?\.\d+|1\.0))")
 
 

@@ -20,6 +20,8 @@ SUMS = {
     "MB": ("bytes_down", "bytes_up"),
     "MB up": ("bytes_up",),
     "MB down": ("bytes_down",),
+    "MB edge up": ("edge_bytes_up",),
+    "MB edge down": ("edge_bytes_down",),
     "simulated": ("simulated_seconds",),
     "J": ("joules",),
 }

@@ -74,13 +74,15 @@ def test_fast_links_of_edge_servers_change_nothing(
 
 
 def test_sums_are_of_the_uploads_that_count() -> None:
-    exchange = ExchangeClock(created("edge_up=8kbit"), (1,) * 4, sums=lambda round, number, n: 1000 * n)
-    exchange.opened(1, 500)
+    exchange = ExchangeClock(created("edge_up=8kbit"), (1,) * 4)
+    exchange.opened(500)
     for k in range(4):
         exchange.gave(k, 500)
         assert not exchange.late(TaskId(1, 1, k, 0), 700)
     for k in (0, 2, 3):
         exchange.counted(k)
+    exchange.summed(0, 1000)
+    exchange.summed(1, 2000)
     assert exchange.close(1) == ExchangeCost(pytest.approx(0.001 + 2.0))
     for k in (0, 1):  # a set-up: uploads are passed on as they are
         exchange.gave(k, 500)

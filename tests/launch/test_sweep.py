@@ -105,6 +105,7 @@ def test_columns_read_what_they_say() -> None:
     assert value("rounds to test_nll 2", c) == 2 and value("MB to test_nll 1.5", c) == 8  # lower is better
     assert math.isnan(value("rounds to mean test_nll 1", c, window=3))
     assert value("MB@2", c) == 6 and value("MB up@2", c) == 3 and value("MB to 0.5", c) == 6
+    assert value("MB edge up@2", c) == 0  # without a tree
     assert math.isnan(value("test_nll@end", c))
     with pytest.raises(UsageError, match="round 9 was not evaluated"):
         value("test_accuracy@9", c)

@@ -155,7 +155,7 @@ class Dispatch:
         self._older = {} if rules is None else rules.answered(server, self.sent, command.participants)
         self._book_relayed()
         if self.exchange_clock.has_hops:
-            self.exchange_clock.opened(command.exchange, stream_bytes(self.relayed()))
+            self.exchange_clock.opened(stream_bytes(self.relayed()))
         steps = problem.asynchrony.schedule
         if steps is not None and command.round:
             self._in_use[command.round] = self._current
@@ -179,6 +179,7 @@ class Dispatch:
         for edge, envelope in sent if tree and self.edges is None else ():
             if isinstance(envelope, Payload):
                 envelope = edge_messages.sums(self.run, self.epoch, self._current.opened, envelope)
+                self.exchange_clock.summed(edge, stream_bytes(envelope))
             self.endpoint.ledger.book_edge(envelope, edge, tree.names[edge], "up")  # type: ignore[union-attr]
 
     @property

@@ -123,6 +123,8 @@ class CommandExecutor:
         if edge is None:
             self.aggregation.close()
             return
+        if self._edges.merges(self._round):
+            self.dispatch.exchange_clock.summed(edge, self._edges.bytes_of_sums(edge))
         for released in (edge,) if self._edges.merges(self._round) else self._edges.clients_of(edge):
             self.aggregation.release(released)
 

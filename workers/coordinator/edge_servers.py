@@ -14,7 +14,7 @@ from fedsim.errors import WireError
 from fedsim.problem import Problem
 from fedsim.round_events import EdgeLost, Open, TaskId
 from fedsim.wire.envelope import NONE, Envelope, Payload, check_fields
-from fedsim.wire.ledger import Ledger
+from fedsim.wire.ledger import Ledger, stream_bytes
 from workers import edge_messages, protocol_messages as messages
 from workers.coordinator.edge_accounts import AccountChecks
 from workers.coordinator.edge_sums import check_sums, pack_remainder, read_remainder
@@ -263,6 +263,12 @@ class EdgeServers:
                 self._merge(edge)
         if not self._to_merge:
             self._merge(None)
+
+    def bytes_of_sums(self, edge: int) -> int:
+        """Return the bytes of an edge server's sums on an unencrypted stream, after their arrival."""
+        sums = self._closing[edge].sums
+        assert sums is not None  # they come before the account
+        return stream_bytes(sums)
 
     def sums_of(self, edge: int) -> tuple[Envelope, tuple[int, ...], Remainder | None]:
         """Return an edge server's sums, the clients whose uploads were summed, and what the codecs took."""

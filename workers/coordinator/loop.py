@@ -25,7 +25,6 @@ from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch, ReplicaMap
 from workers.coordinator.commands import CommandExecutor
 from workers.coordinator.edge_servers import EdgeServers
-from workers.coordinator.edge_sums import sums_size
 from workers.coordinator.membership import Membership, WorkerCallbacks, Workers
 from workers.coordinator.responses import ProtocolViolation, ResponseHandler
 from workers.coordinator.run_records import RecordCallbacks, RunIdentity, RunRecords, Storage
@@ -121,7 +120,7 @@ class Coordinator:
             problem,
             workers.endpoint,
             storage.checkpoints.states,
-            problem.exchange_clock(lambda *of: sums_size(problem, *of).total),
+            problem.exchange_clock(),
             ReplicaMap() if workers.timeouts.remote else None,
             Timeline(),
         )

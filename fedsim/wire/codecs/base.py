@@ -24,7 +24,6 @@ Packer = Callable[[Tensor, "Spec", Tensor | None], tuple[Part, ...] | None]
 Unpacker = Callable[[tuple[memoryview, ...], "Spec", Tensor | None], Tensor]
 ONE_SIGN = frozenset({"precision", "curvature"})
 INCREMENTS = frozenset({"delta", "gradient"})
-SUMS = frozenset({"sum of shifts", "sum of precisions"})
 """Names of field kinds (fedsim.wire.schema.FieldKind) to which some codecs are limited."""
 
 

@@ -57,7 +57,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.errors import WireError
-from fedsim.wire.codecs.base import ONE_SIGN, SUMS, Array, Codec, Part, Spec, flat32, tensor_of
+from fedsim.wire.codecs.base import ONE_SIGN, Array, Codec, Part, Spec, flat32, tensor_of
 from fedsim.wire.codecs.entropy import LARGEST, decode_layers, encode_layers, layer_bounds, layers_entropy
 
 TABLE = 1 << 16
@@ -145,7 +145,7 @@ def sigma(
         partial(_unpack_mean, c, unit, how),
         partial(layer_bounds, beside=head),
         lossy=True,
-        kinds=frozenset({"mean", *SUMS}),
+        kinds=frozenset({"mean"}),
         why="this codec measures a mean by its standard deviation",
         may_refer=True,
         entropy=lambda data, spec: layers_entropy(data[head:], spec),

@@ -16,7 +16,6 @@ from fedsim.errors import UsageError, WireError
 from fedsim.learning.params import Layout, Slice
 from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import CODECS, Spec, codec, from_bytes, pack_or_dense, raw_bytes, unpack_checked
-from fedsim.wire.codecs.base import SUMS
 from fedsim.wire.schema import DTYPES
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
@@ -178,7 +177,7 @@ def test_codecs_of_floats_refuse_bytes(name: str) -> None:
 
 def test_every_codec_says_where_it_fits() -> None:
     assert ONE_SIGN == ["best:0.3", "bitmap:0.3", "csr:0.3", "log8", "ratio:0.3"]
-    assert {n for n in NAMES if codec(n).kinds == {"mean", *SUMS}} == {"sigma:0.3"}
+    assert {n for n in NAMES if codec(n).kinds == {"mean"}} == {"sigma:0.3"}
     assert {n for n in NAMES if codec(n).kinds == {"mean", "delta", "gradient"}} == {"qsgd:4"}
     assert {n for n in NAMES if codec(n).kinds == {"delta", "gradient"}} == {"topk:0.3"}
     assert {n for n in NAMES if codec(n).kinds == PROBABILITY} == {"bernoulli", "levels:4", "mrc:4"}
