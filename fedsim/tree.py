@@ -3,9 +3,10 @@
     edge e:  p_e = sum over the uploads of its clients                                   (Algorithm.add)
     root:    server <- step(server, ((sums of the server + p_1) + p_2) + ...)      (merged, from_sums)
 
-The tree is part of the experiment. Sums always follow the tree and are sent in float64, so results do not
-depend on whether edge servers are processes. A single edge server forwards the uploads, and results are bit
-for bit those without a tree. In the set-up, which happens once, all edge servers forward the uploads.
+The tree is part of the experiment. Sums always follow the tree and are sent in float64, unless --codec names
+a codec for them, so results do not depend on whether edge servers are processes. A single edge server
+forwards the uploads, and results are bit for bit those without a tree. In the set-up, which happens once, all
+edge servers forward the uploads.
 
 Source: hierarchical aggregation, Bonawitz et al. 2019, Sec. 4, https://arxiv.org/abs/1902.01046.
 """

@@ -8,8 +8,8 @@
 A broadcast contains q_g. An upload contains q_k or, under silent = last, the natural parameters of the
 increment of z_k. The precision of an increment may be negative.
 
-An edge server sends sums of natural parameters, in float64. If they were rounded, the server's sums would no
-longer equal the sums of the clients' duals.
+An edge server sends sums of natural parameters, in float64. If a codec rounds them, the edge server keeps the
+rest (fedsim.compressed_sums), because the server's sums would no longer equal the sums of the clients' duals.
 
     shift, precision                    the factor by which the uploads change the server's product
     product_shift, product_precision    prod q_k over the `count` uploads, for servers that average the q_k

@@ -71,9 +71,9 @@ def test_masks_go_up_unless_the_user_says_otherwise() -> None:
         experiment = Experiment(algo="fedpm", model="logistic", codecs=options)
         return Problem.build(experiment, FedPM(), None).codecs
 
-    assert codecs() == {"down": {}, "up": {"probability": "bernoulli"}}
+    assert codecs() == {"down": {}, "up": {"probability": "bernoulli"}, "edge": {}}
     dense = {"probability": "dense"}
-    assert codecs(**dense) == {"down": dense, "up": dense}
+    assert codecs(**dense) == {"down": dense, "up": dense, "edge": {}}
     assert Server(torch.ones(1), torch.ones(1)).theta.item() == 0.5
 
 
