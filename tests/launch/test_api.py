@@ -277,6 +277,11 @@ def test_mistake_is_a_usage_error_that_names_the_key(arguments: dict[str, Any], 
     assert words in str(caught.value)
 
 
+def test_the_name_of_an_algorithm_in_the_place_of_an_experiment_says_what_to_write() -> None:
+    with pytest.raises(UsageError, match="not 'fedlap_cov'; write algo='fedlap_cov'"):
+        fedsim.run("fedlap_cov", quiet=True)  # type: ignore[call-overload]
+
+
 def test_hyperparameters_have_short_dotted_or_nested_names(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = {
         str(fedsim.run(**SMALL, hyperparameters=supplied).summary["model_sha256"])
