@@ -176,13 +176,13 @@ class Problem:
                     "--codec: +own is not for +event and +quiet, which keep broadcasts themselves"
                 )
             return replace(self, algorithm=OwnReferences(self.algorithm))
-        if lossy := tuple(name for name, selected in self.codecs["edge"].items() if codec(selected).lossy):
+        if self.codecs["edge"]:
             if up is not None or down is not None:
                 raise UsageError(
                     "--codec edge: a sum that is not sent has no remainder; leave +event and +quiet out"
                 )
             edges = len(self._described_tree.names) if self._described_tree else 0
-            return replace(self, algorithm=CompressedSums(self.algorithm, lossy, edges))
+            return replace(self, algorithm=CompressedSums(self.algorithm, edges))
         problem = replace(self, algorithm=event_triggered(self.algorithm, up, down))
         if problem.trigger is not None:
             problem.trigger.check_sums(At(self.sizes))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedsim.algorithm import Exchange
+from fedsim.compressed_sums import coded
 from fedsim.errors import UsageError, unknown
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.message_context import SCALES
@@ -33,7 +34,8 @@ def select_codecs(
     """
     sides: dict[str, dict[str, str]] = {side: {} for side in SENDERS}
     fields = {side: [f for e in exchanges for f in all_fields(getattr(e, side))] for side in ("down", "up")}
-    fields["edge"] = [f for e in exchanges if sums and e.sums for f in schema(e.sums)]
+    sent = [coded(e.sums) for e in exchanges if sums and e.sums]
+    fields["edge"] = [f for message in sent if message for f in schema(message)]
     known = {side: {f.name for f in fields[side]} for side in sides}
     for name, option in options.items():
         selected = codec(option)
@@ -43,6 +45,11 @@ def select_codecs(
         if direction == "edge" and not sums:
             raise UsageError(
                 f"--codec {name}: edge servers send sums only with --tree and at least two of them"
+            )
+        if direction == "edge" and not known["edge"]:
+            raise UsageError(
+                f"--codec {name}: a sum has codecs only if it is of natural parameters of posteriors, with P "
+                "numbers each; an edge server then adds what a codec took to its next sum"
             )
         searched = [direction] if direction else ["down", "up"]
         hit = [side for side in searched if field in known[side]]
@@ -90,21 +97,18 @@ def unfit(
             "a full precision whose entries are rounded or left out one by one is in general not "
             "positive definite any more; send it dense or by a lossless codec"
         )
-    if candidate.lossy and side == "edge" and not kind.natural:
-        return (
-            "a sum may be sent with a loss only if it is of natural parameters of posteriors, with P numbers "
-            "each: the edge server then adds the loss to its next sum"
-        )
     measured = candidate.scaled and kind.natural  # by the broadcast's precision
     if candidate.kinds is not None and kind.name not in candidate.kinds and not measured:
         return f"{candidate.why}, and {field!r} is a {kind.name}"
-    if side == "edge" and ("+random" in candidate.name or "%" in candidate.name):
+    if side == "edge" and (
+        candidate.name.startswith("qsgd") or "%" in candidate.name or "+random" in candidate.name
+    ):
         return (
-            "the error of P% and of +random may be as large as the value, so that it need not shrink when "
+            "the error of P%, +random and qsgd may be as large as the value, so that it need not shrink when "
             "the edge server adds it to its next sum; take a step in standard deviations, or sigma:auto"
         )
     if (candidate.delta or candidate.last) and side == "edge":
-        return f"a sum has nothing to refer to{f'; write {candidate.alone}' if candidate.last else ''}"
+        return f"a sum refers to its broadcast; write {candidate.alone or 'zstd'}"
     if candidate.delta and side == "down":
         return (
             "a broadcast has nothing to refer to, because a client may have missed the last one; "
@@ -131,9 +135,11 @@ def unfit(
 
 def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
     """Return whether a message with `field`, or the broadcast it answers, has a scale for all parameters."""
-    sent = exchange.sums if side == "edge" else getattr(exchange, side)
+    if side == "edge":
+        return any(f.name in SCALES for f in schema(exchange.down))
+    sent = getattr(exchange, side)
     messages = (exchange.down, exchange.up) if side == "up" else (exchange.down,)
-    if sent is None or field not in {f.name for f in all_fields(sent)}:
+    if field not in {f.name for f in all_fields(sent)}:
         return True
     return any(f.name in SCALES and f.kind.dims == ("P",) for m in messages for f in schema(m))
 

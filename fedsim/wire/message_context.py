@@ -66,18 +66,15 @@ def of_broadcast(last: object | None, stream: RandomStream | None = None, client
     return MessageContext(last={} if last is None else _tensors(last), stream=stream, own=own)
 
 
-def of_sums(down: object, fields: Iterable[Field], uploads: int, stream: RandomStream) -> MessageContext:
-    """Return the context of an edge server's sums.
+def of_sums(down: object, fields: Iterable[Field], stream: RandomStream) -> MessageContext:
+    """Return the context of an edge server's coded sums, which refer to the broadcast like an upload.
 
-    down: the decoded broadcast. fields: the schema of the sums. uploads: the number of uploads in the sums.
+    down: the decoded broadcast. fields: the schema of the coded sums.
     """
-    known, stream = _tensors(down), replace(stream, purpose=f"{stream.purpose} sums")
-    S = scale_of("precision", known["precision"]) if "precision" in known else None
-    if S is None or S.shape != known["mean"].shape:
-        return MessageContext(stream=stream)
-    values = {"shift": S.double() * known["mean"], "precision": S.double()}
-    centres = {f.name: uploads * values[f.kind.natural] for f in fields if f.kind.natural and f.kind.centred}
-    return MessageContext(centres, scale=S, stream=stream)
+    context = of_upload(down, replace(stream, purpose=f"{stream.purpose} sums"))
+    known = context.fields
+    same = {f.name: known[f.kind.name] for f in fields if f.kind.name in known}
+    return replace(context, fields=same)
 
 
 def scale_for(kind: FieldKind, context: MessageContext) -> Tensor | None:

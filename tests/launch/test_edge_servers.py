@@ -22,7 +22,7 @@ from tests.support.reproducible import without_seconds
 pytestmark = pytest.mark.process
 
 MIXED = ("--participation", "coin:0.8+gone:0.1+lost:0.1")
-LOSSY = ("--codec", "edge.shift=sigma:auto", "--codec", "edge.precision=sigma:0.02+dither")
+LOSSY = ("--codec", "edge.mean=sigma:auto+dither", "--codec", "edge.precision=ratio:0.25")
 SHORT = ("--clients", "6", "--rounds", "3", "--model", "logistic")
 
 

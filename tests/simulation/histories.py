@@ -56,7 +56,7 @@ TREES: tuple[dict[str, Any], ...] = (
         "clients": 4,
         "rounds": 4,
         "tree": "2x2",
-        "codecs": {"edge.shift": "sigma:auto", "edge.precision": "sigma:0.02+dither"},
+        "codecs": {"edge.mean": "sigma:auto+dither", "edge.precision": "ratio:0.25"},
     },
     {"algo": "mime", "clients": 4, "rounds": 3, "tree": "2x2"},
     {"algo": "precond_admm", "clients": 4, "rounds": 2, "participation": "2", "tree": "2x2"},

@@ -337,7 +337,7 @@ def test_the_fold_takes_no_sums_of_fewer_clients(problem: Any) -> None:
 
 @pytest.fixture(scope="module")
 def lossy() -> Any:
-    codecs = {"edge.shift": "sigma:auto", "edge.precision": "sigma:0.1"}
+    codecs = {"edge.mean": "sigma:auto+dither", "edge.precision": "ratio:0.25"}
     return problem_of(find("fedlap_cov"), clients=4, tree="2x2", codecs=codecs)
 
 

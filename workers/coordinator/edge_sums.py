@@ -6,7 +6,7 @@ aggregates the same scalars for metrics.jsonl as it would without edge servers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
 from typing import Annotated, Any, get_type_hints
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithm import Exchange
-from fedsim.compressed_sums import Remainder
+from fedsim.compressed_sums import Remainder, coded, to_posteriors, to_sums
 from fedsim.errors import WireError
 from fedsim.learning.gaussian import is_full, packed
 from fedsim.problem import Problem
 from fedsim.round_events import Open
-from fedsim.wire.envelope import Envelope, Payload, check_fields, decode, decode_own, encode
-from fedsim.wire.message_context import NOTHING, MessageContext, codec_stream, of_sums
+from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, check_fields, decode, encode
+from fedsim.wire.message_context import NOTHING, codec_stream, of_sums
 from fedsim.wire.schema import Dims, FieldKind, Sum, check_values, schema, summed_scalars
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 
@@ -35,10 +35,14 @@ def edge_dims(problem: Problem, exchange: Exchange, uploads: int) -> Dims:
 
 
 @cache
-def message_of(exchange: Exchange) -> type:
-    """Return the class of an edge server's message: the algorithm's sums, and the uploads' scalars if any."""
+def message_of(exchange: Exchange, coded_sums: bool) -> type:
+    """Return the class of an edge server's message: the algorithm's sums, and the uploads' scalars if any.
+
+    coded_sums: True if the sums have codecs (fedsim.compressed_sums.coded).
+    """
     assert exchange.sums is not None  # checked by fedsim.tree.check_tree
-    known: list[tuple[str, Any]] = [*get_type_hints(exchange.sums, include_extras=True).items()]
+    own = coded(exchange.sums) if coded_sums else exchange.sums
+    known: list[tuple[str, Any]] = [*get_type_hints(own, include_extras=True).items()]
     scalars = [("scalars", Rows)] if summed_scalars(exchange.up) else []
     return make_dataclass("EdgeSums", [*known, *scalars], frozen=True)
 
@@ -47,7 +51,8 @@ def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str 
     """Return the size of the envelope with an edge server's sums of `uploads` uploads."""
     exchange, layout = problem.exchange(round, number), problem.net.layout
     dims = edge_dims(problem, exchange, uploads)
-    return envelope_size(message_of(exchange), problem.codecs["edge"], dims, layout, kind="sums", run=run)
+    kind, codecs = message_of(exchange, problem.compressed is not None), problem.codecs["edge"]
+    return envelope_size(kind, codecs, dims, layout, kind="sums", run=run)
 
 
 @dataclass(frozen=True)
@@ -88,18 +93,50 @@ def summed(
     sums = algorithm.added(algorithm.no_sums(down, ctx), down, noted(), ctx)
     assert exchange.sums is not None
     values = {f.name: _sent(algorithm.sum_of(sums, f.name)) for f in fields(exchange.sums)}
-    lossy = problem.compressed.fields if problem.compressed else ()
-    for name, owed in zip(lossy, remainder.values if remainder else (), strict=False):
-        values[name] = values[name] + owed
-    dims = edge_dims(problem, exchange, len(rows))
-    table = torch.tensor(rows, dtype=torch.float64).reshape(len(rows), dims["S"])
-    scalars = {"scalars": table} if dims["S"] else {}
-    context = _context(problem, command.round, command.exchange, down, edge, len(rows))
-    kind, codecs, layout = message_of(exchange), problem.codecs["edge"], problem.net.layout
-    payload = encode(kind(**values, **scalars), codecs, dims, context, layout)
-    decoded: Any = decode_own(kind, payload, codecs, dims, context, layout)
-    left = Remainder(tuple(values[name] - getattr(decoded, name) for name in lossy)) if lossy else None
-    return EdgeSum(payload, _without_scalars(exchange, decoded), left)
+    lossy, coder = problem.compressed, _Coder(problem, command.round, command.exchange, down, edge, len(rows))
+    if lossy and remainder:
+        for name, owed in zip(lossy.fields, remainder.values, strict=True):
+            values[name] = values[name] + owed
+    table = torch.tensor(rows, dtype=torch.float64).reshape(len(rows), coder.dims["S"])
+    payload = coder.encoded(values, {"scalars": table} if coder.dims["S"] else {})
+    assert problem.tree is not None
+    owner = f"sums of edge server {problem.tree.names[edge]} in round {command.round}"
+    decoded, _ = coder.decoded(payload, owner)
+    left = Remainder(tuple(values[n] - getattr(decoded, n) for n in lossy.fields)) if lossy else None
+    return EdgeSum(payload, decoded, left)
+
+
+class _Coder:
+    """The encoding of an edge server's sums of `uploads` uploads, with or without codecs."""
+
+    def __init__(
+        self, problem: Problem, round: int, exchange: int, down: Any, edge: int, uploads: int
+    ) -> None:
+        described = problem.exchange(round, exchange)
+        assert described.sums is not None
+        self.sums, self.down, self.uploads, self.layout = described.sums, down, uploads, problem.net.layout
+        self.coded, self.codecs = problem.compressed is not None, problem.codecs["edge"]
+        self.kind, self.dims = message_of(described, self.coded), edge_dims(problem, described, uploads)
+        stream = codec_stream(problem.experiment.seed, round, exchange, edge)
+        self.context = of_sums(down, schema(self.kind), stream) if self.coded else NOTHING
+
+    def encoded(self, values: Mapping[str, Any], scalars: Mapping[str, Tensor]) -> Payload:
+        sent = to_posteriors(self.sums, values, self.down, self.uploads) if self.coded else values
+        return encode(self.kind(**sent, **scalars), self.codecs, self.dims, self.context, self.layout)
+
+    def decoded(self, payload: Payload, owner: str) -> tuple[Any, Tensor]:
+        """Return the sums, an instance of Exchange.sums, and the scalars of the uploads, (U, S).
+
+        Raises:
+            WireError: If the message or a value is invalid.
+        """
+        envelope = Envelope(Header(VERSION, "sums", "", fields=payload.fields), b"", payload.frames)
+        sent: Any = decode(self.kind, envelope, self.codecs, self.dims, owner, self.context, self.layout)
+        check_values(sent, owner)
+        rows = getattr(sent, "scalars", torch.zeros(self.uploads, 0, dtype=torch.float64))
+        if self.coded:
+            return to_sums(self.sums, sent, self.down, self.uploads), rows
+        return self.sums(**{f.name: getattr(sent, f.name) for f in fields(self.sums)}), rows
 
 
 @cache
@@ -121,23 +158,6 @@ def read_remainder(problem: Problem, envelope: Envelope, owner: str) -> Remainde
     return Remainder(tuple(getattr(message, name) for name in names))
 
 
-def _context(
-    problem: Problem, round: int, exchange: int, down: Any, edge: int, uploads: int
-) -> MessageContext:
-    sums, stream = (
-        problem.exchange(round, exchange).sums,
-        codec_stream(problem.experiment.seed, round, exchange, edge),
-    )
-    if problem.compressed is None or sums is None:
-        return NOTHING
-    return of_sums(down, schema(sums), uploads, stream)
-
-
-def _without_scalars(exchange: Exchange, message: Any) -> Any:
-    assert exchange.sums is not None
-    return exchange.sums(**{f.name: getattr(message, f.name) for f in fields(exchange.sums)})
-
-
 def _sent(value: Any) -> Any:
     """Return a sum in the form of its field: a symmetric matrix as its triangle."""
     return packed(value) if is_full(value) else value
@@ -151,16 +171,8 @@ def read_sums(
     down: the decoded broadcast. uploads: the largest accepted number of uploads.
     """
     h = envelope.header
-    exchange, codecs = problem.exchange(h.round, h.exchange), problem.codecs["edge"]
-    dims, context = (
-        edge_dims(problem, exchange, uploads),
-        _context(problem, h.round, h.exchange, down, edge, uploads),
-    )
-    message: Any = decode(message_of(exchange), envelope, codecs, dims, owner, context, problem.net.layout)
-    check_values(message, owner)
-    return _without_scalars(exchange, message), getattr(
-        message, "scalars", torch.zeros(uploads, 0, dtype=torch.float64)
-    )
+    coder = _Coder(problem, h.round, h.exchange, down, edge, uploads)
+    return coder.decoded(Payload(h.fields, envelope.frames), owner)
 
 
 def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> None:
@@ -168,7 +180,8 @@ def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -
     headers = envelope.header.fields
     exchange = problem.exchange(envelope.header.round, envelope.header.exchange)
     dims, layout = edge_dims(problem, exchange, uploads), problem.net.layout
-    check_fields(message_of(exchange), headers, problem.codecs["edge"], dims, owner, layout)
-    for f, h in zip(schema(message_of(exchange)), headers, strict=True):
+    kind = message_of(exchange, problem.compressed is not None)
+    check_fields(kind, headers, problem.codecs["edge"], dims, owner, layout)
+    for f, h in zip(schema(kind), headers, strict=True):
         if f.kind.elastic and h.shape[0] != uploads:
             raise WireError(f"{owner}: {f.name} of {h.shape[0]} uploads where {uploads} count")
