@@ -1,4 +1,4 @@
-"""Error feedback for the sums that edge servers send by a lossy codec (--codec edge.FIELD=CODEC).
+"""Error feedback for the sums that edge servers send by codecs (--codec edge.FIELD=CODEC).
 
     edge e:  p_e <- sum over the uploads of its clients + r_e        natural parameters, float64
              sends C(q p_e)                                          q: the broadcast; C: the codecs
@@ -15,7 +15,7 @@ rounding of float64. The step of sigma:auto shrinks with the changes; then r_e g
 is that of exact sums.
 
 In a real federation an edge server keeps its remainder. Here the server's state has the remainders of all
-edge servers, so that a run can be resumed.
+edge servers, so that a run can be resumed: 2 P numbers in float64 for each edge server, 4 P with products.
 
 Source: Seide et al. 2014; Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847, Alg. 2, here for the
 partial sums of a tree.
@@ -35,7 +35,7 @@ from fedsim.algorithm import Context
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian
 from fedsim.wire.schema import Mean, Precision, schema
-from fedsim.wrapper import Wrapper
+from fedsim.wrapper import ServerWrapper
 
 LEAST = 2.0**-6
 """The lower limit of a precision that is sent, as a fraction of the broadcast's."""
@@ -112,7 +112,7 @@ def with_remainders(inner: type) -> type:
 
 
 @dataclass(frozen=True)
-class CompressedSums(Wrapper):
+class CompressedSums(ServerWrapper):
     """`inner` with a server that has the remainders of its edge servers.
 
     edges: their number.
@@ -139,18 +139,6 @@ class CompressedSums(Wrapper):
 
     def server_init(self, ctx: Context) -> Any:
         return self.server_type(self.inner.server_init(ctx), (None,) * self.edges)
-
-    def broadcast(self, server: Any, ctx: Context) -> Any:
-        return self.inner.broadcast(server.inner, ctx)
-
-    def broadcast_to(self, server: Any, k: int, ctx: Context) -> object | None:
-        return self.inner.broadcast_to(server.inner, k, ctx)
-
-    def model(self, server: Any, ctx: Context) -> Any:
-        return self.inner.model(server.inner, ctx)
-
-    def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
-        return self.inner.report(server.inner, ctx)
 
     def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
         """Fold the uploads of a set-up, which edge servers forward."""

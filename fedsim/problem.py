@@ -158,7 +158,7 @@ class Problem:
         return problem
 
     def with_rules(self) -> Problem:
-        """Return the problem with its algorithm wrapped for +event and +quiet, for +own, or for lossy sums.
+        """Return the problem with its algorithm wrapped for +event and +quiet, for +own, or for coded sums.
 
         Raises:
             UsageError: If they do not fit the algorithm or the codecs.
@@ -181,8 +181,8 @@ class Problem:
                 raise UsageError(
                     "--codec edge: a sum that is not sent has no remainder; leave +event and +quiet out"
                 )
-            edges = len(self._described_tree.names) if self._described_tree else 0
-            return replace(self, algorithm=CompressedSums(self.algorithm, edges))
+            assert self._described_tree is not None  # else select_codecs has no such field
+            return replace(self, algorithm=CompressedSums(self.algorithm, len(self._described_tree.names)))
         problem = replace(self, algorithm=event_triggered(self.algorithm, up, down))
         if problem.trigger is not None:
             problem.trigger.check_sums(At(self.sizes))
@@ -195,7 +195,7 @@ class Problem:
 
     @property
     def compressed(self) -> CompressedSums | None:
-        """The algorithm if edge servers send their sums by a lossy codec, else None."""
+        """The algorithm if edge servers send their sums by codecs, else None."""
         return self.algorithm if isinstance(self.algorithm, CompressedSums) else None
 
     @property

@@ -70,8 +70,8 @@ class Wrapper(AnyAlgorithm):
 
 
 @dataclass(frozen=True)
-class StateWrapper(Wrapper):
-    """A wrapper whose server state and client states have the inner algorithm's states as `inner`."""
+class ServerWrapper(Wrapper):
+    """A wrapper whose server state has the inner algorithm's state as `inner`."""
 
     def broadcast(self, server: Any, ctx: Context) -> Any:
         return self.inner.broadcast(server.inner, ctx)
@@ -84,6 +84,11 @@ class StateWrapper(Wrapper):
 
     def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
         return self.inner.report(server.inner, ctx)
+
+
+@dataclass(frozen=True)
+class StateWrapper(ServerWrapper):
+    """A ServerWrapper whose client states have the inner algorithm's states as `inner`, too."""
 
     def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
         return self.inner.dual_mismatch(server.inner, (client.inner for client in clients))

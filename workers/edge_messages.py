@@ -4,7 +4,7 @@ root -> edge server      state, relayed, close, account
 edge server -> root      uploaded, draft, sums, account, and the messages of its workers
 root -> edge's workers   assign (or assign_gone) instead of task (or gone)
 
-If sums have a lossy codec, `state` brings the edge server's remainder before the broadcast, and `draft`
+If sums have codecs, `state` brings the edge server's remainder before the broadcast, and `draft`
 returns the next one before the sums (fedsim.compressed_sums). In a real federation an edge server keeps its
 remainder, so both are simulation traffic.
 

@@ -11,7 +11,7 @@ from fedsim.compressed_sums import coded
 from fedsim.errors import UsageError, unknown
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.message_context import SCALES
-from fedsim.wire.schema import RUNNING, TRIANGLE, FieldKind, all_fields, schema
+from fedsim.wire.schema import RUNNING, TRIANGLE, Field, FieldKind, all_fields, schema
 
 SENDERS = {"down": "broadcast", "up": "upload", "edge": "sum"}
 """The messages whose fields have codecs, by the prefix in --codec."""
@@ -34,8 +34,7 @@ def select_codecs(
     """
     sides: dict[str, dict[str, str]] = {side: {} for side in SENDERS}
     fields = {side: [f for e in exchanges for f in all_fields(getattr(e, side))] for side in ("down", "up")}
-    sent = [coded(e.sums) for e in exchanges if sums and e.sums]
-    fields["edge"] = [f for message in sent if message for f in schema(message)]
+    fields["edge"] = [f for e in exchanges if sums for f in _coded(e)]
     known = {side: {f.name for f in fields[side]} for side in sides}
     for name, option in options.items():
         selected = codec(option)
@@ -48,8 +47,8 @@ def select_codecs(
             )
         if direction == "edge" and not known["edge"]:
             raise UsageError(
-                f"--codec {name}: a sum has codecs only if it is of natural parameters of posteriors, with P "
-                "numbers each; an edge server then adds what a codec took to its next sum"
+                f"--codec {name}: a sum has codecs only if it is of natural parameters, with P numbers each, "
+                "and the broadcast has mean and precision"
             )
         searched = [direction] if direction else ["down", "up"]
         hit = [side for side in searched if field in known[side]]
@@ -61,6 +60,13 @@ def select_codecs(
                     raise UsageError(f"--codec {name}={option}: {why}")
             sides[side][field] = selected.name
     return sides
+
+
+def _coded(exchange: Exchange) -> list[Field]:
+    """Return the fields of an edge server's sums that can have codecs."""
+    down = {f.name for f in schema(exchange.down) if f.kind.dims == ("P",)}
+    message = coded(exchange.sums) if exchange.sums and {"mean", "precision"} <= down else None
+    return [f for f in schema(message) if f.kind.name in ("mean", "precision")] if message else []
 
 
 def _not_sent(name: str, direction: str, field: str, known: Mapping[str, set[str]]) -> UsageError:
@@ -100,12 +106,10 @@ def unfit(
     measured = candidate.scaled and kind.natural  # by the broadcast's precision
     if candidate.kinds is not None and kind.name not in candidate.kinds and not measured:
         return f"{candidate.why}, and {field!r} is a {kind.name}"
-    if side == "edge" and (
-        candidate.name.startswith("qsgd") or "%" in candidate.name or "+random" in candidate.name
-    ):
+    if side == "edge" and candidate.lossy and not candidate.contracts:
         return (
-            "the error of P%, +random and qsgd may be as large as the value, so that it need not shrink when "
-            "the edge server adds it to its next sum; take a step in standard deviations, or sigma:auto"
+            "its error may be as large as the value, so that it need not shrink when the edge server adds it "
+            "to its next sum; take sigma:c, sigma:auto, ratio:e, bf16 or log8"
         )
     if (candidate.delta or candidate.last) and side == "edge":
         return f"a sum refers to its broadcast; write {candidate.alone or 'zstd'}"
@@ -136,7 +140,7 @@ def unfit(
 def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
     """Return whether a message with `field`, or the broadcast it answers, has a scale for all parameters."""
     if side == "edge":
-        return any(f.name in SCALES for f in schema(exchange.down))
+        return True  # the broadcast has a precision, see _coded
     sent = getattr(exchange, side)
     messages = (exchange.down, exchange.up) if side == "up" else (exchange.down,)
     if field not in {f.name for f in all_fields(sent)}:

@@ -5,8 +5,8 @@ broadcast if the client is known to have it (workers.coordinator.broadcasts). Th
 of an upload by the broadcast's precision. For a broadcast, or if that precision is missing or not positive,
 it scales the mean by the precision of the same message.
 
-It measures a change of natural parameters by the same precision S: a shift in units of sqrt(S), which change
-the mean by a standard deviation, and a precision in units of S.
+It measures an increment of natural parameters by the same precision S: a shift in units of sqrt(S), because
+a change by sqrt(S) moves the mean by one standard deviation, and a precision in units of S.
 """
 
 from __future__ import annotations

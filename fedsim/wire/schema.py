@@ -51,8 +51,7 @@ class FieldKind:
     stored: True if integers of the sender's data set (uint8 pixels) are sent as they are stored.
     natural: the natural parameter of a Gaussian whose change the field is, "shift" or "precision". Codecs can
     measure it by the broadcast's precision S, in units of sqrt(S) or S.
-    centred: True if every upload adds about the broadcast's own value to a sum; codecs then measure the sum
-    from that value times the number of uploads.
+    centred: True for a sum to which each upload adds a whole posterior, not a change.
     over: aggregation of a scalar over a round's uploads in metrics.jsonl: N_k-weighted mean, minimum, sum,
     root of the sum of squares ("rss"), or none ("nothing").
 
@@ -118,7 +117,7 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": 
 
 
 def centred(kind: Any) -> Any:
-    """Return the annotation of a sum to which every upload adds about the broadcast's own value."""
+    """Return the annotation of a sum to which each upload adds a whole posterior."""
     python, described = get_args(kind)
     return Annotated[python, replace(described, centred=True)]
 

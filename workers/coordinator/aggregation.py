@@ -1,7 +1,7 @@
 """Aggregate (fold) the uploads of an exchange in a thread, in ascending client id.
 
 The thread gives the algorithm an iterator that blocks until the next upload has arrived, so the fold overlaps
-with the clients' computations. One upload is decoded at a time, so memory is O(P) for any K.
+with the clients' computations. One upload is decoded at a time, so memory does not depend on K.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from workers.transport.edge_addresses import edge_of_worker, workers_behind
 class Closing:
     """The state of one edge server in this exchange.
 
-    sent: True if it was sent the broadcast. remainder: what its codecs took from its sums, if they are lossy.
-    clients: its clients whose uploads count, by ascending id. asked:
-    True if it was asked for its account, and for its sums if any. done: True if they have arrived.
+    sent: True if it was sent the broadcast. remainder: what the codecs took from its sums, if they have any.
+    clients: its clients whose uploads count, by ascending id. asked: True if it was asked for its account,
+    and for its sums if any. done: True if they have arrived.
     """
 
     sent: bool = False
@@ -138,7 +138,7 @@ class EdgeServers:
     def open(self, opened: Open, relayed: Envelope, server: Any, merge: Callable[[int | None], None]) -> None:
         """Start an exchange: send the broadcast to the edge servers of its participants.
 
-        server: the server's state, which has the edge servers' remainders if their codecs are lossy. merge:
+        server: the server's state, which has the edge servers' remainders if sums have codecs. merge:
         called with each edge server that has uploads that count, in the order of the tree and once its
         account has arrived, and finally with None.
         """
@@ -215,14 +215,14 @@ class EdgeServers:
         if closing is None or not here or not closing.asked or closing.done:
             raise ProtocolViolation(f"sent {h.kind} of round {h.round}, for which it was not asked")
         due = bool(closing.clients) and self.merges(h.round)
-        lossy = self._problem.compressed is not None
+        coded = self._problem.compressed is not None
         if h.kind == "draft":
-            if not (due and lossy) or closing.remainder is not None:
+            if not (due and coded) or closing.remainder is not None:
                 raise ProtocolViolation(f"sent a draft of round {h.round}, for which it was not asked")
             closing.remainder = read_remainder(self._problem, envelope, f"draft of round {h.round}")
             return None
         if h.kind == "sums":
-            if not due or closing.sums is not None or lossy != (closing.remainder is not None):
+            if not due or closing.sums is not None or coded != (closing.remainder is not None):
                 raise ProtocolViolation(f"sent sums of round {h.round}, for which it was not asked")
             check_sums(self._problem, envelope, len(self._senders(closing)), f"sums of round {h.round}")
             closing.sums = envelope

@@ -58,7 +58,7 @@ def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str 
 @dataclass(frozen=True)
 class EdgeSum:
     """The sums of an edge server: encoded, as the root decodes them, and what the codecs took from them (None
-    if no codec is lossy)."""
+    without codecs)."""
 
     payload: Payload
     decoded: Any
@@ -93,16 +93,21 @@ def summed(
     sums = algorithm.added(algorithm.no_sums(down, ctx), down, noted(), ctx)
     assert exchange.sums is not None
     values = {f.name: _sent(algorithm.sum_of(sums, f.name)) for f in fields(exchange.sums)}
-    lossy, coder = problem.compressed, _Coder(problem, command.round, command.exchange, down, edge, len(rows))
-    if lossy and remainder:
-        for name, owed in zip(lossy.fields, remainder.values, strict=True):
+    compressed, coder = (
+        problem.compressed,
+        _Coder(problem, command.round, command.exchange, down, edge, len(rows)),
+    )
+    if compressed and remainder:
+        for name, owed in zip(compressed.fields, remainder.values, strict=True):
             values[name] = values[name] + owed
     table = torch.tensor(rows, dtype=torch.float64).reshape(len(rows), coder.dims["S"])
     payload = coder.encoded(values, {"scalars": table} if coder.dims["S"] else {})
     assert problem.tree is not None
     owner = f"sums of edge server {problem.tree.names[edge]} in round {command.round}"
     decoded, _ = coder.decoded(payload, owner)
-    left = Remainder(tuple(values[n] - getattr(decoded, n) for n in lossy.fields)) if lossy else None
+    left = (
+        Remainder(tuple(values[n] - getattr(decoded, n) for n in compressed.fields)) if compressed else None
+    )
     return EdgeSum(payload, decoded, left)
 
 

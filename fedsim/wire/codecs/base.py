@@ -101,6 +101,8 @@ class Codec:
         delta: True if both sides need the reference `ref`, a tensor of the same shape that both have.
         may_refer: True if both sides use a reference when there is one.
         scaled: True if both sides need the spec's scale.
+        contracts: True if a lossy codec's error in a value is at most a share of the value or half a step, so
+            that error feedback may add it to the next message.
         last: True if the reference is the last broadcast; `alone` is the codec for receivers without it.
         own: True if the reference is the last broadcast that the receiving client got.
         side, width, kept: Size of the part 'values' before compression: `side` bytes per layer, and `width`
@@ -135,6 +137,7 @@ class Codec:
     delta: bool = False
     may_refer: bool = False
     scaled: bool = False
+    contracts: bool = False
     last: bool = False
     own: bool = False
     alone: str = ""

@@ -29,4 +29,5 @@ def half(name: str, kind: torch.dtype) -> Codec:
     def unpack(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
         return from_bytes(parts[0], spec.shape, kind).to(spec.dtype)
 
-    return Codec(name, pack, unpack, lambda spec: (fixed("values", 2 * spec.count),), lossy=True, width=2)
+    bounds = lambda spec: (fixed("values", 2 * spec.count),)  # noqa: E731
+    return Codec(name, pack, unpack, bounds, lossy=True, contracts=True, width=2)

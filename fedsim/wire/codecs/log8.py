@@ -38,7 +38,18 @@ _WHY = "this codec has no levels below zero; it is for a precision or a curvatur
 
 
 def log8() -> Codec:
-    return Codec("log8", _pack, _unpack, _bounds, lossy=True, kinds=ONE_SIGN, why=_WHY, side=8, width=1)
+    return Codec(
+        "log8",
+        _pack,
+        _unpack,
+        _bounds,
+        lossy=True,
+        kinds=ONE_SIGN,
+        why=_WHY,
+        contracts=True,
+        side=8,
+        width=1,
+    )
 
 
 def _pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:

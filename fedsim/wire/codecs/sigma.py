@@ -9,6 +9,8 @@ S_ref = 1. With +last, the references are the fields of the last broadcast as de
 broadcast that the client got (fedsim.own_references). fedsim.wire.message_context provides the references.
 The integers k are entropy-coded layer by layer (fedsim.wire.codecs.entropy).
 
+Increments of natural parameters have steps of c sqrt(S), a shift, or c S, a precision, and no reference.
+
 The step of a mean:
 
     sigma:c      c standard deviations
@@ -151,6 +153,7 @@ def sigma(
         entropy=lambda data, spec: layers_entropy(data[head:], spec),
         step=None if random or unit == PERCENT else partial(_sent_step, None if unit else c),
         scaled=True,
+        contracts=unit != PERCENT and not random,
         last=last or own,
         own=own,
         alone=alone,
@@ -171,6 +174,7 @@ def ratio(e: float, random: bool = False, last: bool = False, own: bool = False)
         why="this codec has logarithms; it is for a precision or a curvature",
         may_refer=True,
         entropy=layers_entropy,
+        contracts=not random,
         last=last or own,
         own=own,
         alone=alone,
