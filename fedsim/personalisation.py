@@ -6,9 +6,9 @@
 Both w_k and the global model are scored on the client's own test rows if clients have any, else on the test
 set with the classes weighted as in the client's training rows (fedsim.learning.client_scores).
 
-The local problem is the algorithm's, with the client's state. If models are posteriors, the prior is q_g or
-the cavity q_g / t_k, as in Pal et al. 2025, https://arxiv.org/abs/2411.18385, where the server's posterior is
-the prior of a personal model. A model is evaluated at its mean, with its client's final running statistics.
+The local problem is the algorithm's, with the client's state. If the algorithm has duals and a posterior, the
+prior is q_g or the cavity q_g / t_k, as in Pal et al. 2025, https://arxiv.org/abs/2411.18385, where the
+server's posterior is the prior of a personal model. fedivon and ba_ivon keep the prior N(0, I/delta). A model is evaluated at its mean, with its client's final running statistics.
 """
 
 from __future__ import annotations

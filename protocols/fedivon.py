@@ -18,7 +18,8 @@ Wire: 2P down, 2P up.
 
 Differs: IVON keeps h + delta / lambda positive, but not h. A negative h_k is set to 0, and where all h_k are
 0 the mean is weighted by N_k alone. A round's average includes only the clients that take part. The
-personalised variant is not implemented.
+personalised variant, whose prior is the server's posterior, is not implemented: --personalise keeps the
+prior N(0, I/delta).
 
 References:
     Pal et al. 2025: https://arxiv.org/abs/2411.18385
