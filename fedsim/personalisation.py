@@ -8,7 +8,8 @@ set with the classes weighted as in the client's training rows (fedsim.learning.
 
 The local problem is the algorithm's, with the client's state. If the algorithm has duals and a posterior, the
 prior is q_g or the cavity q_g / t_k, as in Pal et al. 2025, https://arxiv.org/abs/2411.18385, where the
-server's posterior is the prior of a personal model. fedivon and ba_ivon keep the prior N(0, I/delta). A model is evaluated at its mean, with its client's final running statistics.
+server's posterior is the prior of a personal model. fedivon and ba_ivon keep the prior N(0, I/delta). A model
+is evaluated at its mean, with its client's final running statistics.
 """
 
 from __future__ import annotations

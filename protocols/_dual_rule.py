@@ -275,5 +275,5 @@ def proper(q: Gaussian, what: str) -> Gaussian:
         where = f"is not positive in {bad} of {precision.numel()} entries (smallest {least:g})"
     raise TaskError(
         f"the precision of {what} {where}. The duals have outgrown the prior: raise rho, lower gamma or "
-        "damping, or raise delta"
+        "damping, or raise delta; or a codec of a precision has too large a step"
     )
