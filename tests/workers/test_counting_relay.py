@@ -200,7 +200,9 @@ def test_a_fin_that_a_reset_follows_leaves_no_difference() -> None:
         server.close()
     (connection,) = running.end()
     assert connection.end == "reset" and no_difference([connection])
-    assert connection.undelivered["down"] > 0 and connection.bytes["up"] == 0
+    # only the first 1000 bytes can have come before the client closed; its reset may come before the relay
+    # has read any others
+    assert connection.undelivered["down"] >= connection.bytes["down"] - 1000 and connection.bytes["up"] == 0
 
 
 def _answered(running: Running, client: socket.socket, server: socket.socket) -> bytes:
