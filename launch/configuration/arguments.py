@@ -114,9 +114,8 @@ def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple
     check_keywords(options)
     if not isinstance(experiment, Experiment | None):
         raise UsageError(
-            f"the first argument is an Experiment, not {experiment!r}; write algo={experiment!r}"
-            if isinstance(experiment, str)
-            else f"the first argument is an Experiment, not {experiment!r}"
+            f"the first argument is an Experiment, not {experiment!r}"
+            + (f"; write algo={experiment!r}" if isinstance(experiment, str) else "")
         )
     base = experiment or DEFAULTS
     values = {f.name: getattr(base, f.name) for f in fields(base)}

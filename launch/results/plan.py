@@ -148,12 +148,10 @@ def plan(
             devices.add(r, ids, participation.dropouts, step, participation.lost_uploads)
     if devices:
         created.devices = devices.totals(problem.experiment.rounds)
-    if problem.compressed is not None:  # sizes of sums depend on their values
-        created.exact = False
-        if created.devices is not None:
-            created.devices["at_most"] = True
     if problem.trigger is not None:
-        created.exact, created.least = False, _least(problem, created, sizes[1], run)
+        created.least = _least(problem, created, sizes[1], run)
+    if problem.trigger is not None or problem.compressed is not None:  # sizes depend on values
+        created.exact = False
         if created.devices is not None:
             created.devices["at_most"] = True
     return created

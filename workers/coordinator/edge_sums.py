@@ -93,21 +93,16 @@ def summed(
     sums = algorithm.added(algorithm.no_sums(down, ctx), down, noted(), ctx)
     assert exchange.sums is not None
     values = {f.name: _sent(algorithm.sum_of(sums, f.name)) for f in fields(exchange.sums)}
-    compressed, coder = (
-        problem.compressed,
-        _Coder(problem, command.round, command.exchange, down, edge, len(rows)),
-    )
-    if compressed and remainder:
-        for name, owed in zip(compressed.fields, remainder.values, strict=True):
-            values[name] = values[name] + owed
+    owing = problem.compressed.fields if problem.compressed else ()
+    if remainder is not None:
+        values |= {name: values[name] + r for name, r in zip(owing, remainder.values, strict=True)}
+    coder = _Coder(problem, command.round, command.exchange, down, edge, len(rows))
     table = torch.tensor(rows, dtype=torch.float64).reshape(len(rows), coder.dims["S"])
     payload = coder.encoded(values, {"scalars": table} if coder.dims["S"] else {})
     assert problem.tree is not None
     owner = f"sums of edge server {problem.tree.names[edge]} in round {command.round}"
     decoded, _ = coder.decoded(payload, owner)
-    left = (
-        Remainder(tuple(values[n] - getattr(decoded, n) for n in compressed.fields)) if compressed else None
-    )
+    left = Remainder(tuple(values[name] - getattr(decoded, name) for name in owing)) if owing else None
     return EdgeSum(payload, decoded, left)
 
 

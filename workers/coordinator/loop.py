@@ -245,16 +245,17 @@ class Coordinator:
         """Handle an envelope and return its events; None for a duplicate, and for a heartbeat that names no
         task that the worker holds."""
         worker, envelope = incoming.worker, incoming.envelope
-        if self.dispatch.edges is not None:
-            self.dispatch.edges.heard(worker)
+        edges = self.dispatch.edges
+        if edges is not None:
+            edges.heard(worker)
         try:
             if incoming.hello is not None:
-                if self.dispatch.edges is not None and not self.dispatch.edges.admits(worker):
+                if edges is not None and not edges.admits(worker):
                     self.members.refuse(worker, "its edge server has ended")
                     return []
                 self.members.hello(worker, incoming.hello)
                 return []
-            kind, edges = envelope.header.kind, self.dispatch.edges
+            kind = envelope.header.kind
             match kind:
                 case "heartbeat":
                     return [] if self.members.alive(worker, envelope) else None
