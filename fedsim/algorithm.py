@@ -142,6 +142,8 @@ class Task:
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
     weight: float = 1.0
     """The weight of the client's upload in an asynchronous run (Arrival.weight)."""
+    personal: bool = False
+    """True if the task trains the client's personal model (--personalise), which is not sent."""
 
     @property
     def K(self) -> int:

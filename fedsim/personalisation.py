@@ -7,9 +7,9 @@ Both w_k and the global model are scored on the client's own test rows if client
 set with the classes weighted as in the client's training rows (fedsim.learning.client_scores).
 
 The local problem is the algorithm's, with the client's state. If the algorithm has duals and a posterior, the
-prior is q_g or the cavity q_g / t_k, as in Pal et al. 2025, https://arxiv.org/abs/2411.18385, where the
-server's posterior is the prior of a personal model. fedivon and ba_ivon keep the prior N(0, I/delta). A model
-is evaluated at its mean, with its client's final running statistics.
+prior is q_g or the cavity q_g / t_k. In fedivon it is q_g without the client's share (Pal et al. 2025,
+https://arxiv.org/abs/2411.18385); ba_ivon keeps the prior N(0, I/delta). A model is evaluated at its mean,
+with its client's final running statistics.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ def personal_scores(
             payload = encode(own, codecs, dims, layout=layout)
             down = replace(down, **{part.name: decode_own(type(own), payload, codecs, dims, layout=layout)})
         rng = RandomStream(problem.experiment.seed, "personal", round + 1, k)
-        task = Task(problem.start, problem.sizes, round + 1, 1, k, rng, folds, clients, problem.public_inputs)
+        task = Task(
+            *(problem.start, problem.sizes, round + 1, 1, k, rng, folds, clients, problem.public_inputs),
+            personal=True,
+        )
         there = map_tensors((state(k), down, task.start), lambda t: t.to(net.device))
         _, up = algorithm.client_update(there[0], there[1], problem.shard(k), replace(task, start=there[2]))
         mean = algorithm.local_mean(there[1], up)

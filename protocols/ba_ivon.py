@@ -13,8 +13,8 @@ With equal precisions, each barycentre has FedAvg's mean. q_g is as wide as one 
 of posteriors would have the sum of their precisions. forward_kl gives the moments of the mixture of all q_k.
 If clients disagree, this mixture is so wide that IVON diverges when it starts there, unless curvature = h0.
 
-Local training is IVON from the package ivon-opt. IVON's momentum and step count begin at zero in every task;
-with the option `carry`, each client keeps them from round to round, as in ivon_admm.
+Local training is IVON. Its momentum and step count begin at zero in every task; with the option `carry`, each
+client keeps them from round to round, as in ivon_admm.
 
 Wire: 2P down, 2P up.
 
@@ -42,7 +42,7 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.blocks import elementwise
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.ivon_opt import IvonMoments, IvonTraining, ivon_opt
+from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
 from fedsim.wire.schema import Mean, Precision, Scalar
 from protocols._averaging import WeightedPair
 
@@ -106,18 +106,21 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean, server.precision)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        ess, h0 = shard.size / self.tau, torch.full_like(down.mean, self.local.h0)
-        fit = ivon_opt(
+        ess, prior = shard.size / self.tau, torch.full_like(down.mean, self.delta, dtype=torch.float64)
+        fit = ivon(
             shard,
             down.mean,
-            curvature=h0 if self.curvature == "h0" else (self.bounded(down.precision) - self.delta) / ess,
             how=self.local,
             rng=task.rng,
             round=task.round,
-            delta=self.delta,
+            prior_mean=torch.zeros_like(prior),
+            prior_precision=prior,
             ess=ess,
+            h0=self.local.h0 if self.curvature == "h0" else (self.bounded(down.precision) - self.delta) / ess,
             moments=client.moments,
+            curvature=True,
         )
+        assert fit.solution.curvature is not None
         precision = self.bounded(ess * fit.solution.curvature.double() + self.delta)
         return Client(fit.carried), Up(fit.solution.mean, precision, fit.loss)
 

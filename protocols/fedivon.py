@@ -11,15 +11,20 @@ The model is N(m_g, diag(s_g)^-1) with s_g = (N / tau) h_g + delta, the clients'
 the summed loss plus the prior's precision. With the clients' precisions s_k = lambda_k h_k + delta, this is
 s_g = delta + sum_k (s_k - delta).
 
-Local training is IVON from the package ivon-opt. IVON's momentum and step count begin at zero in every task;
-with the option `carry`, each client keeps them from round to round, as in ivon_admm.
+Personal models (--personalise) have the posterior of the other clients as prior. N - N_k examples of the
+model's N are theirs, and their likelihood is raised to the power c = prior_power (1: as it is, 0: none):
+
+    p_k  ~  N(0, I/delta) N(m_g, diag(c s_o)^-1),   s_o = ((N - N_k) / tau) h_g
+
+Local training is IVON. Its momentum and step count begin at zero in every task; with the option `carry`, each
+client keeps them from round to round, as in ivon_admm.
 
 Wire: 2P down, 2P up.
 
 Differs: IVON keeps h + delta / lambda positive, but not h. A negative h_k is set to 0, and where all h_k are
-0 the mean is weighted by N_k alone. A round's average includes only the clients that take part. The
-personalised variant, whose prior is the server's posterior, is not implemented: --personalise keeps the
-prior N(0, I/delta).
+0 the mean is weighted by N_k alone. A round's average includes only the clients that take part. The paper's
+prior of a personal model is a posterior that the server provides; that it leaves out the client's share, and
+the power, are ours.
 
 References:
     Pal et al. 2025: https://arxiv.org/abs/2411.18385
@@ -30,16 +35,17 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.ivon_opt import IvonMoments, IvonTraining, ivon_opt
+from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
 from fedsim.wire.schema import Count, Curvature, Mean, Scalar, Sum
 
 
@@ -89,6 +95,12 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
     delta: PriorPrecision = 1.0
     tau: Tempering = 0.1
     local: IvonTraining = IvonTraining(carry=False)
+    prior_power: Annotated[
+        float,
+        Meta(
+            ge=0, le=1, description="of the others' likelihood in a personal model's prior; 0: N(0, I/delta)"
+        ),
+    ] = 0.0
 
     name: ClassVar[str] = "fedivon"
     paper: ClassVar[str] = "Pal et al. 2025, FedIvon"
@@ -107,19 +119,28 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean, server.curvature)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        fit = ivon_opt(
+        prior = self.prior(down, task, sum(task.sizes) - shard.size)
+        fit = ivon(
             shard,
             down.mean,
-            curvature=down.curvature.clamp(min=0),  # a codec may round it below 0
             how=self.local,
             rng=task.rng,
             round=task.round,
-            delta=self.delta,
+            prior_mean=prior.mean,
+            prior_precision=prior.precision,
             ess=shard.size / self.tau,
+            h0=down.curvature.clamp(min=0),  # a codec may round it below 0
             moments=client.moments,
+            curvature=True,
         )
         q = fit.solution
         return Client(fit.carried), Up(q.mean, q.curvature.clamp(min=0), fit.loss)
+
+    def prior(self, down: Down, task: Task, others: int) -> Gaussian:
+        """Return the prior of a task. others: N - N_k."""
+        s_o = others / self.tau * down.curvature.double().clamp(min=0)
+        power = self.prior_power if task.personal else 0.0
+        return Gaussian(power * s_o * down.mean.double(), power * s_o + self.delta)
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         before = (sums.curvature, sums.weighted, sums.mean)

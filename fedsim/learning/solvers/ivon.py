@@ -120,10 +120,14 @@ class IvonMoments:
 
 @dataclass(frozen=True)
 class MeanPrecision:
-    """A diagonal Gaussian: its mean (P,) and precision (P,), both in the dtype of the weights."""
+    """A diagonal Gaussian: its mean (P,) and precision (P,), both in the dtype of the weights.
+
+    curvature: h (P,), in nats per example and squared unit of weight, if it was asked for; with a dual, h - u.
+    """
 
     mean: Tensor
     precision: Tensor
+    curvature: Tensor | None = None
 
 
 IvonFit = LocalFit[MeanPrecision, IvonMoments]
@@ -143,16 +147,18 @@ def ivon(
     prior_precision: Tensor,
     ess: float,
     dual: Gaussian | None = None,
-    h0: float | None = None,
+    h0: float | Tensor | None = None,
     moments: IvonMoments | None = None,
     loss: RobustLoss | None = None,
     alpha: float = 1.0,
+    curvature: bool = False,
 ) -> IvonFit:
     """Minimise F from the mean `start` (P,) and the precision ess * (h0 + d); h0 None means h = 0.
 
     prior_mean: m_p, (P,). prior_precision: s_p, (P,). ess: lambda. dual: diagonal factor with F's shift v and
-    precision u. F adds log dual to the mean loss, so u lowers the curvature. moments: used only if
-    `how.carry`. loss: replaces lbar, also in the fit's loss. alpha: the parameter of D_alpha.
+    precision u. F adds log dual to the mean loss, so u lowers the curvature. h0: a number, or (P,). moments:
+    used only if `how.carry`. loss: replaces lbar, also in the fit's loss. alpha: the parameter of D_alpha.
+    curvature: if true, the solution has h, too.
 
     Raises:
         UsageError: if the optimiser does not fit the client's loss, or `loss` does not fit the targets.
@@ -178,10 +184,11 @@ def ivon(
         prior_mean=prior_mean,
         prior_precision=prior_precision,
         dual=dual,
-        h=h0 or 0.0,
+        h=0.0 if h0 is None else h0,
         moments=moments if how.carry else None,
         alpha=alpha,
     )
+    d = state.offset.clone() if curvature else None
     del prior_mean, prior_precision, dual  # large (float64); the state has its own copies
     _check_precision(state.precision())
     draws = net.draws(rng, "ivon")
@@ -199,7 +206,9 @@ def ivon(
     constants = ("ivon", how.beta1, how.beta2, how.samples, state.may_move, loss, alpha)
     train_loss = run_epochs(shard, advance, how, rng, constants=constants)
     fit = IvonFit(
-        MeanPrecision(net.owned_copy(state.mean), state.precision()),
+        MeanPrecision(
+            net.owned_copy(state.mean), state.precision(), None if d is None else state.curvature(d)
+        ),
         train_loss,
         state.moments() if how.carry else None,
         {"moved": 1 - how.beta2**steps},
@@ -234,7 +243,7 @@ class _Ivon:
         prior_mean: Tensor,
         prior_precision: Tensor,
         dual: Gaussian | None,
-        h: float,
+        h: float | Tensor,
         moments: IvonMoments | None,
         alpha: float = 1.0,
     ) -> None:
@@ -255,7 +264,8 @@ class _Ivon:
         self.cavity = hold("cavity", (v - u * prior_mean.to(d)).to(start))
         """The gradient of duals and prior is slope (m - m_p) + cavity = v - u m + d (m - m_p)."""
         self.may_move = bool((u != 0).any() or (d != d[0]).any())
-        self.stored = hold("stored", torch.full_like(start, h))
+        stored = h.to(start, copy=True) if isinstance(h, Tensor) else torch.full_like(start, h)
+        self.stored = hold("stored", stored)
         self.total = hold("total precision", self.stored + self.offset)
         """h + d (P,), in nats per example and squared unit of weight."""
         # steps work in place, but a task must not change its arguments
@@ -336,6 +346,10 @@ class _Ivon:
         """Return 1/sigma^2, (P,)."""
         return self.total * self.ess
 
+    def curvature(self, d: Tensor) -> Tensor:
+        """Return h, (P,), without the part of d that `stored` has."""
+        return self.stored - (d - self.offset)
+
     def moments(self) -> IvonMoments:
         """Return the moments after the task's steps."""
         return IvonMoments(self.net.owned_copy(self.momentum), self.after)
@@ -391,7 +405,9 @@ def _exact(
             mean = _stationary(hessian, w * slope, linear + w * shift)
             pull = w * (slope * mean - shift)
             precision = ess * (alpha * curvature + w * slope + alpha * (alpha - 1) * ess * pull**2)
-    fit = IvonFit(MeanPrecision(mean, precision), shard.loss(mean), None, {"moved": 1.0})
+    fit = IvonFit(
+        MeanPrecision(mean, precision, hessian.diagonal() - u), shard.loss(mean), None, {"moved": 1.0}
+    )
     _check_finite(fit)
     return fit
 

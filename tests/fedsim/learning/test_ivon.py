@@ -151,6 +151,33 @@ def test_momentum_and_step_count_carry_over_as_in_one_optimiser_whose_curvature_
     assert not torch.equal(reset.solution.mean, second.solution.mean)
 
 
+def test_a_curvature_per_coordinate_is_where_it_starts_and_h_is_returned(shard: Shard) -> None:
+    stock = Stock(STEPS)
+    h0 = torch.rand(len(shard.net.weights), generator=torch.Generator().manual_seed(1))
+    stock.group["hess"] = h0.clone()
+    stock.train(shard, RNG)
+    before = h0.clone()
+    fit = solve(shard, h0=h0, curvature=True)
+    assert stock.same(fit)
+    assert fit.solution.curvature is not None
+    assert torch.equal(fit.solution.curvature, stock.group["hess"])
+    assert torch.equal(h0, before)
+    assert solve(shard, h0=h0).solution.curvature is None
+
+
+def test_h_is_returned_without_the_prior_where_coordinates_store_the_sum(shard: Shard) -> None:
+    """With a vector prior and duals, h falls below -d/2 in some coordinates, which then store h + d."""
+    prior, dual = vector_terms(len(shard.net.weights))
+    d = prior.precision / LAMBDA
+    dual = Gaussian(dual.shift, 0.8 * d)
+    terms = {"prior_mean": prior.mean, "prior_precision": prior.precision, "dual": dual}
+    fit = solve(shard, curvature=True, **terms)
+    assert fit.solution.curvature is not None
+    assert (fit.solution.curvature < -d / 2).any()
+    error = LAMBDA * (fit.solution.curvature + d) - fit.solution.precision
+    assert (error.abs() / (LAMBDA * d)).max() < 1e-6  # a few roundings of float32
+
+
 # ---- the fixed point
 
 
@@ -463,7 +490,8 @@ def test_the_closed_form_is_the_minimum_of_the_objective() -> None:
     fit = closed(problem)
     mean, precision = problem.closed_form()
     assert error(fit.solution.mean, mean) < 1e-13 and error(fit.solution.precision, precision) < 1e-13
-    assert fit.carried is None
+    assert fit.carried is None and fit.solution.curvature is not None
+    assert error(fit.solution.curvature, problem.hessian.diagonal() - problem.dual.precision) < 1e-14
     at_mean = float(mean @ problem.hessian @ mean / 2 - problem.linear @ mean)
     assert fit.loss == pytest.approx(at_mean, rel=1e-12)
     lowest = objective(problem, fit.solution.mean, fit.solution.precision)
