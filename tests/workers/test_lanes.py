@@ -38,7 +38,7 @@ def connected(endpoints: list[LanedLoopback], lanes: int, seed: int) -> Callable
 
 
 NEVER = {
-    "ba_ivon", "bayes_admm", "bregman_admm", "fald", "fedivon", "fedpa", "fola", "mbsgd", "proxskip", "pvi",
+    "bayes_admm", "bregman_admm", "fald", "fedpa", "fola", "mbsgd", "proxskip", "pvi",
 }  # fmt: skip
 """Algorithms whose solvers decide from numbers of the device, take single steps, or look at every step."""
 PARTLY = {"fedlap_func", "fedlap_func_public", "fedlap_cov_func"}

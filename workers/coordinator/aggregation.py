@@ -262,6 +262,15 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
     return up
 
 
+def why_invalid(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> str:
+    """Return why an upload is invalid, or '' if it is valid."""
+    try:
+        read_upload(problem, envelope, down, worker)
+    except WireError as e:
+        return str(e)
+    return ""
+
+
 class _Scalars:
     def __init__(self, up: type) -> None:
         scalars = [(f, group) for f, group in scalars_of(up) if f.kind.over != "nothing"]

@@ -18,7 +18,7 @@ from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import stream_bytes
 from workers import edge_messages
-from workers.coordinator.aggregation import read_upload
+from workers.coordinator.aggregation import why_invalid
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.failures import ProtocolViolation as ProtocolViolation
 from workers.coordinator.run_records import RoundLog
@@ -215,12 +215,8 @@ class ResponseHandler:
         """
         if self.problem.experiment.bad_uploads == "stop":
             return ""
-        try:
-            down = self.dispatch.answered(envelope.header.round, envelope.header.client)
-            read_upload(self.problem, envelope, down, worker)
-        except WireError as e:
-            return str(e)
-        return ""
+        down = self.dispatch.answered(envelope.header.round, envelope.header.client)
+        return why_invalid(self.problem, envelope, down, worker)
 
     def _once_more(self, worker: int, envelope: Envelope, why: str) -> list[Event]:
         """Repeat a task. Tasks are pure, so this helps against faulty memory but not against divergence."""

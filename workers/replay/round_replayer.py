@@ -21,7 +21,7 @@ from fedsim.tree import fold_order
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger, stream_bytes
 from workers.coordinator import failures
-from workers.coordinator.aggregation import AggregationThread
+from workers.coordinator.aggregation import AggregationThread, why_invalid
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.commands import CommandExecutor, RoundRecords
 from workers.coordinator.task_timeline import Timeline
@@ -116,7 +116,15 @@ class RoundReplayer:
         if h.kind == "absent":
             return Arrived(0, task, late=True)
         spool.put(h.client, envelope)
-        return Arrived(0, task, self._exchange_clock.late(task, stream_bytes(envelope)))
+        late = self._exchange_clock.late(task, stream_bytes(envelope))
+        return Arrived(0, task, late or self._skipped(envelope))
+
+    def _skipped(self, envelope: Envelope) -> bool:
+        """Return whether --bad-uploads skip leaves the upload out, as in the run."""
+        if self.problem.experiment.bad_uploads != "skip":
+            return False
+        down = self._dispatch.answered(envelope.header.round, envelope.header.client)
+        return bool(why_invalid(self.problem, envelope, down))
 
 
 class _Commits(RoundRecords):
