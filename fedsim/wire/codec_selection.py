@@ -34,7 +34,7 @@ def select_codecs(
     """
     sides: dict[str, dict[str, str]] = {side: {} for side in SENDERS}
     fields = {side: [f for e in exchanges for f in all_fields(getattr(e, side))] for side in ("down", "up")}
-    fields["edge"] = [f for e in exchanges if sums for f in _coded(e)]
+    fields["edge"] = [f for e in exchanges if sums for f in edge_fields(e)]
     known = {side: {f.name for f in fields[side]} for side in sides}
     for name, option in options.items():
         selected = codec(option)
@@ -62,7 +62,7 @@ def select_codecs(
     return sides
 
 
-def _coded(exchange: Exchange) -> list[Field]:
+def edge_fields(exchange: Exchange) -> list[Field]:
     """Return the fields of an edge server's sums that can have codecs."""
     down = {f.name for f in schema(exchange.down) if f.kind.dims == ("P",)}
     message = coded(exchange.sums) if exchange.sums and {"mean", "precision"} <= down else None
@@ -140,7 +140,7 @@ def unfit(
 def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
     """Return whether a message with `field`, or the broadcast it answers, has a scale for all parameters."""
     if side == "edge":
-        return True  # the broadcast has a precision, see _coded
+        return True  # the broadcast has a precision, see edge_fields
     sent = getattr(exchange, side)
     messages = (exchange.down, exchange.up) if side == "up" else (exchange.down,)
     if field not in {f.name for f in all_fields(sent)}:

@@ -109,6 +109,12 @@ class Options(ExperimentOptions, total=False):
     durability: Literal["", "process", "power", "none"]
 
 
+EXAMPLES = {
+    "hyperparameters": "{'local.lr': 0.01}",
+    "codecs": "{'up.mean': 'bf16'} or {'edge.mean': 'bf16'}",
+}
+
+
 def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     """Return the checked experiment and its execution."""
     check_keywords(options)
@@ -120,6 +126,10 @@ def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple
     base = experiment or DEFAULTS
     values = {f.name: getattr(base, f.name) for f in fields(base)}
     values |= {key: value for key, value in options.items() if key in values}
+    for key, example in EXAMPLES.items():
+        given = values[key] or {}
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise UsageError(f"{key}={given!r}: write a dictionary by name, such as {key}={example}")
     algo, brought = _algorithm(values["algo"])
     settings = _plain(values["hyperparameters"] or {})
     if experiment is not None:

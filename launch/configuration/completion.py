@@ -57,8 +57,9 @@ def codecs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
     field, equals, _ = incomplete.partition("=")
     if equals:
         return _items(((f"{field}={name}", text) for name, text in _names("codecs")), incomplete)
-    fields = _algorithm(ctx).fields
-    texts = [*fields, *(f"{side}.{name}" for side in ("up", "down") for name in fields)]
+    selected = _algorithm(ctx)
+    both = (f"{side}.{name}" for side in ("up", "down") for name in selected.fields)
+    texts = [*selected.fields, *both, *selected.edge]
     return _items(((f"{text}=", "") for text in texts), incomplete)
 
 

@@ -52,6 +52,7 @@ class Name:
         form: The syntax of its arguments, for parsing.
         hyperparameters: The names of an algorithm's hyperparameters in --set.
         fields: The fields of an algorithm's messages.
+        edge: The fields of its edge servers' sums that can have codecs, as edge.FIELD.
         once: The fields that an algorithm sends once per client, as (exchange, direction, field).
         defaults: An algorithm's defaults for an experiment.
         url: The address of an algorithm's paper.
@@ -70,6 +71,7 @@ class Name:
     defaults: Defaults | None = None
     url: str = ""
     differs: str = ""
+    edge: tuple[str, ...] = ()
 
 
 @cache
@@ -92,6 +94,7 @@ def names(kind: str) -> Mapping[str, Name]:
             Defaults(**entry["defaults"]) if "defaults" in entry else None,
             entry.get("url", ""),
             entry.get("differs", ""),
+            tuple(entry.get("edge", ())),
         )
         for name, entry in _file()[kind].items()
     }

@@ -17,6 +17,7 @@ from fedsim.event_trigger import EventTriggered
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.learning.frozen import frozen_tensors
 from fedsim.problem import Problem
+from fedsim.wire.codec_selection import edge_fields
 from fedsim.wire.schema import Field, optional_group, schema
 from launch.terminal import console, print_json, print_table
 from protocols import AnyAlgorithm, find
@@ -72,6 +73,13 @@ UNSENT = {
 }
 
 
+def edge_codecs(algorithm: AnyAlgorithm) -> list[str]:
+    """Return the fields of an edge server's sums that can have codecs, as --codec names them."""
+    if len(algorithm.exchanges) != 1:
+        return []
+    return [f"edge.{f.name}" for f in edge_fields(algorithm.exchanges[0])]
+
+
 def unsent(algorithm: AnyAlgorithm) -> str:
     """Return what the server uses for a client that sends nothing, or why there is no such client."""
     if algorithm.centralised:
@@ -98,6 +106,7 @@ def to_json(name: str) -> dict[str, Any]:
         "once": cost_once(algorithm),
         "model": kind.default_model,
         "codecs": dict(kind.default_codecs),
+        "edge": edge_codecs(algorithm),
         "event": unsent(algorithm),
         "hyperparameters": [
             {"name": key, "default": value, "values": values, "meaning": meaning}
@@ -128,6 +137,8 @@ def describe(name: str, as_json: bool = False) -> None:
     out.print(f"a client that sends nothing (+event): {unsent(algorithm)}", markup=False, soft_wrap=True)
     if codecs := own_codecs(kind):
         out.print(f"codec, unless --codec names another: {codecs}")
+    if edge := edge_codecs(algorithm):
+        out.print(f"edge servers (--tree) send exact sums, unless --codec has {', '.join(edge)}")
     out.print()
     narrow = (Column(name, no_wrap=True) for name in ("hyperparameter", "default"))
     table = Table(*narrow, "values", "meaning", header_style="bold")

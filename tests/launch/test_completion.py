@@ -44,6 +44,8 @@ def completed(*words: str) -> list[str]:
         (("schedule", "mar"), ["markov:"]),
         (("launch", "--codec", "up.prec"), ["up.precision="]),
         (("launch", "--algo", "fedavg", "--codec", "me"), ["mean="]),
+        (("launch", "--codec", "edge.p"), ["edge.precision="]),
+        (("launch", "--algo", "fedavg", "--codec", "edge"), []),
         (
             ("plan", "--codec", "up.precision=b"),
             [f"up.precision={n}" for n in ("bernoulli", "bf16", "bitmap:", "best:")],
