@@ -8,9 +8,11 @@ import re
 import secrets
 import shlex
 import sys
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -60,8 +62,8 @@ def sweep(
     The files in `out` are named after the recipe `file`, which need not exist if options define the recipe.
     The sweep stops after `minutes`. `engine` computes the runs; None means this machine. Slurm runs are only
     submitted, and a later command writes the tables. `keeps_states` is as in Pool. If `archived` or not
-    `run`, runs in the archive of `out` (launch.sweep.finished) count as done even if their folders are
-    missing. If a run failed, TaskError is raised after everything has been written.
+    `run`, runs in the recipe's archive (launch.sweep.finished) count as done even if their folders are
+    missing; if `archived`, also runs in other archives of `out`. If a run failed, TaskError is raised after everything has been written.
     """
     console = terminal.console(quiet=quiet)
     trials, pool = tuple(recipe.trials()), Pool(runs, keeps_states)
@@ -69,10 +71,13 @@ def sweep(
         raise UsageError(f"recipe {file}: no variant, so nothing to run")
     check_columns(recipe, trials, f"recipe {file}")
     if archived and out is None:
-        raise UsageError("--archived reads the archive of --out DIR; say which folder")
+        raise UsageError("--archived reads the archives of --out DIR; say which folder")
     if minutes is not None and engine is not None:
         raise UsageError("--minutes is for sweeps on this machine; on an engine, use its own limit of time")
     earlier = {} if out is None else read_archive(_archive(file, out))
+    if archived and out is not None:
+        others = (read_archive(path) for path in sorted(out.glob("*_runs.jsonl")))
+        earlier = {**dict(ChainMap(*others)), **earlier}
     known = earlier if archived or not run else {}
     missing = sum(not pool.done(t) for t in {t.id: t for t in trials if t.id not in known}.values())
     lines = len(list(recipe.rows()))
@@ -134,7 +139,7 @@ def _archive(file: Path, out: Path) -> Path:
 
 def _selected(runs: Mapping[str, FinishedRun], trials: Sequence[Trial]) -> dict[str, FinishedRun]:
     """Return the runs of these trials, in their order."""
-    return {t.id: runs[t.id] for t in trials if t.id in runs}
+    return {t.id: msgspec.structs.replace(runs[t.id], name=t.row.name) for t in trials if t.id in runs}
 
 
 def _write(

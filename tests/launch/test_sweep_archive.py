@@ -70,6 +70,20 @@ def test_a_page_outlives_its_run_folders(tmp_path: Path) -> None:
     assert "seeds 0, 1, 2" in (out / "small.md").read_text() and "6 runs, " in (out / "small.md").read_text()
     assert set(written["small.csv"].splitlines()) < set((out / "small.csv").read_bytes().splitlines())
 
+    (tmp_path / "other.toml").write_text(
+        RECIPE.replace("fedprox", "fedadmm").replace('label = "fedavg"', 'label = "mine"')
+    )
+    other = ["sweep", str(tmp_path / "other.toml"), "--runs", str(tmp_path / "runs"), "--out", str(out)]
+    shutil.rmtree(tmp_path / "runs")
+    listed = CliRunner().invoke(main, [*other, "--archived", "--dry-run"]).output.splitlines()
+    states = [(line[:8].strip(), line[9:].partition(":")[0]) for line in listed if ", seed " in line]
+    assert states == [
+        ("archived", "mine, seed 0"),
+        ("archived", "mine, seed 1"),
+        ("to do", "fedadmm, seed 0"),
+        ("to do", "fedadmm, seed 1"),
+    ]
+
     archive = out / "small_runs.jsonl"
     assert [json.loads(line)["seed"] for line in archive.read_text().splitlines()] == [0, 1, 2, 0, 1, 2]
     recipe.write_text(RECIPE.replace("seeds = [0, 1]", "seeds = [2]"))
@@ -95,7 +109,7 @@ def test_runs_that_fail_do_not_empty_the_archive(tmp_path: Path) -> None:
 def test_mistakes_with_an_archive_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(RECIPE)
     alone = sweep(tmp_path, "--archived")
-    assert alone.exit_code == 2 and "--archived reads the archive of --out" in alone.output
+    assert alone.exit_code == 2 and "--archived reads the archives of --out" in alone.output
     for text, what in (("{}", "line 1 is no finished run"), ("[1", "line 1 is no finished run")):
         (tmp_path / "small_runs.jsonl").write_text(text + "\n")
         for how in (["--archived"], ["--no-run"], []):
