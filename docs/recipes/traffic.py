@@ -2,7 +2,7 @@
 
     python docs/recipes/traffic.py      2 seconds; writes docs/traffic.md and docs/assets/traffic.png
 
-Nothing is run: the numbers are those of comparison.csv, few_bits_fashion_mnist.csv (the same data, clients,
+Nothing is run: the numbers are those of comparison.csv, one_bit_fashion_mnist.csv (the same data, clients,
 model and seeds) and participation_digits_10_tables.csv in docs/results.
 """
 
@@ -24,14 +24,14 @@ PARAMS, CLIENTS = 178_110, 10
 """Of the runs on FashionMNIST: the model's parameters, and the clients."""
 BUDGETS = (1, 2, 3, 5, 10, 20, 50, 200)
 """In P: numbers per parameter that a client sends and receives in a whole run."""
-SOURCES = ("comparison.csv", "few_bits_fashion_mnist.csv")
+SOURCES = ("comparison.csv", "one_bit_fashion_mnist.csv")
 RENAMED = {
     ("comparison.csv", "fola"): "fola (Adam) dense",
     ("comparison.csv", "fedavg"): "fedavg dense",
     ("comparison.csv", "ivon_admm"): "ivon_admm dense",
-    ("few_bits_fashion_mnist.csv", "fedlap_cov both 0.05"): "fedlap_cov few bits",
-    ("few_bits_fashion_mnist.csv", "ivon_admm both 0.05"): "ivon_admm few bits",
-    ("few_bits_fashion_mnist.csv", "fola both auto"): "fola few bits",
+    ("one_bit_fashion_mnist.csv", "fedlap_cov both"): "fedlap_cov few bits",
+    ("one_bit_fashion_mnist.csv", "ivon_admm both"): "ivon_admm few bits",
+    ("one_bit_fashion_mnist.csv", "fola both"): "fola few bits",
 }
 """The names of this page, where they differ from those of the recipes."""
 SHOWN = {

@@ -127,9 +127,9 @@ def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple
     values = {f.name: getattr(base, f.name) for f in fields(base)}
     values |= {key: value for key, value in options.items() if key in values}
     for key, example in EXAMPLES.items():
-        given = values[key] or {}
-        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-            raise UsageError(f"{key}={given!r}: write a dictionary by name, such as {key}={example}")
+        table = values[key] or {}
+        if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
+            raise UsageError(f"{key}={table!r}: write a dictionary by name, such as {key}={example}")
     algo, brought = _algorithm(values["algo"])
     settings = _plain(values["hyperparameters"] or {})
     if experiment is not None:

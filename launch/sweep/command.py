@@ -63,7 +63,8 @@ def sweep(
     The sweep stops after `minutes`. `engine` computes the runs; None means this machine. Slurm runs are only
     submitted, and a later command writes the tables. `keeps_states` is as in Pool. If `archived` or not
     `run`, runs in the recipe's archive (launch.sweep.finished) count as done even if their folders are
-    missing; if `archived`, also runs in other archives of `out`. If a run failed, TaskError is raised after everything has been written.
+    missing; if `archived`, also runs in other archives of `out`. If a run failed, TaskError is raised after
+    everything has been written.
     """
     console = terminal.console(quiet=quiet)
     trials, pool = tuple(recipe.trials()), Pool(runs, keeps_states)

@@ -122,7 +122,7 @@ class IvonMoments:
 class MeanPrecision:
     """A diagonal Gaussian: its mean (P,) and precision (P,), both in the dtype of the weights.
 
-    curvature: h (P,), in nats per example and squared unit of weight, if it was asked for; with a dual, h - u.
+    curvature: h (P,), in nats per example and squared unit of weight, if asked for; with a dual, h - u.
     """
 
     mean: Tensor
