@@ -20,7 +20,8 @@ from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
 
 CHUNK = 2000
-"""The number of examples in a chunk; a constant, so that sums of floats do not depend on the workers."""
+"""The number of examples in a chunk. It is constant, so that sums of floats do not depend on the number of
+workers."""
 
 
 class ChunkScore(NamedTuple):
@@ -29,7 +30,7 @@ class ChunkScore(NamedTuple):
     Attributes:
         tally: The tally of the predictions at the model's mean.
         ensemble: The tally of predictions averaged over posterior samples; empty without samples.
-        clients: The tally of each client's own test rows (likelihoods.by_client); empty if there are none.
+        clients: The sums over each client's own test rows (likelihoods.by_client); empty without such rows.
     """
 
     tally: Tally
@@ -47,9 +48,9 @@ class Evaluation:
         requested_samples: The number of posterior samples that the experiment asks for.
         test_clients: The client of every test row, -1 for none; None if clients have no test rows.
         clients: The number of clients.
-        of_batch: The initial running statistics, if every client keeps its own; else None. If set, batch
-            normalisation uses the statistics of the examples that are evaluated together, as AdaBN does for
-            unlabelled data (Li et al. 2016, https://arxiv.org/abs/1603.04779), and of_batch for one example.
+        of_batch: The initial running statistics if every client keeps its own statistics, else None. If set,
+            batch normalisation uses the statistics of each evaluated batch, as AdaBN does for unlabelled data
+            (Li et al. 2016, https://arxiv.org/abs/1603.04779), and of_batch for a batch of one example.
     """
 
     net: Net
@@ -68,12 +69,12 @@ class Evaluation:
 
     @property
     def measure(self) -> Likelihood:
-        """The scores that the data set's likelihood defines."""
+        """The data set's likelihood, which defines the scores."""
         return LIKELIHOODS[self.dataset.likelihood]
 
     @property
     def samples(self) -> int:
-        """The number of posterior samples over which predictions are averaged; 0 without classes."""
+        """The number of posterior samples over which predictions are averaged; 0 if they are not averaged."""
         return self.requested_samples if self.measure.averages else 0
 
     def score(self, model: Model, chunk: int, round: int) -> ChunkScore:

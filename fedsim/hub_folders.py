@@ -71,7 +71,7 @@ def _json(path: Path, owner: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"{owner}: {path} cannot be read: {' '.join(str(e).split())[:200]}") from None
     if not isinstance(content, dict):
-        raise UsageError(f"{owner}: {path} is no JSON object")
+        raise UsageError(f"{owner}: {path} is not a JSON object")
     return content
 
 

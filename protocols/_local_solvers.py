@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 KEEP = 0.5
-"""The fraction of rho S_g to which VON's clipping raises rho S_g - V_k where it is below KEEP / 5 of rho S_g.
-VON needs a positive definite matrix. With a small fraction, the mean would take steps that are 1/KEEP times
-too long for weights that no data determine (dead pixels)."""
+"""Where rho S_g - V_k < (KEEP / 5) rho S_g, VON's clipping raises it to KEEP rho S_g, because VON needs a
+positive definite matrix. With a small KEEP, the mean's steps would be 1/KEEP times too long for weights that
+no data determine (dead pixels)."""
 
 
 def to_the_mode(
@@ -49,8 +49,11 @@ def to_the_mode(
     smoothing: Smoothing | None = None,
     tolerance: float = 0.0,
 ) -> SiteFit:
-    """Find the mode of q_k by gradient steps. sum_loss: True for the loss l_k, False for lbar_k. smoothing:
-    settings of the expected loss E_q[l_k]; None for l_k(m), the delta method. tolerance: as in minimise."""
+    """Find the mode of q_k by gradient steps.
+
+    sum_loss: True for the summed loss l_k, False for the mean loss l_k / N_k. smoothing: settings for
+    training on E_q[l_k]; None trains on l_k(m) (the delta method). tolerance: as in minimise.
+    """
     client, shard, task = problem.client, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, Moments)
     fit = minimise(
@@ -97,7 +100,8 @@ def by_ivon(
 ) -> SiteFit:
     """Solve the client's problem by IVON in the units of Algorithm 2 (Moellenhoff et al. v2, App. D.4).
 
-    IVON gets the mean loss, lambda = N_k / (rho tau), and the dual times tau / N_k. loss, alpha: as in ivon.
+    IVON gets the mean loss, the effective sample size N_k / (rho tau), and the dual to the power tau / N_k.
+    tau: the tempering of the likelihood. loss, alpha: as in ivon.
     The cavity and the values derived from it are eight float64 vectors of size P. They are computed twice,
     before and after training, so that they need no memory during training.
     """

@@ -182,7 +182,7 @@ def _entries(file: Path) -> dict[str, Mapping[str, Any]]:
         no_json = True
     if no_json:
         raise DataError(
-            f"{file} is no JSON. FedScale's own file is a pickle, which is not read: export it first "
+            f"{file} is not JSON. FedScale's own file is a pickle, which is not read: export it first "
             "(docs/devices.md)"
         )
     if not isinstance(content, dict) or not content:

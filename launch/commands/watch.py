@@ -115,7 +115,9 @@ class WatchedRun:
                 whole = False
             if not whole:
                 if self._lines.at == len(text) + 1:
-                    raise DataError(f"{self._lines.path} is damaged: its first line is no line of a round")
+                    raise DataError(
+                        f"{self._lines.path} is damaged: its first line is not the record of a round"
+                    )
                 self._lines.at = 0  # the file was truncated and has grown again; `shown` prevents repeats
                 return
             yield line

@@ -14,18 +14,18 @@ Settings = Mapping[str, Any]
 
 CODECS = "codecs"
 TELLING = (CODECS, "hyperparameters", "participation", "error_feedback", "partition", "model", "dataset")
-"""Settings that labels name, in this order, before all others."""
+"""Settings that come first in labels, in this order."""
 NO_TASK = ("algo", "params", "eval_samples", "threads", "device", "eval_every")
-"""Settings that no label needs: the algorithm, measurement, execution, and derived settings."""
+"""Settings that are not part of the task: the algorithm, measurement, execution, and derived settings."""
 ABSENT = object()
 LONGEST = 60
-"""If a label would have more characters, all labels leave out the settings of `unnamed`."""
+"""The longest label, in characters. If one would be longer, all labels leave out what `unnamed` returns."""
 
 
 def labels(groups: Sequence[Settings]) -> list[str]:
-    """Return a label per group: the algorithm, the settings of the task that not all groups share, and just
-    enough settings to distinguish the groups of one algorithm. If a label would be longer than LONGEST, all
-    labels keep only what distinguishes groups of one algorithm; `unnamed` returns the rest.
+    """Return a label per group: the algorithm, the task settings (_of_task) that not all groups share, and
+    just enough other settings to distinguish the groups of one algorithm. If a label would be longer than
+    LONGEST, all labels keep only what distinguishes groups of one algorithm; `unnamed` returns the rest.
 
     groups: settings with dotted names (codecs.mean, hyperparameters.local.lr). All groups must differ.
     """
@@ -132,7 +132,7 @@ def _value(key: str, group: Settings) -> str:
 
 
 def _differing(groups: Sequence[Settings]) -> list[str]:
-    """Return the keys that are missing or different in some groups, in the order of TELLING."""
+    """Return the keys whose values differ between groups, or that a group lacks, in the order of TELLING."""
     keys = dict.fromkeys(key for g in groups for key in g)
     result = [key for key in keys if len({repr(g.get(key, ABSENT)) for g in groups}) > 1]
     return sorted(result, key=_rank)
@@ -156,7 +156,8 @@ def _telling(groups: Sequence[Settings]) -> list[str]:
 
 
 def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) -> list[str]:
-    """Drop each choice, the last one first, that is not needed to distinguish the group from `alike`."""
+    """Return the keys without the choices that are not needed to distinguish `group` from the others in
+    `alike`, the groups of its algorithm. The last choice is tried first."""
     keys = list(message)
     for choice in dict.fromkeys(_choice(key) for key in reversed(message)):
         fewer = [key for key in keys if _choice(key) != choice]
@@ -176,7 +177,7 @@ def _parts(keys: Sequence[str], group: Settings) -> list[str]:
 
 
 def _choice(key: str) -> str:
-    """Return the unit by which a key is chosen: CODECS for all codecs, else the key."""
+    """Return the choice of a key: CODECS for a codec, because codecs are chosen together; else the key."""
     return CODECS if key.startswith(f"{CODECS}.") else key
 
 
@@ -200,7 +201,7 @@ def _setting(key: str, name: str, settings: Settings) -> str:
 
 
 def _name(key: str) -> str:
-    """Drop the table (codecs.up.mean: up.mean), or write spaces (evaluate_on: "evaluate on")."""
+    """Return the name to show: "up.mean" for codecs.up.mean, and "evaluate on" for evaluate_on."""
     table, _, rest = key.partition(".")
     if table == "sources":
         return f"source {rest}"

@@ -1,4 +1,5 @@
-"""An algorithm's bytes per client and round, and once per client (docs/decisions/005-units-of-p.md)."""
+"""An algorithm's bytes per client and round, and its one-time bytes per client
+(docs/decisions/005-units-of-p.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Sent = tuple[int, str, str]
 
 
 def sent_once(algorithm: Algorithm[Any, Any, Any, Any]) -> frozenset[Sent]:
-    """Return the fields that each client receives or sends once: those in the messages' optional groups."""
+    """Return the fields that each client receives or sends once: those in optional groups."""
     from fedsim.wire.schema import optional_group, schema  # imports torch
 
     return frozenset(
@@ -56,8 +57,8 @@ class ClientCosts:
 
     def units(self, *, params: int, participations: int, clients: int) -> dict[str, float]:
         """Return the costs in units of P (4 * params bytes), as in summary.json.
-        units_of_p_SIDE is per client and round, units_of_p_once_SIDE per client. `participations` counts the
-        pairs of a client and a round, from round 1, in which the client received the broadcast."""
+        units_of_p_SIDE is per client and round, units_of_p_once_SIDE per client. participations: the number
+        of pairs of a client and a round, from round 1, in which the client received the broadcast."""
         round, client = 4 * params * participations, 4 * params * clients
         return {f"units_of_p_{side}": self.rounds[side] / round if round else 0.0 for side in SIDES} | {
             f"units_of_p_once_{side}": self.once[side] / client if client else 0.0 for side in SIDES

@@ -1,8 +1,8 @@
 """Reading of run folders. Only this module knows the files of a run and how they belong together.
 
 Files are read when they are needed, and compared with the digests that the run has recorded. The digests of a
-run that has ended are in summary.json. Otherwise, the newest checkpoint has the digests at the commit of its
-round. A run of an earlier fedsim may have neither.
+run that has ended are in summary.json. Otherwise, the newest checkpoint has the digests of the files at the
+commit of its round. A run of an earlier version of fedsim may have neither.
 
 Importing this module imports neither torch nor pandas.
 """
@@ -75,7 +75,7 @@ class RunFolder:
         """Open a run folder of any wire format.
 
         Raises:
-            UsageError: if there is no run of this format.
+            UsageError: if there is not a run folder with this manifest format.
             DataError: if its manifest is damaged.
         """
         run = cls(Path(path))
@@ -89,12 +89,12 @@ class RunFolder:
         """The content of manifest.json: the experiment, and how and where it was run.
 
         Raises:
-            UsageError: if there is no run of this format.
+            UsageError: if there is not a run folder with this manifest format.
             DataError: if the manifest is damaged.
         """
         path = self.path / MANIFEST
         if not path.is_file():
-            raise UsageError(f"{self.path} is no run folder: there is no {path}")
+            raise UsageError(f"{self.path} is not a run folder: there is no {path}")
         content = json_of(path)
         if content.get("format") != FORMAT:
             other = content.get("format")
@@ -104,12 +104,12 @@ class RunFolder:
             raise DataError(f"{self.path}: its manifest is damaged: the experiment has no {missing[0]}")
         recorded = content.get("experiment_sha256")
         if recorded and recorded != digest(content["experiment"]):
-            raise DataError(f"{path} was changed: its experiment_sha256 is of another experiment")
+            raise DataError(f"{path} was changed: its experiment_sha256 does not match its experiment")
         return content
 
     @property
     def experiment(self) -> Mapping[str, Any]:
-        """The manifest's experiment, with all defaults resolved, and with entries on data and algorithm."""
+        """The manifest's experiment, with defaults resolved and entries about the data and the algorithm."""
         experiment: Mapping[str, Any] = self.manifest["experiment"]
         return experiment
 
@@ -136,7 +136,7 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """The state of the run, from its lock, which the kernel releases with the process, and its summary.
+        """The state of the run, from its lock and its summary. The kernel releases a lock with its process.
 
         It is running, done, interrupted (by a signal), failed (with an error), killed (the coordinator ended
         without a summary), damaged (the manifest or summary cannot be read), or missing (there is no folder).
@@ -186,7 +186,7 @@ class RunFolder:
 
     @property
     def clients(self) -> int:
-        """The number of clients that have data: K, or 1 for a centralised run, in which one has all rows."""
+        """The number of clients that have data: K, or 1 for a centralised run."""
         return len(self.experiment.get("client_sizes") or ()) or int(self.experiment["clients"])
 
     @property
@@ -201,15 +201,15 @@ class RunFolder:
         """Workers and starts that may have computed different bits (--allow-drift)."""
         return tuple(self.manifest.get("drift", ()))
 
-    # ---- what this fedsim can read
+    # ---- what this version of fedsim can read
 
     def check_wire(self) -> None:
-        """Raise MismatchError if this fedsim cannot read the run's messages, checkpoints and states."""
+        """Raise MismatchError if this version cannot read the run's messages, checkpoints and states."""
         begun = self.manifest.get("wire", 1)
         if begun != WIRE:
             raise MismatchError(
-                f"{self.path} was begun with wire format {begun}; this fedsim speaks {WIRE}. Finish it with "
-                "the fedsim that began it (versions.fedsim in its manifest), or start a new run"
+                f"{self.path} was started with wire format {begun}; this version of fedsim uses {WIRE}. "
+                "Finish it with the version that started it (versions.fedsim in its manifest), or start anew"
             )
 
     def check_states(self) -> None:
@@ -219,7 +219,7 @@ class RunFolder:
             raise UsageError(
                 f"{self.path} was launched with --durability none: its states and checkpoints were in "
                 "memory and are gone. Its results are there (fedsim report, ledger, compare); to resume or "
-                "to verify, launch it again without"
+                "to verify, launch it again without this option"
             )
 
     # ---- rounds
@@ -228,8 +228,8 @@ class RunFolder:
     def commits(self) -> dict[int, Mapping[str, Any]]:
         """The journal's entries of committed rounds, by round.
 
-        A round is committed once the journal has its entry, which is written after its rows. Later rows are
-        those of an interrupted round, which a resume computes again.
+        A round is committed once the journal has its entry, which is written after its rows. Rows of
+        later rounds are those of an interrupted round, which a resume computes again.
         """
         journal = self.path / JOURNAL
         records = read_journal(journal) if journal.is_file() else []
@@ -254,7 +254,8 @@ class RunFolder:
         path = self.path / name
         if not path.is_file():
             raise UsageError(
-                f"{self.path} is no run folder, or its run did not get so far: there is no {name}"
+                f"{self.path} is not a run folder, or its run ended before it wrote {name}: there is "
+                "no such file"
             )
         return path
 
@@ -266,7 +267,7 @@ class RunFolder:
         for path in sorted((self.path / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
             try:
                 committed = read_committed_files(path)
-            except (WireError, DiskError):  # damaged, from an earlier fedsim, or just deleted
+            except (WireError, DiskError):  # damaged, from an earlier version, or just deleted
                 continue
             files = {file.name: file for file in committed.files}
             source = f"the checkpoint of round {committed.round}"
@@ -274,7 +275,7 @@ class RunFolder:
         return KnownFiles("", False, {})
 
     def checked(self) -> Self:
-        """Compare all files with their record; raise DataError for a changed file. Return the run."""
+        """Return the run. Raise DataError if the experiment or a growing file differs from its record."""
         self.check_experiment()
         for name in self.known.files:
             if (self.path / name).exists():
@@ -290,7 +291,7 @@ class RunFolder:
         named = self.manifest.get("run")
         if known.run not in ("", named):
             raise DataError(
-                f"{path} is of run {named}, {known.source} of run {known.run}: put this run's own file back"
+                f"{path} belongs to run {named}, but {known.source} to run {known.run}: restore the original"
             )
 
     def checked_bytes(self, name: str) -> bytes:
@@ -313,7 +314,9 @@ class RunFolder:
         for name in names:
             path, was = self.path / name, self.known.files.get(name)
             if not path.is_file():
-                raise UsageError(f"{self.path} has no {name}: its run did not get so far, or it was removed")
+                raise UsageError(
+                    f"{self.path} has no {name}: its run ended before it wrote this file, or it was removed"
+                )
             if was is None:
                 continue
             with disk_errors(f"cannot read {path}"):
@@ -330,7 +333,7 @@ class RunFolder:
 
     def _other_rows(self, path: Path, was: FileDigest) -> str:
         source = self.known.source
-        return f"{path} was changed: its {was.rows:,} rows are not those that {source} has the sha256 of"
+        return f"{path} was changed: its first {was.rows:,} rows do not match the sha256 in {source}"
 
     def ledger_rows(self) -> Iterator[Entry]:
         """Yield the committed rows of ledger.csv, which may not fit into memory."""
@@ -344,8 +347,8 @@ class RunFolder:
     def lines(self) -> tuple[dict[str, Any], ...]:
         """The lines of metrics.jsonl, without a last line that is still being written.
 
-        The traffic of rounds that were not evaluated is added to the next line, and PERSONAL_NUMBERS to the
-        last line.
+        The traffic of rounds that were not evaluated is added to the next line, and PERSONAL_NUMBERS of
+        summary.json to the last line.
 
         Raises:
             UsageError: if there is no metrics.jsonl.
@@ -359,9 +362,9 @@ class RunFolder:
                 lines.append(json.loads(text))
                 rounds += [int(lines[-1]["round"])] if {"bytes_down", "bytes_up"} <= lines[-1].keys() else []
             except (ValueError, KeyError, TypeError, AttributeError):
-                raise DataError(f"{path} is damaged: line {number} is no line of a round") from None
+                raise DataError(f"{path} is damaged: line {number} is not the record of a round") from None
         if len(rounds) < len(lines):
-            raise DataError(f"{path} is damaged: a line does not say what its round cost")
+            raise DataError(f"{path} is damaged: a line has no bytes_down or bytes_up")
         if lines:  # personal models are scored at the end of the run
             lines[-1] |= {name: self.summary[name] for name in PERSONAL_NUMBERS if name in self.summary}
         if every_round(rounds):
@@ -423,13 +426,14 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Read a JSON object (else {}) of a run. Raise UsageError if unreadable, and DataError if damaged."""
+    """Read a JSON file of a run; return {} if it holds no object. Raise UsageError if it cannot be read, and
+    DataError if it is damaged."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}") from None
     except ValueError as e:
-        where = f"line {e.lineno} is no JSON" if isinstance(e, json.JSONDecodeError) else "it is no text"
+        where = f"line {e.lineno} is not JSON" if isinstance(e, json.JSONDecodeError) else "it is not text"
         raise DataError(f"{path} is damaged: {where}") from None
     return dict(result) if isinstance(result, dict) else {}
 

@@ -85,8 +85,8 @@ class Resumption:
 
     def _mismatch(self, what: str, was: object, supplied: str) -> MismatchError:
         return MismatchError(
-            f"{self.folder} was begun with {what} = {was!r}; this command says {supplied}. A resumed run may "
-            "have more rounds, another --until and another execution: start a new run"
+            f"{self.folder} was started with {what} = {was!r}; this command says {supplied}. A resumed run "
+            "may have more rounds, another --until and another execution: start a new run"
         )
 
     @property
@@ -152,14 +152,14 @@ class Resumption:
         for key in ("device", "params", "client_sizes", "sources", "data"):
             if was.get(key, today[key]) != today[key]:
                 raise MismatchError(
-                    f"{self.folder} was begun with {key} {was[key]}; now it is {today[key]}: "
+                    f"{self.folder} was started with {key} {was[key]}; now it is {today[key]}: "
                     "other data, other code or another machine"
                 )
         for what, before, here in self.drifts(now):
             if not self.drift:
                 raise MismatchError(
-                    f"{self.folder} was begun with {what} {before}; here it is {here}. The bits may differ: "
-                    "resume it where it was begun, or give --allow-drift"
+                    f"{self.folder} was started with {what} {before}; here it is {here}. The bits may "
+                    "differ: resume it where it was started, or give --allow-drift"
                 )
 
     def drifts(self, now: Mapping[str, Any]) -> list[Difference]:

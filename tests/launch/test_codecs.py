@@ -228,10 +228,10 @@ def output(*arguments: object) -> str:
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    assert f"{tmp_path} is no run folder" in output(tmp_path)
-    assert "is no run folder" in output(tmp_path / "nowhere")
+    assert f"{tmp_path} is not a run folder" in output(tmp_path)
+    assert "is not a run folder" in output(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    assert "is no run folder" in output(tmp_path / "file")
+    assert "is not a run folder" in output(tmp_path / "file")
 
 
 def test_a_manifest_of_another_format_or_damaged(run: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_manifest_of_another_format_or_damaged(run: Path) -> None:
 def test_an_experiment_that_this_version_cannot_carry_out(run: Path) -> None:
     described = json.loads((run / "manifest.json").read_text())["experiment"]
     manifest(run, experiment=described | {"algo": "fedlap_cow"})
-    assert "was changed: its experiment_sha256 is of another experiment" in output(run)
+    assert "was changed: its experiment_sha256 does not match its experiment" in output(run)
     manifest(run, experiment_sha256=None)  # as of an earlier fedsim
     assert "did you mean 'fedlap_cov'" in output(run)
     manifest(run, experiment=described | {"clients": 0})

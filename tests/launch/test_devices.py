@@ -131,7 +131,7 @@ def test_a_wrong_export_is_one_line(words: tuple[str], content: Any, says: str, 
 def test_a_pickle_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "client_device_capacity").write_bytes(b"\x80\x04}\x94.")
     result = command("capacity", tmp_path / "client_device_capacity", "--out", tmp_path / "out.csv")
-    assert result.exit_code == 2 and "is no JSON" in result.output and "export it first" in result.output
+    assert result.exit_code == 2 and "is not JSON" in result.output and "export it first" in result.output
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ def test_a_run_of_another_wire_format_is_refused_in_one_line_and_left_as_it_is(
     ):
         done = CliRunner(catch_exceptions=False).invoke(main, arguments)
         assert done.exit_code == 3 and done.stderr.count("\n") == 1
-        assert f"was begun with wire format {OTHER_WIRE[name]}; this fedsim speaks 3" in done.stderr
+        assert (
+            f"was started with wire format {OTHER_WIRE[name]}; this version of fedsim uses 3" in done.stderr
+        )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 

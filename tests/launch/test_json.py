@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fedsim.Run:
 def document(*arguments: str, code: int = 0) -> Any:
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == code, result.output
-    return json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    return json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 def test_values_are_those_of_json() -> None:

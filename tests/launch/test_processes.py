@@ -289,4 +289,4 @@ def test_a_diverged_model_is_reported_and_not_hidden(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert done.returncode == 0 or "NaN or Inf" in done.stderr
     for line in (out / "metrics.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))

@@ -263,7 +263,7 @@ def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) ->
     assert set(run.ledger[run.ledger.kind == "retry"].message) <= {"task"}
     assert "is not being run: its keys open nothing" in answer("revoke", str(federation.run), "0")
     assert "has no remote workers" in answer("revoke", str(federation.folder / "local"), "0")
-    assert "is no run folder" in answer("revoke", str(federation.folder / "nothing"), "0")
+    assert "is not a run folder" in answer("revoke", str(federation.folder / "nothing"), "0")
 
 
 def test_a_new_start_has_new_keys(federation: Federation) -> None:
@@ -430,7 +430,7 @@ def test_a_worker_that_does_not_hear_of_the_end_ends_by_itself(federation: Feder
     if fault == "cut":
         relay.cut()
     output = ends(deaf, 1)
-    assert ("was lost" if fault == "cut" else "nothing was heard of") in output
+    assert ("was lost" if fault == "cut" else "nothing was received from") in output
     assert "nobody has answered" in output and "the run is over, or its coordinator has ended" in output
     ends(hears)
     relay.close()

@@ -90,7 +90,7 @@ def test_a_run_without_uploads(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run", keep=False)
     output = command("replay", run)
     assert output.code == 2 and output.err.count("\n") == 1 and "--keep-uploads" in output.err
-    assert "is no run folder" in command("replay", tmp_path).err
+    assert "is not a run folder" in command("replay", tmp_path).err
 
 
 def test_a_server_that_folds_in_another_way(tmp_path: Path) -> None:

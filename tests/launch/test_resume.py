@@ -183,7 +183,7 @@ def test_what_must_not_change_is_refused_with_both_values(tmp_path: Path) -> Non
     manifest = folder / "manifest.json"
     kept = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(kept | {"versions": kept["versions"] | {"torch": "1.0"}}))
-    assert "was begun with torch 1.0" in refused("--rounds", "3", "--workers", "0")
+    assert "was started with torch 1.0" in refused("--rounds", "3", "--workers", "0")
     fedsim("resume", str(folder), "--rounds", "3", "--workers", "0", "--allow-drift")
     assert Resumption.open(folder).experiment.rounds == 3
 

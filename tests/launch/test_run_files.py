@@ -139,7 +139,7 @@ def test_a_run_that_has_not_ended_is_compared_with_its_newest_checkpoint(file: s
     assert len(RunFolder.open(left).checked().lines) and len(RunFolder.open(left).ledger)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:1], lines[1].replace(b"0", b"1", 1), *lines[2:]]))
-    with pytest.raises(DataError, match=rf"{file} was changed: .* the checkpoint of round \d has the sha256"):
+    with pytest.raises(DataError, match=rf"{file} was changed: .* the sha256 in the checkpoint of round \d"):
         RunFolder.open(left).checked()
     cut(path)
     output = command("verify", left)
@@ -166,9 +166,9 @@ def test_a_manifest_with_another_experiment_is_refused(run: Path, left: Path, tm
 
 def test_what_is_no_json_is_said_with_its_line(run: Path) -> None:
     (run / "summary.json").write_text('{\n "status": ')
-    assert f"{run / 'summary.json'} is damaged: line 2 is no JSON" in command("ledger", run).err
+    assert f"{run / 'summary.json'} is damaged: line 2 is not JSON" in command("ledger", run).err
     (run / "manifest.json").write_bytes(b'{"format": "\xff"}')
-    assert "manifest.json is damaged: it is no text" in command("ledger", run).err
+    assert "manifest.json is damaged: it is not text" in command("ledger", run).err
 
 
 @pytest.mark.parametrize("row", ["algorithm,1\n", "a,b,c,d,e,f,g,h,i,j,k,l\n", "\n"])

@@ -165,7 +165,7 @@ def test_mistakes(plain: Path, tmp_path: Path) -> None:
     ):
         output = command("verify", plain, *options)
         assert output.code == 2 and says in output.err
-    assert "is no run folder" in command("verify", tmp_path).err
+    assert "is not a run folder" in command("verify", tmp_path).err
     lock = RunLock(plain)
     assert "is being run by process" in command("verify", plain).err
     lock.release()

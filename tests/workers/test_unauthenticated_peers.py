@@ -334,7 +334,7 @@ def test_a_guest_that_is_not_answered_gives_the_connection_up(
 ) -> None:
     """What it sends arrives, and nothing comes back: it would never have known of the run's end."""
     runtime = WorkerRuntime(problem_of(find("fedavg")), tmp_path, "run", 0)
-    with pytest.raises(ConnectionLost, match="nothing was heard of"):
+    with pytest.raises(ConnectionLost, match="nothing was received from"):
         serve(come(0), runtime, lambda *_: [], idle=0.05)
 
 

@@ -26,11 +26,11 @@ from fedsim.wire.schema import Dims, FieldKind, Sum, check_values, schema, summe
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 
 Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True)]
-"""The S scalars (for metrics.jsonl) of each of U uploads, in ascending client id, shape (U, S)."""
+"""The S scalars (for metrics.jsonl) of each of U uploads, in ascending order of client id, shape (U, S)."""
 
 
 def edge_dims(problem: Problem, exchange: Exchange, uploads: int) -> Dims:
-    """Return the dimensions of the fields of an edge server's message with the sums of `uploads` uploads."""
+    """Return the dimensions of the fields of an edge server's message. uploads: how many it sums."""
     return {**problem.dims, "U": uploads, "S": len(summed_scalars(exchange.up))}
 
 
@@ -57,8 +57,7 @@ def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str 
 
 @dataclass(frozen=True)
 class EdgeSum:
-    """The sums of an edge server: encoded, as the root decodes them, and what the codecs took from them (None
-    without codecs)."""
+    """An edge server's sums: encoded, as decoded by the root, and the coding error (None without codecs)."""
 
     payload: Payload
     decoded: Any
@@ -76,8 +75,8 @@ def summed(
     """Return an edge server's sums for an exchange.
 
     down: the broadcast as clients decode it. ups: pairs of a client and its decoded upload, in ascending
-    client id; the upload is None if the client's event rule withholds it. remainder: what the codecs took
-    from the edge server's last sums; None before its first.
+    order of client id; the upload is None if the client's event rule withholds it. remainder: the coding
+    error of the edge server's previous sums; None if there are none.
     """
     algorithm, exchange = problem.algorithm, problem.exchange(command.round, command.exchange)
     ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
@@ -125,10 +124,10 @@ class _Coder:
         return encode(self.kind(**sent, **scalars), self.codecs, self.dims, self.context, self.layout)
 
     def decoded(self, payload: Payload, owner: str) -> tuple[Any, Tensor]:
-        """Return the sums, an instance of Exchange.sums, and the scalars of the uploads, (U, S).
+        """Return the sums (an instance of Exchange.sums) and the uploads' scalars, shape (U, S).
 
         Raises:
-            WireError: If the message or a value is invalid.
+            WireError: if the message or a value is invalid.
         """
         envelope = Envelope(Header(VERSION, "sums", "", fields=payload.fields), b"", payload.frames)
         sent: Any = decode(self.kind, envelope, self.codecs, self.dims, owner, self.context, self.layout)
@@ -159,16 +158,17 @@ def read_remainder(problem: Problem, envelope: Envelope, owner: str) -> Remainde
 
 
 def _sent(value: Any) -> Any:
-    """Return a sum in the form of its field: a symmetric matrix as its triangle."""
+    """Return the form in which a sum is sent: the triangle of a symmetric matrix, else the sum itself."""
     return packed(value) if is_full(value) else value
 
 
 def read_sums(
     problem: Problem, envelope: Envelope, down: Any, edge: int, uploads: int, owner: str
 ) -> tuple[Any, Tensor]:
-    """Return an edge server's sums, an instance of Exchange.sums, and the scalars of the uploads, (U, S).
+    """Return an edge server's sums (an instance of Exchange.sums) and the uploads' scalars, shape (U, S).
 
-    down: the decoded broadcast. uploads: the largest accepted number of uploads.
+    down: the decoded broadcast. uploads: the number of summed uploads; without codecs, an
+    upper bound.
     """
     h = envelope.header
     coder = _Coder(problem, h.round, h.exchange, down, edge, uploads)
@@ -184,4 +184,4 @@ def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -
     check_fields(kind, headers, problem.codecs["edge"], dims, owner, layout)
     for f, h in zip(schema(kind), headers, strict=True):
         if f.kind.elastic and h.shape[0] != uploads:
-            raise WireError(f"{owner}: {f.name} of {h.shape[0]} uploads where {uploads} count")
+            raise WireError(f"{owner}: {f.name} has rows for {h.shape[0]} uploads, not for {uploads}")

@@ -138,7 +138,7 @@ class EdgeServer:
             self._heartbeat = self._clock()
             self.root.offer(messages.idle(self.run))
         if self._clock() - self._heard > self._unanswered:
-            raise ConnectionLost(f"nothing was heard of {self.root.address} for {self._unanswered:g} s")
+            raise ConnectionLost(f"nothing was received from {self.root.address} for {self._unanswered:g} s")
 
     # ---- workers that come and go
 

@@ -111,8 +111,8 @@ def announce(
 ) -> None:
     """Tell the coordinator that this process is ready, and send its manifest.
 
-    digest: True to include the digest of the data. names: the coordinator's paths of user files by their
-    paths on this machine, if they differ.
+    digest: True to include the digest of the data. names: maps the paths of user files on this
+    machine to the coordinator's paths, if they differ.
     """
     with while_it_starts(connection, run):
         manifest = messages.WorkerManifest(
@@ -154,10 +154,11 @@ def serve(
     """Answer the coordinator's envelopes until 'stop'.
 
     handle: returns the replies to an envelope, computed on one of the runtime's problems. idle: seconds of
-    silence before a heartbeat. None means no heartbeats; the kernel ends a local worker with its coordinator.
+    silence before a heartbeat. None: no heartbeats, as for a local worker, which the kernel ends with its
+    coordinator.
 
     Raises:
-        AccessError: if the coordinator refuses.
+        AccessError: if the coordinator refuses this worker.
         ConnectionLost: if the connection has ended.
         Interrupted: if the run was interrupted.
     """
@@ -184,9 +185,9 @@ def serve(
                 if lanes.busy:
                     continue
                 if idle and unanswered == UNANSWERED:
-                    silence = f"nothing was heard of {connection.address} for {idle * UNANSWERED:g} s"
+                    silence = f"nothing was received from {connection.address} for {idle * UNANSWERED:g} s"
                     raise ConnectionLost(silence)
-                if idle:  # names no task, to renew no lease: a task may be lost
+                if idle:  # without a task, so that it renews no lease: the task may have been lost
                     connection.offer(messages.idle(runtime.run))
                     unanswered += 1
                 continue

@@ -1,11 +1,12 @@
-"""Images as arrays, by mode (https://pillow.readthedocs.io/en/stable/handbook/concepts.html#modes).
+"""Convert images to arrays, depending on their mode
+(https://pillow.readthedocs.io/en/stable/handbook/concepts.html#modes).
 
 L, RGB          8 bits per channel, unchanged
 1               black and white: 0 and 255
 P               palette, converted to RGB; with transparency, it is treated as PA
 LA, RGBA, PA    the alpha channel is removed if it is opaque everywhere, otherwise the image is an error
-I;16, I;16B     16-bit grey, as float32
-others          an error: the range of values is not known (I, F), or the image is not RGB (CMYK, LAB, ...)
+I;16            16-bit grey in any byte order, also mode I of a PNG file, as float32
+others          an error: the range of values is not known (other I, F), or not RGB (CMYK, LAB, ...)
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from fedsim.errors import DataError
 
 _GREY_16 = ("I;16", "I;16B", "I;16L", "I;16N")
 _SEVERAL = ("MPO",)
-"""Formats with several pictures, of which only the first is read, such as camera files with a preview."""
+"""Formats with several pictures, such as camera files with a preview. Only the first picture is read."""
 
 
 def pixels(images: Iterable[tuple[str, Callable[[], Any]]], owner: str) -> tuple[Array, float]:
-    """Convert images to inputs (n, channels, height, width), uint8 or float32; also return white's value.
+    """Convert images to inputs (n, channels, height, width), uint8 or float32; also return the value
+    of white.
 
-    images: pairs of a name for messages and a function that opens the image (as a PIL.Image.Image).
+    images: pairs of a name for error messages and a function that opens the image (as a PIL.Image.Image).
     """
     rows: list[Array] = []
     kinds: Counter[str] = Counter()
@@ -83,8 +85,8 @@ def _channels_last(image: Any, where: str) -> Array:
         image = image.convert(image.mode[:-1])
     elif mode not in ("L", "RGB"):
         raise DataError(
-            f"{where} has the mode {mode}; grey values of 8 or 16 bits and RGB are read. Convert it first: "
-            "image.convert('RGB') for colours, or numbers to a known range for I and F"
+            f"{where} has the mode {mode}, which is not supported. Convert it first: colours with "
+            "image.convert('RGB'), I and F to 8 or 16 bits with a known range"
         )
     array = np.asarray(image)
     return array[:, :, None] if array.ndim == 2 else array
