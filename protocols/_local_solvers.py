@@ -1,9 +1,10 @@
-"""The local solvers of the ADMM family. Each computes q_k from a client's problem and a cavity.
+"""The local solvers that several algorithms share. Each computes q_k from a client's problem.
 
 to_the_mode   fixed precision: gradient steps to the mode of q_k         fedadmm, feddyn, ama, precond_admm,
                                                                        iso_bayes_admm (smoothed loss)
 by_von        learned precision, full or diagonal: VON               bayes_admm, bregman_admm, pvi
 by_ivon       learned precision, diagonal: IVON, at the cost of SGD  ivon_admm, ivon_pvi, fedgvi
+ivon_without_dual  the same, from a curvature and a prior            fedivon, ba_ivon
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
+from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.robust_losses import LossName, RobustLoss, robust_loss
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, Smoothing, minimise
-from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
+from fedsim.learning.solvers.ivon import IvonFit, IvonMoments, IvonTraining, ivon
 from fedsim.learning.solvers.von import VonTraining, check_samples, von
 from protocols._dual_rule import ClippedCavity, clipped_cavity, restored
 from protocols._site_algorithm import LocalProblem, SiteFit
 from protocols._site_messages import Covariance, check_covariance
 
 __all__ = [
+    "IvonMoments",
     "IvonTraining",
     "LocalTraining",
     "LossName",
@@ -30,6 +34,7 @@ __all__ = [
     "by_ivon",
     "by_von",
     "check_von",
+    "ivon_without_dual",
     "robust_loss",
     "to_the_mode",
 ]
@@ -136,6 +141,36 @@ def by_ivon(
     if cap_dual:
         local = restored(local, clipped(), q, penalty, fit.info["moved"])
     return SiteFit(local, fit.loss, fit.carried, info)
+
+
+def ivon_without_dual(
+    shard: AnyShard,
+    task: Task,
+    how: IvonTraining,
+    start: Tensor,
+    h0: float | Tensor,
+    *,
+    prior: Gaussian,
+    tau: float,
+    moments: IvonMoments | None,
+) -> tuple[IvonFit, Tensor]:
+    """Fit q_k by IVON with lambda = N_k / tau, from m = start and h = h0. Return the fit and h_k, (P,)."""
+    mean = prior.mean
+    fit = ivon(
+        shard,
+        start,
+        how=how,
+        rng=task.rng,
+        round=task.round,
+        prior_mean=mean,
+        prior_precision=prior.precision + torch.zeros_like(mean),
+        ess=shard.size / tau,
+        h0=h0,
+        moments=moments,
+        curvature=True,
+    )
+    assert fit.solution.curvature is not None
+    return fit, fit.solution.curvature
 
 
 def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:

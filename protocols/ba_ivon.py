@@ -42,9 +42,9 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.blocks import elementwise
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
 from fedsim.wire.schema import Mean, Precision, Scalar
 from protocols._averaging import WeightedPair
+from protocols._local_solvers import IvonMoments, IvonTraining, ivon_without_dual
 
 
 @dataclass(frozen=True)
@@ -106,22 +106,11 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean, server.precision)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        ess, prior = shard.size / self.tau, torch.full_like(down.mean, self.delta, dtype=torch.float64)
-        fit = ivon(
-            shard,
-            down.mean,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
-            prior_mean=torch.zeros_like(prior),
-            prior_precision=prior,
-            ess=ess,
-            h0=self.local.h0 if self.curvature == "h0" else (self.bounded(down.precision) - self.delta) / ess,
-            moments=client.moments,
-            curvature=True,
-        )
-        assert fit.solution.curvature is not None
-        precision = self.bounded(ess * fit.solution.curvature.double() + self.delta)
+        ess, prior = shard.size / self.tau, Gaussian(torch.zeros_like(down.mean).double(), self.delta)
+        h0 = self.local.h0 if self.curvature == "h0" else (self.bounded(down.precision) - self.delta) / ess
+        how, tau, moments = self.local, self.tau, client.moments
+        fit, h = ivon_without_dual(shard, task, how, down.mean, h0, prior=prior, tau=tau, moments=moments)
+        precision = self.bounded(ess * h.double() + self.delta)
         return Client(fit.carried), Up(fit.solution.mean, precision, fit.loss)
 
     def bounded(self, precision: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ N(0, I/delta), it starts from the prior, and it does not weight clients by N_k.
     server:  h_g <- sum_k a_k h_k ;   m_g <- (sum_k a_k h_k m_k) / h_g,   a_k = N_k / N, over the participants
     init:    m_g = the shared random start, h_g = h0
 
-The model is N(m_g, diag(s_g)^-1) with s_g = (N / tau) h_g + delta, the clients' curvatures on the scale of
-the summed loss plus the prior's precision. With the clients' precisions s_k = lambda_k h_k + delta, this is
-s_g = delta + sum_k (s_k - delta).
+The model is N(m_g, diag(s_g)^-1) with s_g = (N / tau) h_g + delta, on the scale of the summed loss. With the
+clients' precisions s_k = lambda_k h_k + delta, this is s_g = delta + sum_k (s_k - delta).
 
 Personal models (--personalise) have the posterior of the other clients as prior. N - N_k examples of the
 model's N are theirs, and their likelihood is raised to the power c = prior_power (1: as it is, 0: none):
@@ -22,10 +21,8 @@ client keeps them from round to round, as in ivon_admm.
 Wire: 2P down, 2P up.
 
 Differs: IVON keeps h + delta / lambda positive, but not h. A negative h_k is set to 0, and where all h_k are
-0 the mean is weighted by N_k alone. A round's average includes only the clients that take part. The paper's
-prior of a personal model is a posterior that the server provides; that it leaves out the client's share, and
-the power, are ours. With c = 1, personal models of unlike clients stay too close to the global one
-(docs/results/personal_fashion_mnist.md).
+0 the mean is weighted by N_k alone. A round's average includes only the clients that take part. In the paper
+the server provides the prior of a personal model; leaving out the client's share, and the power, are ours.
 
 References:
     Pal et al. 2025: https://arxiv.org/abs/2411.18385
@@ -46,8 +43,8 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
 from fedsim.wire.schema import Count, Curvature, Mean, Scalar, Sum
+from protocols._local_solvers import IvonMoments, IvonTraining, ivon_without_dual
 
 
 @dataclass(frozen=True)
@@ -117,29 +114,16 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean, server.curvature)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        prior = self.prior(down, task, sum(task.sizes) - shard.size)
-        fit = ivon(
-            shard,
-            down.mean,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
-            prior_mean=prior.mean,
-            prior_precision=torch.as_tensor(prior.precision),
-            ess=shard.size / self.tau,
-            h0=down.curvature.clamp(min=0),  # a codec may round it below 0
-            moments=client.moments,
-            curvature=True,
-        )
-        mean, h = fit.solution.mean, fit.solution.curvature
-        assert h is not None
-        return Client(fit.carried), Up(mean, h.clamp(min=0), fit.loss)
+        h0 = down.curvature.clamp(min=0)  # a codec may round it below 0
+        prior = self.prior(down.mean, h0, task, sum(task.sizes) - shard.size)
+        how, tau, moments = self.local, self.tau, client.moments
+        fit, h = ivon_without_dual(shard, task, how, down.mean, h0, prior=prior, tau=tau, moments=moments)
+        return Client(fit.carried), Up(fit.solution.mean, h.clamp(min=0), fit.loss)
 
-    def prior(self, down: Down, task: Task, others: int) -> Gaussian:
-        """Return the prior of a task. others: N - N_k."""
-        s_o = others / self.tau * down.curvature.double().clamp(min=0)
-        power = self.prior_power if task.personal else 0.0
-        return Gaussian(power * s_o * down.mean.double(), power * s_o + self.delta)
+    def prior(self, m: Tensor, h: Tensor, task: Task, others: int) -> Gaussian:
+        """Return the prior of a task. m: m_g. h: h_g. others: N - N_k."""
+        s_o = (self.prior_power if task.personal else 0.0) * others / self.tau * h.double()
+        return Gaussian(s_o * m.double(), s_o + self.delta)
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         before = (sums.curvature, sums.weighted, sums.mean)
