@@ -1,10 +1,10 @@
 """The local solvers that several algorithms share. Each computes q_k from a client's problem.
 
-to_the_mode   fixed precision: gradient steps to the mode of q_k         fedadmm, feddyn, ama, precond_admm,
-                                                                       iso_bayes_admm (smoothed loss)
-by_von        learned precision, full or diagonal: VON               bayes_admm, bregman_admm, pvi
-by_ivon       learned precision, diagonal: IVON, at the cost of SGD  ivon_admm, ivon_pvi, fedgvi
-ivon_without_dual  the same, from a curvature and a prior            fedivon, ba_ivon
+to_the_mode        fixed precision: gradient steps to the mode of q_k   fedadmm, feddyn, ama, precond_admm,
+                                                                        iso_bayes_admm (smoothed loss)
+by_von             learned precision, full or diagonal: VON             bayes_admm, bregman_admm, pvi
+by_ivon            learned precision, diagonal: IVON                    ivon_admm, ivon_pvi, fedgvi
+ivon_without_dual  the same, with a prior alone                         fedivon, ba_ivon
 """
 
 from __future__ import annotations
