@@ -263,7 +263,7 @@ def open(
         participation: See algo.
 
     Raises:
-        UsageError: if there is not a run folder.
+        UsageError: if there is no run folder.
         DataError: if the run's manifest is damaged.
 
     Examples:

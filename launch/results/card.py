@@ -209,12 +209,18 @@ def _traffic(group: Group) -> Part:
         "codecs": ", ".join(f"{k}={v}" for k, v in (e.get("codecs") or {}).items()) or "dense, no loss",
         "error feedback": "yes" if e.get("error_feedback") else "no",
         "ledger minus kernel": "not measured" if None in residuals else "; ".join(map(str, residuals)),
-        "retransmissions": "not counted: the ledger has every byte once",
+        "bytes that the coordinator's kernel sent again": _retransmitted(group),
     }
     limits = group.members[0].run.summary.get("limits") or {}
     if kl := limits.get("kl"):
         rows["KL of an upload from its broadcast, first seed, at the end"] = f"{kl:.4g} bits a parameter"
     return Part("Communication", rows, (fields,))
+
+
+def _retransmitted(group: Group) -> str:
+    """Return TCP's retransmissions downwards by seed. The ledger and the residual have every byte once."""
+    counts = [m.run.summary.get("kernel_retransmitted") for m in group.members]
+    return "not measured" if None in counts else "; ".join(f"{count:,}" for count in counts)
 
 
 def _fields(group: Group) -> Iterator[tuple[str, ...]]:

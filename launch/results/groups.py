@@ -243,7 +243,7 @@ def _expanded(path: Path) -> list[Path]:
     if (path / "manifest.json").is_file():
         return [path]
     if not path.is_dir():
-        raise UsageError(f"there is not a run folder {path}")
+        raise UsageError(f"there is no run folder {path}")
     result = sorted(p.parent for p in path.glob("*/manifest.json"))
     if not result:
         raise UsageError(f"{path} is not a run folder, and there is none in it: no manifest.json")

@@ -75,7 +75,7 @@ class RunFolder:
         """Open a run folder of any wire format.
 
         Raises:
-            UsageError: if there is not a run folder with this manifest format.
+            UsageError: if there is no run folder with this manifest format.
             DataError: if its manifest is damaged.
         """
         run = cls(Path(path))
@@ -89,7 +89,7 @@ class RunFolder:
         """The content of manifest.json: the experiment, and how and where it was run.
 
         Raises:
-            UsageError: if there is not a run folder with this manifest format.
+            UsageError: if there is no run folder with this manifest format.
             DataError: if the manifest is damaged.
         """
         path = self.path / MANIFEST

@@ -156,7 +156,8 @@ def summarise(
     client, `took_part` counts the rounds in which it got the broadcast, and `folded` the rounds in which its
     upload was aggregated. In the result, `until` is the target accuracy, `reached` the first evaluated round
     with it, and `bytes_to_until` the algorithm's bytes up to that round by direction. `kernel_residual` is
-    the kernel's byte count of the streams minus the ledger's (tcp); `dual_mismatch` is taken at the end."""
+    the kernel's byte count of the streams minus the ledger's, and `kernel_retransmitted` the bytes that the
+    coordinator's kernel sent again (tcp); `dual_mismatch` is taken at the end."""
     params = problem.net.layout.size
     down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
     summary: dict[str, Any] = {
@@ -179,6 +180,7 @@ def summarise(
         "folded": folded,
         **costs.units(params=params, participations=sum(took_part), clients=len(took_part)),
         "kernel_residual": None,
+        "kernel_retransmitted": None,
         "seconds_to_first_round": None,
         "seconds_imports": round(start.imports, 3),
         "seconds_round_median": None,
@@ -193,6 +195,7 @@ def summarise(
         later = outcome.seconds_rounds[1:] or outcome.seconds_rounds
         summary |= {
             "kernel_residual": outcome.kernel_residual,
+            "kernel_retransmitted": outcome.kernel_retransmitted,
             **({"edge_residuals": outcome.edge_residuals} if outcome.edge_residuals else {}),
             "seconds_to_first_round": round(outcome.seconds_to_first_round, 3),
             "seconds_round_median": round(statistics.median(later), 6) if later else None,

@@ -399,7 +399,7 @@ def test_a_real_run_is_compared_with_itself(launched: Callable[..., Path], tmp_p
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["{runs}/none"], "there is not a run folder"),
+        (["{runs}/none"], "there is no run folder"),
         (["{empty}"], "there is none in it"),
         (["{runs}", "--to", "1.5"], "--to '1.5': give an accuracy, such as 0.75 or 75%"),
         (["{runs}", "--to", "high"], "--to 'high'"),

@@ -104,9 +104,8 @@ def test_a_user_can_ask_for_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "kernel and ledger agree" in done.stdout
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["kernel_residual"] == {
-        "down": 0,
-        "up": 0,
-    }
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["kernel_residual"] == {"down": 0, "up": 0}
+    assert summary["kernel_retransmitted"] >= 0  # loopback may send again, too
     refused = subprocess.run(start, capture_output=True, text=True, timeout=DEADLINE)
     assert refused.returncode == 2 and "--transport tcp" in refused.stderr

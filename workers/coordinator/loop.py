@@ -60,6 +60,8 @@ class Outcome:
     """The number of rounds in which an upload was folded."""
     kernel_residual: Mapping[str, int] | None = None
     """The kernel's byte counts minus the ledger's, by direction, before stop messages are sent."""
+    kernel_retransmitted: int | None = None
+    """The bytes that the coordinator's kernel has sent again, which the ledger has once."""
     edge_residuals: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
     """The same difference at each edge server that is a process, by the edge server's name."""
 
@@ -195,6 +197,7 @@ class Coordinator:
             self.responses.seconds_clients,
             self.machine.folded_rounds,
             residual,
+            self.endpoint.retransmitted(),
             edges.residuals if edges is not None else {},
         )
 

@@ -50,6 +50,10 @@ class Endpoint(ABC):
         """Return the kernel's count of bytes minus the ledger's, by direction; None without a count (ipc)."""
         return None
 
+    def retransmitted(self) -> int | None:
+        """Return the bytes that the kernel has sent to workers again; None without a count, as residual."""
+        return None
+
     def dismiss(self, worker: int) -> None:
         """Forget a worker's connection."""
 

@@ -241,6 +241,11 @@ class ZmqEndpoint(Endpoint):
             return None
         return tcp_counters.residual(self.listener.port, self._booked)
 
+    def retransmitted(self) -> int | None:
+        if not self.listener.port or not self.complete:
+            return None
+        return sum(stream.retransmitted for stream in tcp_counters.streams(self.listener.port))
+
     def _booked(self) -> tuple[int, int] | None:
         """Return the booked bytes (down, up) of accepted connections; None if one was lost."""
         self._receive_all()

@@ -55,12 +55,14 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
 @dataclass(frozen=True)
 class TcpStream:
     """An open connection that a port of this process has accepted, and its stream bytes. inode: the socket's
-    inode, which identifies the connection; the descriptor may be reused at any time."""
+    inode, which identifies the connection; the descriptor may be reused at any time. retransmitted: the bytes
+    that this side has sent again."""
 
     descriptor: int
     inode: int
     down: int
     up: int
+    retransmitted: int
 
 
 def streams(port: int) -> list[TcpStream]:
@@ -114,7 +116,7 @@ def _stream(descriptor: int, port: int) -> TcpStream | None:
             return None
         connection.getpeername()  # the listening socket has no peer
         info = tcp_info(connection)
-        return TcpStream(descriptor, inode, info.acked, info.received)
+        return TcpStream(descriptor, inode, info.acked, info.received, info.retransmitted)
 
 
 @contextmanager
