@@ -188,9 +188,9 @@ def ivon(
         moments=moments if how.carry else None,
         alpha=alpha,
     )
-    d = state.offset.clone() if curvature else None
+    d, remedy = state.offset.clone() if curvature else None, _remedy(dual)
     del prior_mean, prior_precision, dual  # large (float64); the state has its own copies
-    _check_precision(state.precision())
+    _check_precision(state.precision(), remedy)
     draws = net.draws(rng, "ivon")
     eps = net.hold("eps", torch.empty_like(net.weights))
 
@@ -213,7 +213,7 @@ def ivon(
         state.moments() if how.carry else None,
         {"moved": 1 - how.beta2**steps},
     )
-    _check_finite(fit)
+    _check_finite(fit, remedy)
     return fit
 
 
@@ -396,54 +396,56 @@ def _exact(
     d, u, v = (term.to(shard.linear) for term in _exact_terms(prior_precision, ess, dual))
     hessian, linear = shard.hessian / shard.size, shard.linear / shard.size
     precision = ess * (hessian.diagonal() - u + d)
-    _check_precision(precision)
-    mean = _stationary(hessian, d - u, linear - v + d * prior_mean.to(d))
+    remedy = _remedy(dual)
+    _check_precision(precision, remedy)
+    mean = _stationary(hessian, d - u, linear - v + d * prior_mean.to(d), remedy)
     if alpha != 1.0:
         curvature, slope, shift = hessian.diagonal(), d - u, d * prior_mean.to(d) - v
         for _ in range(GENERALISED):
             w = 1 / (alpha + (1 - alpha) * (ess * slope / precision).clamp(max=1.0))
-            mean = _stationary(hessian, w * slope, linear + w * shift)
+            mean = _stationary(hessian, w * slope, linear + w * shift, remedy)
             pull = w * (slope * mean - shift)
             precision = ess * (alpha * curvature + w * slope + alpha * (alpha - 1) * ess * pull**2)
     fit = IvonFit(
         MeanPrecision(mean, precision, hessian.diagonal() - u), shard.loss(mean), None, {"moved": 1.0}
     )
-    _check_finite(fit)
+    _check_finite(fit, remedy)
     return fit
 
 
-def _stationary(hessian: Tensor, slope: Tensor, linear: Tensor) -> Tensor:
+def _stationary(hessian: Tensor, slope: Tensor, linear: Tensor, remedy: str) -> Tensor:
     """Return (hessian + diag(slope))^-1 linear after checking that it is a minimum."""
     matrix = hessian + torch.diag(slope)
     if int(torch.linalg.cholesky_ex(matrix).info):
         lowest = torch.linalg.eigvalsh(matrix)
         raise TaskError(
             f"the local problem has no minimum: its Hessian is not positive in {int((lowest <= 0).sum())} of "
-            f"{len(lowest)} directions (smallest eigenvalue {float(lowest[0]):.3g}); {_REMEDY}"
+            f"{len(lowest)} directions (smallest eigenvalue {float(lowest[0]):.3g}); {remedy}"
         )
     mean: Tensor = torch.linalg.solve(matrix, linear)
     return mean
 
 
-_REMEDY = "raise rho, or leave cap_dual on"
+def _remedy(dual: Gaussian | None) -> str:
+    return "raise delta" if dual is None else "raise rho, or leave cap_dual on"
 
 
-def _check_precision(precision: Tensor) -> None:
+def _check_precision(precision: Tensor, remedy: str) -> None:
     bad = int((~((precision > 0) & precision.isfinite())).sum())
     if bad:
         raise TaskError(
             f"the local posterior's precision is not positive and finite in {bad} of {len(precision)} "
-            f"coordinates (smallest {float(precision.min()):.3g}); {_REMEDY}"
+            f"coordinates (smallest {float(precision.min()):.3g}); {remedy}"
         )
 
 
-def _check_finite(fit: IvonFit) -> None:
+def _check_finite(fit: IvonFit, remedy: str) -> None:
     bad = int((~fit.solution.mean.isfinite()).sum())
     if bad:
         raise TaskError(
             f"the local posterior's mean is not finite in {bad} of {len(fit.solution.mean)} coordinates "
-            f"(smallest precision {float(fit.solution.precision.min()):.3g}); lower lr, or {_REMEDY}"
+            f"(smallest precision {float(fit.solution.precision.min()):.3g}); lower lr, or {remedy}"
         )
-    _check_precision(fit.solution.precision)
+    _check_precision(fit.solution.precision, remedy)
     if not math.isfinite(fit.loss):
-        raise TaskError(f"the local loss is {fit.loss}, at a finite mean; lower lr, or {_REMEDY}")
+        raise TaskError(f"the local loss is {fit.loss}, at a finite mean; lower lr, or {remedy}")
