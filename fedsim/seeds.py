@@ -83,7 +83,7 @@ def standard_normals(
 def seeded_torch(key: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's own generators for the block and restore them after it.
 
-    Use it only for code without a generator argument, as parameter initialisation.
+    Use it only for code without a generator argument, such as parameter initialisation and dropout.
     """
     import torch
 

@@ -150,20 +150,22 @@ def ivon_without_dual(
     start: Tensor,
     h0: float | Tensor,
     *,
-    prior: Gaussian,
+    prior: Callable[[], Gaussian],
     tau: float,
     moments: IvonMoments | None,
 ) -> tuple[IvonFit, Tensor]:
-    """Fit q_k by IVON with lambda = N_k / tau, from m = start and h = h0. Return the fit and h_k, (P,)."""
-    mean = prior.mean
+    """Fit q_k by IVON with lambda = N_k / tau, from m = start and h = h0. Return the fit and h_k, (P,).
+
+    The prior's float64 vectors are computed in the call, so that the solver can free them.
+    """
     fit = ivon(
         shard,
         start,
         how=how,
         rng=task.rng,
         round=task.round,
-        prior_mean=mean,
-        prior_precision=prior.precision + torch.zeros_like(mean),
+        prior_mean=prior().mean,
+        prior_precision=torch.as_tensor(prior().precision),
         ess=shard.size / tau,
         h0=h0,
         moments=moments,

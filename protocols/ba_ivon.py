@@ -32,6 +32,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -106,12 +107,17 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean, server.precision)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        ess, prior = shard.size / self.tau, Gaussian(torch.zeros_like(down.mean).double(), self.delta)
-        h0 = self.local.h0 if self.curvature == "h0" else (self.bounded(down.precision) - self.delta) / ess
-        how, tau, moments = self.local, self.tau, client.moments
+        ess, h0 = shard.size / self.tau, torch.full_like(down.mean, self.local.h0)
+        if self.curvature == "posterior":
+            h0 = ((self.bounded(down.precision) - self.delta) / ess).to(h0)
+        how, tau, moments, prior = self.local, self.tau, client.moments, partial(self.prior, down.mean)
         fit, h = ivon_without_dual(shard, task, how, down.mean, h0, prior=prior, tau=tau, moments=moments)
         precision = self.bounded(ess * h.double() + self.delta)
         return Client(fit.carried), Up(fit.solution.mean, precision, fit.loss)
+
+    def prior(self, like: Tensor) -> Gaussian:
+        zero = torch.zeros_like(like, dtype=torch.float64)
+        return Gaussian(zero, zero + self.delta)
 
     def bounded(self, precision: Tensor) -> Tensor:
         return precision.double().clamp(min=self.delta)

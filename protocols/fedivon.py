@@ -33,6 +33,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -115,15 +116,14 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         h0 = down.curvature.clamp(min=0)  # a codec may round it below 0
-        prior = self.prior(down.mean, h0, task, sum(task.sizes) - shard.size)
-        how, tau, moments = self.local, self.tau, client.moments
+        how, tau, moments, prior = self.local, self.tau, client.moments, partial(self.prior, down, task)
         fit, h = ivon_without_dual(shard, task, how, down.mean, h0, prior=prior, tau=tau, moments=moments)
         return Client(fit.carried), Up(fit.solution.mean, h.clamp(min=0), fit.loss)
 
-    def prior(self, m: Tensor, h: Tensor, task: Task, others: int) -> Gaussian:
-        """Return the prior of a task. m: m_g. h: h_g. others: N - N_k."""
-        s_o = (self.prior_power if task.personal else 0.0) * others / self.tau * h.double()
-        return Gaussian(s_o * m.double(), s_o + self.delta)
+    def prior(self, down: Down, task: Task) -> Gaussian:
+        h, others = down.curvature.double().clamp(min=0), sum(task.sizes) - task.sizes[task.client]
+        s_o, power = others / self.tau * h, self.prior_power if task.personal else 0.0
+        return Gaussian(power * s_o * down.mean.double(), power * s_o + self.delta)
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         before = (sums.curvature, sums.weighted, sums.mean)

@@ -115,6 +115,14 @@ EXAMPLES = {
 }
 
 
+def _by_name(table: Any) -> bool:
+    """Return whether a dictionary, and every dictionary in it, has text as keys."""
+    return isinstance(table, Mapping) and all(
+        isinstance(name, str) and (not isinstance(value, Mapping) or _by_name(value))
+        for name, value in table.items()
+    )
+
+
 def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     """Return the checked experiment and its execution."""
     check_keywords(options)
@@ -128,7 +136,7 @@ def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple
     values |= {key: value for key, value in options.items() if key in values}
     for key, example in EXAMPLES.items():
         table = values[key] or {}
-        if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
+        if not _by_name(table):
             raise UsageError(f"{key}={table!r}: write a dictionary by name, such as {key}={example}")
     algo, brought = _algorithm(values["algo"])
     settings = _plain(values["hyperparameters"] or {})

@@ -218,7 +218,7 @@ def _traffic(group: Group) -> Part:
 
 
 def _retransmitted(group: Group) -> str:
-    """Return TCP's retransmissions downwards by seed. The ledger and the residual have every byte once."""
+    """Return TCP's retransmissions downwards by seed. A resumed run counts from its last start."""
     counts = [m.run.summary.get("kernel_retransmitted") for m in group.members]
     return "not measured" if None in counts else "; ".join(f"{count:,}" for count in counts)
 

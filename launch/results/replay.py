@@ -31,7 +31,7 @@ def replay(folder: Path, data_dir: Path | None) -> None:
             text, fault = _compared(run, created)
             faults += [fault] if fault else []
             uploads, before = recorded.read - before, recorded.read
-            line = f"round {created.round:>{len(str(last))}}  {uploads} uploads folded again{text}"
+            line = f"round {created.round:>{len(str(last))}}  {uploads} uploads read again{text}"
             console.print(line, soft_wrap=True)
     for text, fault in _outcome(run, created):
         console.print(text, soft_wrap=True)

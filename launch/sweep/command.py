@@ -8,7 +8,6 @@ import re
 import secrets
 import shlex
 import sys
-from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from fedsim.data.catalogue import DATASETS
-from fedsim.errors import TaskError, UsageError
+from fedsim.errors import DataError, TaskError, UsageError
 from launch import terminal
 from launch.configuration.presets import step_remark
 from launch.engines.options import EngineOptions
@@ -77,8 +76,7 @@ def sweep(
         raise UsageError("--minutes is for sweeps on this machine; on an engine, use its own limit of time")
     earlier = {} if out is None else read_archive(_archive(file, out))
     if archived and out is not None:
-        others = (read_archive(path) for path in sorted(out.glob("*_runs.jsonl")))
-        earlier = {**dict(ChainMap(*others)), **earlier}
+        earlier = {**_of_others(file, out, console), **earlier}
     known = earlier if archived or not run else {}
     missing = sum(not pool.done(t) for t in {t.id: t for t in trials if t.id not in known}.values())
     lines = len(list(recipe.rows()))
@@ -136,6 +134,17 @@ def sweep(
 
 def _archive(file: Path, out: Path) -> Path:
     return out / f"{file.stem}_runs.jsonl"
+
+
+def _of_others(file: Path, out: Path, console: Console) -> dict[str, FinishedRun]:
+    """Return the runs in the archives of other recipes in `out`; an archive that cannot be read is named."""
+    runs: dict[str, FinishedRun] = {}
+    for path in sorted(set(out.glob("*_runs.jsonl")) - {_archive(file, out)}):
+        try:
+            runs |= read_archive(path)
+        except DataError as e:
+            console.print(f"not used: {e}", markup=False, soft_wrap=True)
+    return runs
 
 
 def _selected(runs: Mapping[str, FinishedRun], trials: Sequence[Trial]) -> dict[str, FinishedRun]:

@@ -108,6 +108,19 @@ def test_a_codec_relative_to_earlier_broadcasts_does_not_coarsen_the_start(flag:
     assert each[0].tolist() == each[1].tolist()
 
 
+def test_fedivons_personal_models_have_the_prior_of_the_others(tmp_path: Path) -> None:
+    """The power changes personal models alone; the run, and the scores of its global model, stay the same."""
+    each = []
+    for power in (0.0, 1.0):
+        settings = {"prior_power": power}
+        problem = problem_of(find("fedivon"), settings, personalise=2, fraction=0.2)
+        each.append(scored(problem, tmp_path / str(power)))
+    (free, one), (pulled, other) = each
+    assert one.bits == other.bits
+    assert free.common.nll.tolist() == pulled.common.nll.tolist()
+    assert free.personal.nll.tolist() != pulled.personal.nll.tolist()
+
+
 @pytest.mark.parametrize("algo", ["fedavgm", "ivon_admm", "fedlap_func", "scaffold"])
 def test_every_kind_of_upload_has_the_local_weights(algo: str, tmp_path: Path) -> None:
     """An increment, a posterior, a message with an optional part, and a state of the client's."""

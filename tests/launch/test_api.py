@@ -254,6 +254,7 @@ def test_participation_is_a_share_a_count_or_a_spec(
         ({"codecs": {("up", "mean"): "bf16"}}, "write a dictionary by name, such as codecs={'up.mean'"),
         ({"codecs": "mean=bf16"}, "codecs='mean=bf16': write a dictionary"),
         ({"hyperparameters": ["lr=0.1"]}, "hyperparameters=['lr=0.1']: write a dictionary"),
+        ({"hyperparameters": {"local": {1: 2}}}, "hyperparameters={'local': {1: 2}}: write a dictionary"),
         ({"participation": 1.5}, "give 'full', a share such as 0.3"),
         ({"verify_bytes": True}, "add transport='tcp'"),
         ({"lease": -1.0}, "lease=-1.0"),

@@ -28,10 +28,8 @@ def test_a_line_per_round_and_a_file_per_upload(tmp_path: Path) -> None:
     names = {str(p.relative_to(run / "uploads")) for p in (run / "uploads").rglob("*.envelope")}
     assert names == {f"{r:06d}/{e}-{k:06d}.envelope" for r in range(1, 6) for e in (1, 2) for k in range(3)}
     lines = command("replay", run).out.splitlines()
-    assert lines[:2] == [f"round {r}  6 uploads folded again" for r in (1, 2)]
-    assert lines[2:5] == [
-        f"round {r}  6 uploads folded again; its checkpoint is identical" for r in (3, 4, 5)
-    ]
+    assert lines[:2] == [f"round {r}  6 uploads read again" for r in (1, 2)]
+    assert lines[2:5] == [f"round {r}  6 uploads read again; its checkpoint is identical" for r in (3, 4, 5)]
 
 
 def test_no_client_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +102,7 @@ def test_a_server_that_folds_in_another_way(tmp_path: Path) -> None:
     algorithm_file(tmp_path, body)
     output = command("replay", run)
     assert output.code == 1
-    assert "round 1  3 uploads folded again; its checkpoint is identical" in output.out
-    assert "round 2  3 uploads folded again; its checkpoint is different" in output.out
+    assert "round 1  3 uploads read again; its checkpoint is identical" in output.out
+    assert "round 2  3 uploads read again; its checkpoint is different" in output.out
     assert "round 2: field 'mean' of the server's state differs" in output.err
     assert "model_sha256 is different" in output.out and "summary.json says" in output.err

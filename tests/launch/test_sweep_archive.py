@@ -91,6 +91,14 @@ def test_a_page_outlives_its_run_folders(tmp_path: Path) -> None:
     assert len(read_archive(archive)) == 2  # those of the recipe
 
 
+def test_a_damaged_archive_of_another_recipe_is_named_and_not_used(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(RECIPE)
+    (tmp_path / "other_runs.jsonl").write_text("{}\n")
+    listed = sweep(tmp_path, "--out", str(tmp_path), "--archived", "--dry-run")
+    assert listed.exit_code == 0 and "4 runs to do" in listed.output
+    assert "not used: " in listed.output and "other_runs.jsonl is damaged" in listed.output
+
+
 @pytest.mark.process
 def test_runs_that_fail_do_not_empty_the_archive(tmp_path: Path) -> None:
     recipe, out = tmp_path / "small.toml", tmp_path / "out"

@@ -158,7 +158,7 @@ def ivon(
     prior_mean: m_p, (P,). prior_precision: s_p, (P,). ess: lambda. dual: diagonal factor with F's shift v and
     precision u. F adds log dual to the mean loss, so u lowers the curvature. h0: a number, or (P,). moments:
     used only if `how.carry`. loss: replaces lbar, also in the fit's loss. alpha: the parameter of D_alpha.
-    curvature: if true, the solution has h, too.
+    curvature: if true, the solution has h, too; not for D_alpha.
 
     Raises:
         UsageError: if the optimiser does not fit the client's loss, or `loss` does not fit the targets.
@@ -166,6 +166,7 @@ def ivon(
             finite).
     """
     check_optimiser(shard, how.optimiser, "ivon")
+    assert alpha == 1.0 or not curvature
     if isinstance(shard, QuadraticShard):
         return _exact(shard, prior_mean, prior_precision, ess, dual, alpha)
     if loss is not None:
@@ -188,7 +189,7 @@ def ivon(
         moments=moments if how.carry else None,
         alpha=alpha,
     )
-    d, remedy = state.offset.clone() if curvature else None, _remedy(dual)
+    d, remedy = state.offset.clone() if curvature and state.may_move else None, _remedy(dual)
     del prior_mean, prior_precision, dual  # large (float64); the state has its own copies
     _check_precision(state.precision(), remedy)
     draws = net.draws(rng, "ivon")
@@ -207,7 +208,7 @@ def ivon(
     train_loss = run_epochs(shard, advance, how, rng, constants=constants)
     fit = IvonFit(
         MeanPrecision(
-            net.owned_copy(state.mean), state.precision(), None if d is None else state.curvature(d)
+            net.owned_copy(state.mean), state.precision(), state.curvature(d) if curvature else None
         ),
         train_loss,
         state.moments() if how.carry else None,
@@ -346,9 +347,9 @@ class _Ivon:
         """Return 1/sigma^2, (P,)."""
         return self.total * self.ess
 
-    def curvature(self, d: Tensor) -> Tensor:
-        """Return h, (P,), without the part of d that `stored` has."""
-        return self.stored - (d - self.offset)
+    def curvature(self, d: Tensor | None) -> Tensor:
+        """Return h, (P,). d: the first offset, or None if no coordinate may have moved."""
+        return self.net.owned_copy(self.stored) if d is None else self.stored - (d - self.offset)
 
     def moments(self) -> IvonMoments:
         """Return the moments after the task's steps."""
