@@ -148,11 +148,10 @@ def ivon_without_dual(
     task: Task,
     how: IvonTraining,
     start: Tensor,
-    h0: float | Tensor,
-    *,
-    prior: Callable[[], Gaussian],
-    tau: float,
+    h0: Tensor,
     moments: IvonMoments | None,
+    tau: float,
+    prior: Callable[[], Gaussian],
 ) -> tuple[IvonFit, Tensor]:
     """Fit q_k by IVON with lambda = N_k / tau, from m = start and h = h0. Return the fit and h_k, (P,).
 

@@ -32,7 +32,6 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -110,8 +109,9 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
         ess, h0 = shard.size / self.tau, torch.full_like(down.mean, self.local.h0)
         if self.curvature == "posterior":
             h0 = ((self.bounded(down.precision) - self.delta) / ess).to(h0)
-        how, tau, moments, prior = self.local, self.tau, client.moments, partial(self.prior, down.mean)
-        fit, h = ivon_without_dual(shard, task, how, down.mean, h0, prior=prior, tau=tau, moments=moments)
+        fit, h = ivon_without_dual(
+            shard, task, self.local, down.mean, h0, client.moments, self.tau, lambda: self.prior(down.mean)
+        )
         precision = self.bounded(ess * h.double() + self.delta)
         return Client(fit.carried), Up(fit.solution.mean, precision, fit.loss)
 

@@ -33,7 +33,6 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -116,8 +115,9 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         h0 = down.curvature.clamp(min=0)  # a codec may round it below 0
-        how, tau, moments, prior = self.local, self.tau, client.moments, partial(self.prior, down, task)
-        fit, h = ivon_without_dual(shard, task, how, down.mean, h0, prior=prior, tau=tau, moments=moments)
+        fit, h = ivon_without_dual(
+            shard, task, self.local, down.mean, h0, client.moments, self.tau, lambda: self.prior(down, task)
+        )
         return Client(fit.carried), Up(fit.solution.mean, h.clamp(min=0), fit.loss)
 
     def prior(self, down: Down, task: Task) -> Gaussian:

@@ -109,7 +109,7 @@ def test_bytes_to_counts_until_the_first_round_that_reaches_the_accuracy(small: 
 def test_open_reads_a_run_that_is_there(small: fedsim.Run) -> None:
     assert fedsim.open(small.path) == small
     assert fedsim.open(str(small.path)).summary == small.summary
-    with pytest.raises(UsageError, match="no run folder"):
+    with pytest.raises(UsageError, match="not a run folder"):
         fedsim.open("nowhere")
     Path("damaged").mkdir()
     Path("damaged/manifest.json").write_text("{")

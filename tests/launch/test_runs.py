@@ -153,7 +153,7 @@ def test_a_folder_without_a_manifest_is_damaged_only_if_it_was_a_run(folder: Pat
     (folder / "notes" / "text.md").touch()
     (folder / "one" / "manifest.json").unlink()
     (only,) = listed(str(folder))
-    assert only["state"] == "damaged" and "no run folder" in only["error"]
+    assert only["state"] == "damaged" and "not a run folder" in only["error"]
 
 
 def test_no_runs_are_no_error_and_no_folder_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

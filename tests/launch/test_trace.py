@@ -248,8 +248,8 @@ def test_mistakes_are_one_line(left: Path, tmp_path: Path) -> None:
 
     files = sorted(tmp_path.rglob("*"))
     (tmp_path / "empty").mkdir()
-    assert "no run folder" in refused(run=tmp_path / "empty")
-    assert "no run folder" in refused(run=tmp_path / "nothing")
+    assert "not a run folder" in refused(run=tmp_path / "empty")
+    assert "not a run folder" in refused(run=tmp_path / "nothing")
     assert "is a folder; name a file" in refused("--out", left)
     assert "cannot write" in refused("--out", tmp_path / "no" / "t.json", code=5)
     timeline = (left / "timeline.csv").read_text()
