@@ -96,7 +96,7 @@ def test_a_run_that_failed_has_a_page_that_says_so(folder: Path) -> None:
 
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["report", str(tmp_path)])
-    assert result.exit_code == 2 and "no run folder" in result.output and "Traceback" not in result.output
+    assert result.exit_code == 2 and "not a run folder" in result.output and "Traceback" not in result.output
 
 
 def embedded(page: str, name: str) -> pandas.DataFrame:
