@@ -166,6 +166,7 @@ def test_recorded_ivon_has_the_same_bits(
         "h0": 0.1,
         "prior_mean": vector(3),
         "prior_precision": 50 * vector(4) + 50,
+        "curvature": True,
     }
     for round in (1, 2):
         moments = IvonMoments(vector(5), 3) if round > 1 else None
