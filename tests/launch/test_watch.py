@@ -250,7 +250,10 @@ def test_a_real_sweep_is_followed_to_its_end(tmp_path: Path) -> None:
 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for folder, text in ((tmp_path / "empty", "not a run folder"), (tmp_path / "nothing", "there is no folder")):
+    for folder, text in (
+        (tmp_path / "empty", "not a run folder"),
+        (tmp_path / "nothing", "there is no folder"),
+    ):
         output = command("watch", folder)
         assert output.code == 2 and text in output.err and len(output.err.splitlines()) == 1
     for line in ("nonsense", '{"round": 1, "test_accuracy": 0.5}'):  # the second as of another program

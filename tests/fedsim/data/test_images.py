@@ -105,7 +105,9 @@ def test_a_palette_with_transparency_counts_where_it_is_seen() -> None:
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "LAB", "HSV", "I", "F", "La", "RGBa", "RGBX"])
 def test_other_modes_are_refused_by_name(mode: str) -> None:
-    with pytest.raises(DataError, match=f"data: image 0 has the mode {mode}, which is not supported. Convert it first"):
+    with pytest.raises(
+        DataError, match=f"data: image 0 has the mode {mode}, which is not supported. Convert it first"
+    ):
         read(Image.new(mode, (4, 4)))
 
 
