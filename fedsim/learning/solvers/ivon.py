@@ -122,7 +122,7 @@ class IvonMoments:
 class MeanPrecision:
     """A diagonal Gaussian: its mean (P,) and precision (P,), both in the dtype of the weights.
 
-    curvature: h (P,), in nats per example and squared unit of weight, if asked for; with a dual, h - u.
+    curvature: h (P,), in nats per example and squared unit of weight, or None; with a dual, h - u.
     """
 
     mean: Tensor
@@ -408,7 +408,10 @@ def _exact(
             pull = w * (slope * mean - shift)
             precision = ess * (alpha * curvature + w * slope + alpha * (alpha - 1) * ess * pull**2)
     fit = IvonFit(
-        MeanPrecision(mean, precision, hessian.diagonal() - u), shard.loss(mean), None, {"moved": 1.0}
+        MeanPrecision(mean, precision, hessian.diagonal() - u if alpha == 1.0 else None),
+        shard.loss(mean),
+        None,
+        {"moved": 1.0},
     )
     _check_finite(fit, remedy)
     return fit
