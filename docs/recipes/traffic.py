@@ -3,7 +3,7 @@
     python docs/recipes/traffic.py      2 seconds; writes docs/traffic.md and docs/assets/traffic.png
 
 Nothing is run: the numbers are those of comparison.csv, one_bit_fashion_mnist.csv (the same data, clients,
-model and seeds) and participation_digits_10_tables.csv in docs/results.
+model and seeds) and participation_digits_10.csv in docs/results.
 """
 
 from __future__ import annotations
@@ -119,20 +119,19 @@ def budget_table() -> str:
     return report.table(head, lines).replace("---:", "---")
 
 
-def participation() -> dict[str, dict[str, tuple[float, float]]]:
-    """Accuracy (%) after 20 rounds on digits, mean and deviation, by configuration and schedule."""
-    result: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-    for row in rows("participation_digits_10_tables.csv"):
+def participation() -> dict[str, dict[str, list[float]]]:
+    """Every seed's accuracy (%) after 20 rounds on digits, by configuration and schedule."""
+    last: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for row in rows("participation_digits_10.csv"):  # rounds ascend
         schedule = row["settings"].removeprefix("experiment.participation=")
-        if row["column"] == "test_accuracy@end" and schedule in SCHEDULES and row["variant"] in ABSENT:
-            result[row["variant"]][schedule] = float(row["mean"]), float(row["sd"])
-    return {variant: result[variant] for variant in ABSENT}
+        last[row["variant"], schedule][row["seed"]] = 100 * float(row["test_accuracy"])
+    return {variant: {s: list(last[variant, s].values()) for s in SCHEDULES} for variant in ABSENT}
 
 
 def participation_table() -> str:
     """A line a configuration, a column a schedule."""
     lines = [
-        (name, *(f"{by[s][0]:.1f}±{by[s][1]:.1f}" for s in SCHEDULES)) for name, by in participation().items()
+        (name, *(_spread(accuracies) for accuracies in by.values())) for name, by in participation().items()
     ]
     return report.table(("", *SCHEDULES.values()), lines)
 
@@ -175,7 +174,7 @@ def draw(file: Path) -> None:
     left.legend(loc="lower right", fontsize=8.5)
     for name, by in participation().items():
         right.plot(
-            list(SCHEDULES.values()), [by[s][0] for s in SCHEDULES], "o-", color=ABSENT[name], label=name
+            list(SCHEDULES.values()), [fmean(a) for a in by.values()], "o-", color=ABSENT[name], label=name
         )
     right.set(xlabel="clients per round", ylim=(0, 100), title="Some are away (digits, 20 rounds)")
     right.margins(x=0.12)
