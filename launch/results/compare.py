@@ -26,6 +26,7 @@ from launch.results.tables import (
     NONE,
     calibration,
     costs,
+    costs_json,
     fields,
     megabytes,
     name,
@@ -113,6 +114,7 @@ class Comparison:
             "groups": [{key: None if v == "" else v for key, v in row.items()} for row in rows],
             "accuracies": list(self.accuracies),
             "differences": [c.to_json() for c in self.compared],
+            "costs": costs_json(self.groups, self.accuracies),
             "frontier": [{**asdict(p), "group": self.groups[p.group].label} for p in frontier],
             "notes": [*warnings(self.groups), *remarks(self.groups), *below(self.groups)],
             "files": {what.lower(): path for what, path in written},
@@ -213,7 +215,7 @@ def _start(groups: Sequence[Group]) -> float:
 
 def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]) -> Table:
     added = [MORE_HEADS[MORE[c]] for c in more]
-    heads = ["seeds", "acc. %", "NLL", *added, "MB", *(f"MB to\n{percent(level)}" for level in target)]
+    heads = ["seeds", "acc. %", "NLL", *added, "MB", *(f"median MB\nto {percent(level)}" for level in target)]
     table = Table("", *map(_number, heads), header_style="bold")
     for g in groups:
         ends = {"test_accuracy@end": "test_accuracy", "test_nll@end": "test_nll"}
@@ -222,7 +224,7 @@ def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]
         cells.append(_megabytes([m.bytes for m in g.members]))
         for level in target:
             c = cost(0, g, level)
-            cells.append(_megabytes(c.spent) if c.whole else unreached(c))
+            cells.append(_megabytes([c.median]) if c.whole else unreached(c))
         table.add_row(escape(name(g)), str(len(g.members)), *cells)
     return table
 

@@ -126,7 +126,8 @@ def best(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> int |
 
 
 def leaders(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> frozenset[int]:
-    """Return the indices of the best configuration and of all that are not distinguishable from it.
+    """Return the indices of the best configuration and of those that are not distinguishable from it and
+    whose mean is better than that of every distinguishable one.
 
     scores, least: as in `best`. Configurations that cannot be tested against the best are not leaders. The
     result is empty if no configuration is distinguishable from the best.
@@ -135,10 +136,13 @@ def leaders(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> fr
     if reference is None:
         return frozenset()
     others = [n for n in range(len(scores)) if n != reference]
-    corrected = holm(p_values(_paired(scores, reference, all_pairs=True)))[: len(others)]
-    if not any(p < ALPHA for p in corrected):
+    values = _paired(scores, reference, all_pairs=True)
+    corrected = dict(zip(others, holm(p_values(values))[: len(others)], strict=True))
+    worse = {n: (1 if least else -1) * fmean(d) for n, d in zip(others, values, strict=False) if d}
+    bound = min((worse[n] for n, p in corrected.items() if p < ALPHA), default=None)
+    if bound is None:
         return frozenset()
-    return frozenset([reference, *(n for n, p in zip(others, corrected, strict=True) if p >= ALPHA)])
+    return frozenset([reference, *(n for n, p in corrected.items() if p >= ALPHA and worse[n] < bound)])
 
 
 def p_values(values: Sequence[Sequence[float]]) -> list[float]:

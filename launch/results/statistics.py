@@ -118,9 +118,15 @@ def reached(curve: Curve, level: float, metric: str = "test_accuracy", window: i
 
 
 def shown(expression: str, values: Sequence[float]) -> str:
-    """Return mean ± population standard deviation over seeds as text, with accuracies in %."""
-    if any(math.isnan(v) for v in values):
-        return "-" if " to " in expression else f"diverged ({sum(math.isnan(v) for v in values)})"
+    """Return mean ± population standard deviation over seeds as text, with accuracies in %.
+
+    If not all seeds reach the accuracy of a column, the text is the number of those that do, or "-" for none.
+    """
+    if missing := sum(math.isnan(v) for v in values):
+        reach = len(values) - missing
+        if " to " in expression:
+            return f"{reach} of {len(values)}" if reach else "-"
+        return f"diverged ({missing})"
     scale, digits = scale_of(expression)
     scaled = [scale * v for v in values]
     mean = sum(scaled) / len(scaled)
@@ -150,6 +156,11 @@ def less_is_better(expression: str) -> bool:
     return not percent(expression) or lower_is_better(parsed(expression).metric)
 
 
+def summed(expression: str) -> bool:
+    """Return whether a column is a sum over rounds: bytes, simulated seconds or joules."""
+    return expression.startswith(("MB", "simulated", "J@", "J to"))
+
+
 def percent(expression: str) -> bool:
     """Return whether a column is shown in %."""
     return " to " not in expression and any(
@@ -160,7 +171,7 @@ def percent(expression: str) -> bool:
 def scale_of(expression: str) -> tuple[float, int]:
     if expression.startswith("rounds"):
         return 1.0, 0
-    if expression.startswith(("MB", "simulated", "J@", "J to")):
+    if summed(expression):
         return 1.0, 1
     if any(name in expression for name in ("_ece", "_brier")):
         return 1.0, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -142,20 +142,38 @@ def costs(groups: Sequence[Group], levels: Sequence[float]) -> list[Grid]:
 
 
 def _costs(groups: Sequence[Group], ranked: Sequence[Cost]) -> Iterator[tuple[str, ...]]:
-    verdicts = _against_the_least(ranked)
-    for c, (ratio, verdict) in zip(ranked, verdicts, strict=True):
+    for c, factor in zip(ranked, factors(ranked), strict=True):
         ends = NONE
         if c.spent and c.seeds > 1:
             last = megabytes([max(c.spent)]) if c.whole else f">{FIRM}{megabytes([max(c.ended)])}"
             ends = between(megabytes([min(c.spent)]), last)
         median = megabytes([c.median]) if math.isfinite(c.median) else unreached(c)
+        ratio = NONE if factor.ratio is None else f"{factor.ratio:.2f}"
+        if factor.low is not None:
+            ratio += f" ({factor.low:.2f} to {factor.high:.2f})"
         rounds = shown("rounds to 1.0", c.rounds) if c.whole else NONE
         count = f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}"
-        yield name(groups[c.group]), median, ends, ratio, verdict, count, rounds
+        yield name(groups[c.group]), median, ends, ratio, factor.verdict, count, rounds
 
 
-def _against_the_least(ranked: Sequence[Cost]) -> list[tuple[str, str]]:
-    """Return, for each of `ranked`, the ratio of its bytes to those of the first one, and the verdict.
+@dataclass(frozen=True)
+class Factor:
+    """The bytes of a group to an accuracy, divided by those of the group with the least; None if unknown.
+
+    low, high: the 95 % interval of the ratio. p, holm: the p-value of the paired t-test of logarithms, by
+    itself and corrected.
+    """
+
+    ratio: float | None
+    verdict: str
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    holm: float | None = None
+
+
+def factors(ranked: Sequence[Cost]) -> list[Factor]:
+    """Return the factor of each of `ranked` over the first one.
 
     Differences of logarithms are paired and tested (launch.results.significance), so the ratio is a geometric
     mean and has an interval. A group with a seed that does not reach the accuracy is not tested; its ratio is
@@ -166,21 +184,38 @@ def _against_the_least(ranked: Sequence[Cost]) -> list[tuple[str, str]]:
     tested: dict[int, Difference] = {}
     if len(whole) > 1 and whole[0] is ranked[0]:
         logs = [{key: math.log(n) for key, n in c.by_seed.items()} for c in whole]
-        for c, d in zip(whole, differences(logs, 0, all_pairs=True), strict=True):
-            tested[c.group] = d
+        for c, difference in zip(whole, differences(logs, 0, all_pairs=True), strict=True):
+            tested[c.group] = difference
     result = []
     for c in ranked:
-        ratio = f"{c.median / least:.2f}" if math.isfinite(c.median) and least else NONE
+        ratio = c.median / least if math.isfinite(c.median) and least else None
         verdict = NONE if c.whole else f"{len(c.spent)} of {c.seeds} reach it"
         if c is ranked[0] and math.isfinite(c.median):
-            verdict = "least"
-        elif c.group in tested:
-            d = tested[c.group]
-            verdict = d.verdict("more bytes", "fewer bytes")
-            if d.ranked:
-                low, high = (math.exp(x) for x in (d.low, d.high))
-                ratio = f"{math.exp(d.mean):.2f} ({low:.2f} to {high:.2f})"
-        result.append((ratio, verdict))
+            result.append(Factor(ratio, "least"))
+        elif (d := tested.get(c.group)) and d.ranked:
+            low, mean, high = (math.exp(x) for x in (d.low, d.mean, d.high))
+            result.append(Factor(mean, d.verdict("more bytes", "fewer bytes"), low, high, d.p, d.holm))
+        else:
+            result.append(Factor(ratio, d.verdict() if d else verdict))
+    return result
+
+
+def costs_json(groups: Sequence[Group], levels: Sequence[float]) -> list[dict[str, object]]:
+    """Return the tables of `costs` as one object per accuracy, with bytes instead of megabytes."""
+    result: list[dict[str, object]] = []
+    for level in levels:
+        ranked = ranking(groups, level)
+        rows = [
+            {
+                "group": groups[c.group].label,
+                "median": c.median if math.isfinite(c.median) else None,
+                "reached": len(c.spent),
+                "seeds": c.seeds,
+                **asdict(factor),
+            }
+            for c, factor in zip(ranked, factors(ranked), strict=True)
+        ]
+        result.append({"accuracy": level, "rows": rows})
     return result
 
 

@@ -90,7 +90,7 @@ class Table:
     at: Mapping[str, Any] = field(default_factory=dict)
     pivot: str = ""
     best: bool = False
-    """Print the best value of every column, and all values indistinguishable from it, in bold."""
+    """Print the leaders of every column in bold (launch.results.significance.leaders)."""
 
 
 @dataclass(frozen=True)

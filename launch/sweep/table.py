@@ -16,7 +16,17 @@ from fedsim.experiment import Experiment
 from launch.results.differences import Compared
 from launch.results.figures import picture
 from launch.results.significance import leaders
-from launch.results.statistics import LIMITS, Band, band, heading, less_is_better, percent, shown, value
+from launch.results.statistics import (
+    LIMITS,
+    Band,
+    band,
+    heading,
+    less_is_better,
+    percent,
+    shown,
+    summed,
+    value,
+)
 from launch.results.tables import Grid
 from launch.runs.tables import Curve
 from launch.sweep.finished import FinishedRun
@@ -37,6 +47,13 @@ class Results:
 
     def values(self, row: Row, expression: str, window: int = 1) -> list[float]:
         return [value(expression, curve, window) for curve in self.of(row)]
+
+    def cell(self, row: Row, expression: str, window: int = 1) -> str:
+        """Return a column's mean and deviation as text, with n if runs are missing."""
+        values, n = self.values(row, expression, window), sum(t.row == row for t in self.trials)
+        if not values:
+            return "not run"
+        return shown(expression, values) + (f" (n = {len(values)})" if len(values) < n else "")
 
     def scores(self, row: Row, expression: str, window: int = 1) -> dict[tuple[int, str], float]:
         """Return a column's mean over repetitions by seed and split, if all its repetitions are finished."""
@@ -62,12 +79,11 @@ def grid(results: Results, table: Table) -> Grid:
 def _plain(results: Results, table: Table) -> Grid:
     rows = results.rows(table.only, table.at)
     axes = _axes(rows)
-    cells = [[results.values(row, column, table.window) for column in table.columns] for row in rows]
     scores = {c: [results.scores(row, c, table.window) for row in rows] for c in table.columns if table.best}
-    bold = {c: leaders(s, least=less_is_better(c)) for c, s in scores.items()}
+    bold = {c: leaders(_comparable(c, s), least=less_is_better(c)) for c, s in scores.items()}
     lines = []
-    for at, (row, line) in enumerate(zip(rows, cells, strict=True)):
-        texts = [shown(c, v) if v else "not run" for c, v in zip(table.columns, line, strict=True)]
+    for at, row in enumerate(rows):
+        texts = [results.cell(row, column, table.window) for column in table.columns]
         if table.best:
             pairs = zip(texts, table.columns, strict=True)
             texts = [f"**{text}**" if at in bold[column] else text for text, column in pairs]
@@ -77,6 +93,15 @@ def _plain(results: Results, table: Table) -> Grid:
             lines.append(("published", *("" for _ in axes), *text))
     heads = [f"{heading(c)}{' %' if percent(c) else ''}" for c in table.columns]
     return Grid(table.title, ("", *(a.partition(".")[2] for a in axes), *heads), tuple(lines))
+
+
+def _comparable(
+    expression: str, scores: Sequence[Mapping[tuple[int, str], float]]
+) -> Sequence[Mapping[tuple[int, str], float]]:
+    """Return the logarithms of bytes, seconds and joules, whose factors are compared; else the scores."""
+    if not summed(expression) or not all(x > 0 or math.isnan(x) for s in scores for x in s.values()):
+        return scores  # pooled training sends nothing
+    return [{key: math.log(x) for key, x in s.items()} for s in scores]
 
 
 def _split(e: Experiment) -> str:
@@ -104,8 +129,7 @@ def _pivoted(results: Results, table: Table) -> Grid:
     lines: dict[tuple[str, ...], dict[object, str]] = {}
     for row in rows:
         name = (row.variant.label, *(_setting(row.point.get(a, "")) for a in rest))
-        values = results.values(row, column, table.window)
-        lines.setdefault(name, {})[row.point[table.pivot]] = shown(column, values) if values else "not run"
+        lines.setdefault(name, {})[row.point[table.pivot]] = results.cell(row, column, table.window)
     header = ("", *(a.partition(".")[2] for a in rest), *(_setting(x) for x in across))
     unit = " (%)" if percent(column) else ""
     title = table.title or f"{heading(column)}{unit} over {table.pivot.partition('.')[2]}"

@@ -20,8 +20,8 @@ from launch.results.groups import gather
 from launch.results.significance import LEAST, SAME, differences, holm, leaders
 from launch.results.tables import NONE, costs
 from launch.runs.tables import Curve
-from launch.sweep.recipe import Differences, Recipe, Variant
-from launch.sweep.table import Results, compare
+from launch.sweep.recipe import Differences, Recipe, Table, Variant
+from launch.sweep.table import Results, compare, grid
 from tests.launch.run_folders import MB, Make
 
 SHARES = strategies.floats(0, 1)
@@ -95,6 +95,15 @@ def test_leaders_are_the_best_and_what_is_not_distinguishable_from_it() -> None:
     assert leaders(scores) == {0, 1} and leaders(scores, least=True) == {2}
     assert leaders(scores[:2]) == frozenset(), "bold in every row says nothing"
     assert leaders([*scores, {0: math.nan}, {}]) == {0, 1}
+
+
+def test_a_row_that_is_worse_than_a_distinguishable_one_is_no_leader() -> None:
+    """The last row differs by 14 points, but so much from seed to seed that no test can show it."""
+    scores = drawn(4, 6, [80, 75])
+    noisy = dict(enumerate([80.0, 45.0, 80.0, 50.0, 78.0, 60.0]))
+    of_both = differences([*scores, noisy], 0, all_pairs=True)
+    assert of_both[1].distinguishable and not of_both[2].distinguishable
+    assert leaders([*scores, noisy]) == {0} and leaders([scores[0], noisy]) == frozenset()
 
 
 def test_a_diverged_seed_is_no_number() -> None:
@@ -184,8 +193,30 @@ def test_columns_of_costs_have_words_of_their_own() -> None:
 class Finished:
     """A run of a sweep with one evaluated round."""
 
-    def __init__(self, score: float) -> None:
-        self.curve = Curve(({"round": 0, "test_accuracy": 0.1}, {"round": 1, "test_accuracy": score}))
+    def __init__(self, score: float, spent: float = 0.0) -> None:
+        start = {"round": 0, "test_accuracy": 0.1, "bytes_down": 0, "bytes_up": 0}
+        self.curve = Curve((start, {**start, "round": 1, "test_accuracy": score, "bytes_up": spent}))
+
+
+def test_factors_of_bytes_are_compared_and_missing_runs_are_counted() -> None:
+    """b needs 1.5 times the bytes of a in every seed, whatever that is; c has no run of seed 0."""
+    variants = tuple(
+        Variant(name, {"algo": "fedavg"}, {"local.lr": n / 10}) for n, name in enumerate("abc", 1)
+    )
+    table = Table(("MB to 0.5", "rounds to 0.5"), best=True)
+    recipe = Recipe("Bytes", variants, seeds=tuple(range(5)), experiment={"rounds": 1}, table=(table,))
+    trials = tuple(recipe.trials())
+    factor = {"a": 1.0, "b": 1.5, "c": 4.0}
+    finished = {
+        t.id: Finished(0.6, MB * factor[t.row.variant.label] * (1, 2, 3, 4, 30)[t.seed])
+        for t in trials
+        if t.row.variant.label != "c" or t.seed
+    }
+    results = Results(recipe, trials, finished)  # type: ignore[arg-type]
+    raw = [results.scores(row, "MB to 0.5") for row in results.rows((), {})]
+    assert not differences(raw, 0, all_pairs=True)[1].distinguishable
+    cells = [line[1] for line in grid(results, table).lines]
+    assert cells == ["**8.0±11.0**", "12.0±16.6", "39.0±46.9 (n = 4)"]
 
 
 def test_folds_of_a_seed_are_one_value() -> None:

@@ -137,7 +137,8 @@ def test_cells_have_mean_and_population_deviation() -> None:
     assert shown("client_accuracy_worst@2", [0.5]) == "50.0"
     assert (heading("test_ece@2"), heading("received@2")) == ("ECE@2", "received@2")
     assert shown("test_nll@2", [1.0, math.nan]) == "diverged (1)"
-    assert shown("rounds to 0.5", [3, math.nan]) == "-"
+    assert shown("rounds to 0.5", [3, math.nan]) == "1 of 2"
+    assert shown("rounds to 0.5", [math.nan]) == "-"
     assert shown("MB@2", [1234.5, 1234.5]) == "1,234.5"
 
 
