@@ -49,11 +49,14 @@ class Results:
         return [value(expression, curve, window) for curve in self.of(row)]
 
     def cell(self, row: Row, expression: str, window: int = 1) -> str:
-        """Return a column's mean and deviation as text, with n if runs are missing."""
-        values, n = self.values(row, expression, window), sum(t.row == row for t in self.trials)
-        if not values:
-            return "not run"
-        return shown(expression, values) + (f" (n = {len(values)})" if len(values) < n else "")
+        """Return a column's mean and deviation as text."""
+        values = self.values(row, expression, window)
+        return shown(expression, values) if values else "not run"
+
+    def missing(self, row: Row) -> str:
+        """Return the number of finished runs as text, if there are some and others are missing."""
+        done, n = len(self.of(row)), sum(t.row == row for t in self.trials)
+        return f" (n = {done})" if 0 < done < n else ""
 
     def scores(self, row: Row, expression: str, window: int = 1) -> dict[tuple[int, str], float]:
         """Return a column's mean over repetitions by seed and split, if all its repetitions are finished."""
@@ -87,7 +90,8 @@ def _plain(results: Results, table: Table) -> Grid:
         if table.best:
             pairs = zip(texts, table.columns, strict=True)
             texts = [f"**{text}**" if at in bold[column] else text for text, column in pairs]
-        lines.append((row.variant.label, *(_setting(row.point.get(a, "")) for a in axes), *texts))
+        label = row.variant.label + results.missing(row)
+        lines.append((label, *(_setting(row.point.get(a, "")) for a in axes), *texts))
         text = [row.variant.published.get(column, "") for column in table.columns]
         if any(text):
             lines.append(("published", *("" for _ in axes), *text))
@@ -129,7 +133,9 @@ def _pivoted(results: Results, table: Table) -> Grid:
     lines: dict[tuple[str, ...], dict[object, str]] = {}
     for row in rows:
         name = (row.variant.label, *(_setting(row.point.get(a, "")) for a in rest))
-        lines.setdefault(name, {})[row.point[table.pivot]] = results.cell(row, column, table.window)
+        lines.setdefault(name, {})[row.point[table.pivot]] = results.cell(
+            row, column, table.window
+        ) + results.missing(row)
     header = ("", *(a.partition(".")[2] for a in rest), *(_setting(x) for x in across))
     unit = " (%)" if percent(column) else ""
     title = table.title or f"{heading(column)}{unit} over {table.pivot.partition('.')[2]}"
