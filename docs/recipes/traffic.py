@@ -28,6 +28,7 @@ SOURCES = ("comparison.csv", "one_bit_fashion_mnist.csv")
 RENAMED = {
     ("comparison.csv", "fola"): "fola (Adam) dense",
     ("comparison.csv", "fedavg"): "fedavg dense",
+    ("comparison.csv", "fedlap"): "fedlap dense",
     ("comparison.csv", "ivon_admm"): "ivon_admm dense",
     ("one_bit_fashion_mnist.csv", "fedlap_cov both"): "fedlap_cov few bits",
     ("one_bit_fashion_mnist.csv", "ivon_admm both"): "ivon_admm few bits",

@@ -111,8 +111,9 @@ class Compared:
         return (
             f"Differences are paired by seed, n = {count}; intervals are Student's t, 95 %, each by itself"
             + (f", and the range for n < {LEAST}" if counts[0] < LEAST else "")
-            + f"; p is that of the paired t-test, corrected for {pairs} of this table (Holm); a verdict "
-            f"needs p < {ALPHA:g}."
+            + "; p is that of the paired t-test"
+            + (f", corrected for {pairs} of this table (Holm)" if family > 1 else "")
+            + f"; a verdict needs p < {ALPHA:g}."
         )
 
     def to_json(self) -> dict[str, Any]:
