@@ -42,7 +42,7 @@ PEERS = (
     Peer("Flower, deployment", "flower_deployment", "flower"),
     Peer("APPFL, gRPC", "appfl_grpc", "appfl"),
 )
-SIZE = re.compile(r"\w+ \([\d.]+ [kMG]?i?B\)|\b[\d.,]+ (?:[kMG]i?B|bytes)\b")
+SIZE = re.compile(r"\w+ \([\d.]+ [kMG]?i?B\)|\b[\d.,]+ (?:[kMG]i?B|bytes)\b(?: down| up)?")
 """What a tool writes in its output if it says how much it sends."""
 
 

@@ -4,6 +4,7 @@ A SuperNode starts a process for every message that its ClientApp gets (isolatio
 """
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -68,6 +69,10 @@ def main(folder, settings):
         started.append(subprocess.Popen([*node, "--node-config", f"partition-id={client}"]))
     try:
         subprocess.run(["flwr", "run", str(app), "local", "--stream"], check=True)
+        listed = subprocess.check_output(["flwr", "list", "local", "--format", "json"])
+        (run,) = json.loads(listed)["runs"]
+        traffic = run["network-traffic"]
+        print(f"flwr list: {traffic['outbound-bytes']:,} bytes down, {traffic['inbound-bytes']:,} bytes up")
     finally:
         for process in started:
             process.terminate()
