@@ -214,7 +214,21 @@ def _traffic(group: Group) -> Part:
     limits = group.members[0].run.summary.get("limits") or {}
     if kl := limits.get("kl"):
         rows["KL of an upload from its broadcast, first seed, at the end"] = f"{kl:.4g} bits a parameter"
-    return Part("Communication", rows, (fields,))
+    coded = tuple(_coded(limits))
+    heads = ("field", "bits a value", "entropy of its integers", "step / deviation", "rounding / change")
+    grids = (
+        (fields, Grid("Coded fields, first seed, in the last round", heads, coded)) if coded else (fields,)
+    )
+    return Part("Communication", rows, grids)
+
+
+def _coded(limits: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield cost and loss of every field with an entropy coder (fedsim.wire.limits)."""
+    keys = {"bits": ".2f", "entropy": ".2f", "step": ".3g", "rounding": ".3f"}
+    for side in SIDES:
+        for name, measured in (limits.get(side) or {}).items():
+            cells = [NONE if (x := measured.get(k)) is None else format(x, form) for k, form in keys.items()]
+            yield f"{side}.{name}", *cells
 
 
 def _retransmitted(group: Group) -> str:

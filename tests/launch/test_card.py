@@ -43,6 +43,27 @@ def test_the_card_of_a_real_run_has_its_bytes_digests_and_source(launched: Calla
     assert "one seed: no comparison" in render(run), "the report has the checklist"
 
 
+def test_coded_fields_have_their_cost_and_loss(launched: Callable[..., Path]) -> None:
+    codecs = {"up.mean": "sigma:auto+dither", "up.precision": "ratio:0.25"}
+    folder = launched("coded", rounds=2, algo="fedlap_cov", model="logistic", clients=3, codecs=codecs)
+    text, run = of(only_group([folder])).markdown(), RunFolder.open(folder)
+    mean = run.summary["limits"]["up"]["mean"]
+    bits, entropy, step, rounding = row(text, "up.mean").split(" | ")
+    assert (bits, entropy) == (f"{mean['bits']:.2f}", f"{mean['entropy']:.2f}")
+    assert (step, rounding) == (f"{mean['step']:.3g}", f"{mean['rounding']:.3f}")
+    assert row(text, "up.precision").endswith("– | –")
+
+
+def test_the_card_in_the_documentation_has_the_rows_of_today(launched: Callable[..., Path]) -> None:
+    folder = launched("card", rounds=2, algo="fedlap_cov", model="logistic", clients=3)
+    page = (Path(__file__).resolve().parents[2] / "docs/results/readme_card.md").read_text()
+    written, today = (
+        {line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")}
+        for text in (page, of(only_group([folder])).markdown())
+    )
+    assert written == today, "run docs/recipes/readme_card.py"
+
+
 def test_seeds_are_one_card_with_student_s_interval(make: Make) -> None:
     scores = [0.6, 0.62, 0.59, 0.61, 0.64]
     for seed, score in enumerate(scores):
