@@ -25,7 +25,7 @@ SWEEPS = {
     "events_digits_10": "digits, 10 clients",
     "events_digits_100": "digits, 100 clients",
     "events_fashion_mnist_10": "FashionMNIST 10 %, 10 clients",
-    "participation_fashion_mnist_100": "FashionMNIST 10 %, 100 clients",
+    "events_fashion_mnist_100": "FashionMNIST 10 %, 100 clients",
     "uci_credit_het": "UCI Credit, 10 heterogeneous clients",
 }
 COUNTS = (3, 5, 10)
