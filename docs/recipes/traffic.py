@@ -121,7 +121,7 @@ def budget_table() -> str:
 
 
 def participation() -> dict[str, dict[str, list[float]]]:
-    """Every seed's accuracy (%) after 20 rounds on digits, by configuration and schedule."""
+    """Return every seed's accuracy (%) after 20 rounds on digits, by configuration and schedule."""
     last: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for row in rows("participation_digits_10.csv"):  # rounds ascend
         schedule = row["settings"].removeprefix("experiment.participation=")

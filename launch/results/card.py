@@ -30,6 +30,7 @@ SCORES = (
     *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "personal_accuracy_mean"),
 )
 SIDES = ("down", "up")
+UPLOAD = "one client's messages of the last evaluated round"
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def _traffic(group: Group) -> Part:
     coded = tuple(_coded(limits))
     heads = ("field", "bits a value", "entropy of its integers", "step / deviation", "rounding / change")
     grids = (
-        (fields, Grid("Coded fields, first seed, in the last round", heads, coded)) if coded else (fields,)
+        (fields, Grid(f"Entropy-coded fields, first seed, {UPLOAD}", heads, coded)) if coded else (fields,)
     )
     return Part("Communication", rows, grids)
 

@@ -16,6 +16,7 @@ from launch.results.tables import NONE, Grid
 
 WORDS = {"test_accuracy": ("more accurate", "less accurate")}
 BETTER = ("better", "worse")
+MOST_DECIMALS = 6
 HOW_TO_READ = (
     "A row is a configuration, a small mark a seed's difference from the reference (◆), and a disc the "
     "mean; the thick line is its 95 % interval, the thin one is wider and holds for all comparisons (by "
@@ -192,15 +193,17 @@ def _draw_row(axes: Any, y: float, d: Difference, scale: float, colour: str, fai
 def _cells(d: Difference, column: str, permuted: bool) -> list[str]:
     if not d.values or math.isnan(d.mean):
         return [NONE] * (4 if permuted else 3)
-    low, high = (_number(x, column, sign=True) for x in (d.low, d.high))
-    mean = _number(d.mean, column, sign=True)
+    low, mean, high = (_number(x, column, True, max(map(abs, d.values))) for x in (d.low, d.mean, d.high))
     ends = f"{low} to {high}" if d.ranked else f"range {low} to {high}"
     return [mean, ends, _p(d.holm), *([_p(d.permuted)] if permuted else [])]
 
 
-def _number(x: float, column: str, sign: bool = False) -> str:
+def _number(x: float, column: str, sign: bool = False, visible: float = 0.0) -> str:
+    """Return a score as text, with enough decimals to show `visible`, but at most MOST_DECIMALS."""
     scale, digits = scale_of(column)
     digits = max(digits, 3) if scale == 1.0 and "nll" in column else digits
+    while visible and not round(scale * visible, digits) and digits < MOST_DECIMALS:
+        digits += 1
     if math.isnan(x):
         return NONE
     text = f"{scale * x:+,.{digits}f}" if sign else f"{scale * x:,.{digits}f}"

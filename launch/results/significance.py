@@ -127,10 +127,11 @@ def best(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> int |
 
 def leaders(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> frozenset[int]:
     """Return the indices of the best configuration and of those that are not distinguishable from it and
-    whose mean is better than that of every distinguishable one.
+    whose mean is better than that of every configuration that is.
 
     scores, least: as in `best`. Configurations that cannot be tested against the best are not leaders. The
-    result is empty if no configuration is distinguishable from the best.
+    result is empty if no configuration is distinguishable from the best, or if one is that is better in the
+    seeds that the two share.
     """
     reference = best(scores, least=least)
     if reference is None:
@@ -140,7 +141,7 @@ def leaders(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> fr
     corrected = dict(zip(others, holm(p_values(values))[: len(others)], strict=True))
     worse = {n: (1 if least else -1) * fmean(d) for n, d in zip(others, values, strict=False) if d}
     bound = min((worse[n] for n, p in corrected.items() if p < ALPHA), default=None)
-    if bound is None:
+    if bound is None or bound <= 0:
         return frozenset()
     return frozenset([reference, *(n for n, p in corrected.items() if p >= ALPHA and worse[n] < bound)])
 

@@ -156,9 +156,10 @@ def less_is_better(expression: str) -> bool:
     return not percent(expression) or lower_is_better(parsed(expression).metric)
 
 
-def summed(expression: str) -> bool:
+def is_sum(expression: str) -> bool:
     """Return whether a column is a sum over rounds: bytes, simulated seconds or joules."""
-    return expression.startswith(("MB", "simulated", "J@", "J to"))
+    column = parsed(expression)
+    return column.metric in SUMMED or column.how in SUMMED
 
 
 def percent(expression: str) -> bool:
@@ -171,7 +172,7 @@ def percent(expression: str) -> bool:
 def scale_of(expression: str) -> tuple[float, int]:
     if expression.startswith("rounds"):
         return 1.0, 0
-    if summed(expression):
+    if is_sum(expression):
         return 1.0, 1
     if any(name in expression for name in ("_ece", "_brier")):
         return 1.0, 3

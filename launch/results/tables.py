@@ -160,44 +160,56 @@ def _costs(groups: Sequence[Group], ranked: Sequence[Cost]) -> Iterator[tuple[st
 class Factor:
     """The bytes of a group to an accuracy, divided by those of the group with the least; None if unknown.
 
-    low, high: the 95 % interval of the ratio. p, holm: the p-value of the paired t-test of logarithms, by
-    itself and corrected.
+    n: the number of seeds that both have. low, high: the 95 % interval of the ratio. p, holm: the p-value of
+    the paired t-test of logarithms, by itself and corrected for `family` comparisons.
     """
 
     ratio: float | None
     verdict: str
+    n: int = 0
     low: float | None = None
     high: float | None = None
     p: float | None = None
     holm: float | None = None
+    family: int = 0
 
 
 def factors(ranked: Sequence[Cost]) -> list[Factor]:
-    """Return the factor of each of `ranked` over the first one.
+    """Return the factor of each of `ranked` over the first one that sends bytes and has a median.
 
     Differences of logarithms are paired and tested (launch.results.significance), so the ratio is a geometric
     mean and has an interval. A group with a seed that does not reach the accuracy is not tested; its ratio is
     that of the medians, if both are known.
     """
-    whole = [c for c in ranked if c.whole and min(c.spent) > 0]  # pooled training sends nothing
-    least = ranked[0].median if ranked else math.inf
-    tested: dict[int, Difference] = {}
-    if len(whole) > 1 and whole[0] is ranked[0]:
-        logs = [{key: math.log(n) for key, n in c.by_seed.items()} for c in whole]
-        for c, difference in zip(whole, differences(logs, 0, all_pairs=True), strict=True):
-            tested[c.group] = difference
+    first = next((c for c in ranked if 0 < c.median < math.inf), None)
+    tested = {} if first is None or not first.whole else _tested(ranked, first)
     result = []
     for c in ranked:
-        ratio = c.median / least if math.isfinite(c.median) and least else None
-        verdict = NONE if c.whole else f"{len(c.spent)} of {c.seeds} reach it"
-        if c is ranked[0] and math.isfinite(c.median):
+        ratio = c.median / first.median if first and math.isfinite(c.median) else None
+        d = tested.get(c.group)
+        if c is first:
             result.append(Factor(ratio, "least"))
-        elif (d := tested.get(c.group)) and d.ranked:
+        elif d is not None and d.ranked:
             low, mean, high = (math.exp(x) for x in (d.low, d.mean, d.high))
-            result.append(Factor(mean, d.verdict("more bytes", "fewer bytes"), low, high, d.p, d.holm))
+            verdict = d.verdict("more bytes", "fewer bytes")
+            result.append(Factor(mean, verdict, d.n, low, high, d.p, d.holm, d.family))
+        elif d is not None:
+            result.append(Factor(ratio, d.verdict(), d.n))
+        elif c.median == 0:
+            result.append(Factor(ratio, "sends nothing"))
         else:
-            result.append(Factor(ratio, d.verdict() if d else verdict))
+            few = c if first is None or not c.whole else first
+            whose = "" if few is c else "of the first "
+            result.append(Factor(ratio, f"{len(few.spent)} of {few.seeds} {whose}reach it"))
     return result
+
+
+def _tested(ranked: Sequence[Cost], first: Cost) -> dict[int, Difference]:
+    """Return the differences of logarithms from `first`, by group, of all groups whose seeds all reach it."""
+    whole = [first, *(c for c in ranked if c is not first and c.whole and min(c.spent) > 0)]
+    logs = [{key: math.log(n) for key, n in c.by_seed.items()} for c in whole]
+    compared = differences(logs, 0, all_pairs=True)
+    return {c.group: d for c, d in zip(whole[1:], compared[1:], strict=True)}
 
 
 def costs_json(groups: Sequence[Group], levels: Sequence[float]) -> list[dict[str, object]]:

@@ -21,10 +21,10 @@ from launch.results.statistics import (
     Band,
     band,
     heading,
+    is_sum,
     less_is_better,
     percent,
     shown,
-    summed,
     value,
 )
 from launch.results.tables import Grid
@@ -54,9 +54,9 @@ class Results:
         return shown(expression, values) if values else "not run"
 
     def missing(self, row: Row) -> str:
-        """Return the number of finished runs as text, if there are some and others are missing."""
-        done, n = len(self.of(row)), sum(t.row == row for t in self.trials)
-        return f" (n = {done})" if 0 < done < n else ""
+        """Return how many runs are finished as text, if there are some and others are missing."""
+        done, all_runs = len(self.of(row)), sum(t.row == row for t in self.trials)
+        return f" ({done} of {all_runs} runs)" if 0 < done < all_runs else ""
 
     def scores(self, row: Row, expression: str, window: int = 1) -> dict[tuple[int, str], float]:
         """Return a column's mean over repetitions by seed and split, if all its repetitions are finished."""
@@ -102,10 +102,13 @@ def _plain(results: Results, table: Table) -> Grid:
 def _comparable(
     expression: str, scores: Sequence[Mapping[tuple[int, str], float]]
 ) -> Sequence[Mapping[tuple[int, str], float]]:
-    """Return the logarithms of bytes, seconds and joules, whose factors are compared; else the scores."""
-    if not summed(expression) or not all(x > 0 or math.isnan(x) for s in scores for x in s.values()):
-        return scores  # pooled training sends nothing
-    return [{key: math.log(x) for key, x in s.items()} for s in scores]
+    """Return the logarithms of bytes, seconds and joules, whose factors are compared; else the scores.
+
+    A row with a zero, such as the bytes of pooled training, has no logarithms and is not compared.
+    """
+    if not is_sum(expression):
+        return scores
+    return [{} if 0 in s.values() else {key: math.log(x) for key, x in s.items()} for s in scores]
 
 
 def _split(e: Experiment) -> str:

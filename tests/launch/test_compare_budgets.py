@@ -56,7 +56,7 @@ def test_who_reaches_it_with_some_seeds_or_not_at_all_comes_behind_and_says_so(m
     ]
     assert [line[5] for line in lines] == ["2 of 3", "3 of 3", "0 of 1"]
     assert [line[2] for line in lines] == ["4.00 to > 4.00", "20.0 to 28.0", NONE]
-    assert [line[4] for line in lines] == ["least", NONE, "0 of 1 reach it"]
+    assert [line[4] for line in lines] == ["least", "2 of 3 of the first reach it", "0 of 1 reach it"]
 
 
 def test_the_best_that_was_reached_is_rounded_down(make: Make) -> None:

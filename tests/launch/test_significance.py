@@ -216,7 +216,7 @@ def test_factors_of_bytes_are_compared_and_missing_runs_are_counted() -> None:
     raw = [results.scores(row, "MB to 0.5") for row in results.rows((), {})]
     assert not differences(raw, 0, all_pairs=True)[1].distinguishable
     cells = [line[:2] for line in grid(results, table).lines]
-    assert cells == [("a", "**8.0±11.0**"), ("b", "12.0±16.6"), ("c (n = 4)", "39.0±46.9")]
+    assert cells == [("a", "**8.0±11.0**"), ("b", "12.0±16.6"), ("c (4 of 5 runs)", "39.0±46.9")]
 
 
 def test_folds_of_a_seed_are_one_value() -> None:

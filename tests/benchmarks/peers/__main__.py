@@ -50,7 +50,7 @@ PEERS = (
         "Flower, deployment",
         "flower_deployment",
         "flower",
-        sends="claims none",
+        sends="`flwr list` not asked",
         deadline=1800.0,
         relays=True,
     ),

@@ -69,10 +69,10 @@ def main(folder, settings):
         started.append(subprocess.Popen([*node, "--node-config", f"partition-id={client}"]))
     try:
         subprocess.run(["flwr", "run", str(app), "local", "--stream"], check=True)
-        listed = subprocess.check_output(["flwr", "list", "local", "--format", "json"])
-        (run,) = json.loads(listed)["runs"]
-        traffic = run["network-traffic"]
-        print(f"flwr list: {traffic['outbound-bytes']:,} bytes down, {traffic['inbound-bytes']:,} bytes up")
+        if settings.get("through"):
+            listed = subprocess.check_output(["flwr", "list", "local", "--format", "json"])
+            traffic = json.loads(listed)["runs"][0]["network-traffic"]
+            print(f"{traffic['outbound-bytes']:,} bytes down, {traffic['inbound-bytes']:,} bytes up")
     finally:
         for process in started:
             process.terminate()
