@@ -67,7 +67,7 @@ def test_sweeps_that_need_files_are_in_order(
     for command in sweeps:
         done = CliRunner(catch_exceptions=False).invoke(main, checkable(command))
         assert done.exit_code == 0, done.output
-        assert done.output.count("to do ") == 18
+        assert done.output.count("to do ") == 30
 
 
 @pytest.mark.parametrize("page", [TUTORIAL, README, FAQ], ids=["tutorial", "README", "faq"])
