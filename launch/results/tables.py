@@ -197,10 +197,10 @@ def factors(ranked: Sequence[Cost]) -> list[Factor]:
             result.append(Factor(ratio, d.verdict(), d.n))
         elif c.median == 0:
             result.append(Factor(ratio, "sends nothing"))
+        elif c.whole and first is not None:
+            result.append(Factor(ratio, f"{len(first.spent)} of {first.seeds} of the first reach it"))
         else:
-            few = c if first is None or not c.whole else first
-            whose = "" if few is c else "of the first "
-            result.append(Factor(ratio, f"{len(few.spent)} of {few.seeds} {whose}reach it"))
+            result.append(Factor(ratio, f"{len(c.spent)} of {c.seeds} reach it"))
     return result
 
 
