@@ -37,10 +37,10 @@ ANSWERS = """\
 # What partial participation costs
 
 Eleven configurations of seven algorithms under eight schedules; accuracy, traffic, waste, and the invariant
-of the duals, on digits and on FashionMNIST 10 %, with ten and with a hundred clients. Five seeds, but three for a
-hundred clients of FashionMNIST. With five seeds instead of three, three statements on digits changed: ivon_admm with
-ten of a hundred clients loses 19 points (it was 11), `+lost` costs fedavg nothing measurable (it was 3
-points), and with 1/|S| fedlap_cov is as good with thirty of a hundred clients as with ten.
+of the duals, on digits and on FashionMNIST 10 %, with ten and with a hundred clients. Five seeds, but three
+for a hundred clients of FashionMNIST. With five seeds instead of three, three statements on digits changed:
+ivon_admm with ten of a hundred clients loses 19 points (it was 11), `+lost` costs fedavg nothing measurable
+(it was 3 points), and with 1/|S| fedlap_cov is as good with thirty of a hundred clients as with ten.
 What was read off FashionMNIST is on its own pages ([ten](participation_fashion_mnist_10.md),
 [a hundred](participation_fashion_mnist_100.md)) and in the last section of the answers. Tables without words
 are in [participation_digits_10.md](participation_digits_10.md) and
