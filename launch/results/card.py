@@ -30,7 +30,6 @@ SCORES = (
     *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "personal_accuracy_mean"),
 )
 SIDES = ("down", "up")
-UPLOAD = "one client's messages of the last evaluated round"
 
 
 @dataclass(frozen=True)
@@ -215,12 +214,12 @@ def _traffic(group: Group) -> Part:
     limits = group.members[0].run.summary.get("limits") or {}
     if kl := limits.get("kl"):
         rows["KL of an upload from its broadcast, first seed, at the end"] = f"{kl:.4g} bits a parameter"
-    coded = tuple(_coded(limits))
-    heads = ("field", "bits a value", "entropy of its integers", "step / deviation", "rounding / change")
-    grids = (
-        (fields, Grid(f"Entropy-coded fields, first seed, {UPLOAD}", heads, coded)) if coded else (fields,)
-    )
-    return Part("Communication", rows, grids)
+    grids = [fields]
+    if coded := tuple(_coded(limits)):
+        title = "Entropy-coded fields, first seed, one client's messages of the last evaluated round"
+        heads = ("field", "bits a value", "entropy of its integers", "step / deviation", "rounding / change")
+        grids.append(Grid(title, heads, coded))
+    return Part("Communication", rows, tuple(grids))
 
 
 def _coded(limits: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

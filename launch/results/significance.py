@@ -138,12 +138,13 @@ def leaders(scores: Sequence[Mapping[Key, float]], *, least: bool = False) -> fr
         return frozenset()
     others = [n for n in range(len(scores)) if n != reference]
     values = _paired(scores, reference, all_pairs=True)
-    corrected = dict(zip(others, holm(p_values(values))[: len(others)], strict=True))
-    worse = {n: (1 if least else -1) * fmean(d) for n, d in zip(others, values, strict=False) if d}
-    bound = min((worse[n] for n, p in corrected.items() if p < ALPHA), default=None)
-    if bound is None or bound <= 0:
+    sign = 1 if least else -1
+    pairs = zip(others, values, holm(p_values(values)), strict=False)  # the pairs of others follow
+    tested = [(n, sign * fmean(d), p) for n, d, p in pairs if not math.isnan(p)]
+    bound = min((behind for _, behind, p in tested if p < ALPHA), default=0.0)
+    if bound <= 0:
         return frozenset()
-    return frozenset([reference, *(n for n, p in corrected.items() if p >= ALPHA and worse[n] < bound)])
+    return frozenset([reference, *(n for n, behind, p in tested if p >= ALPHA and behind < bound)])
 
 
 def p_values(values: Sequence[Sequence[float]]) -> list[float]:

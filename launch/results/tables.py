@@ -182,26 +182,25 @@ def factors(ranked: Sequence[Cost]) -> list[Factor]:
     that of the medians, if both are known.
     """
     first = next((c for c in ranked if 0 < c.median < math.inf), None)
-    tested = {} if first is None or not first.whole else _tested(ranked, first)
-    result = []
-    for c in ranked:
-        ratio = c.median / first.median if first and math.isfinite(c.median) else None
-        d = tested.get(c.group)
-        if c is first:
-            result.append(Factor(ratio, "least"))
-        elif d is not None and d.ranked:
-            low, mean, high = (math.exp(x) for x in (d.low, d.mean, d.high))
-            verdict = d.verdict("more bytes", "fewer bytes")
-            result.append(Factor(mean, verdict, d.n, low, high, d.p, d.holm, d.family))
-        elif d is not None:
-            result.append(Factor(ratio, d.verdict(), d.n))
-        elif c.median == 0:
-            result.append(Factor(ratio, "sends nothing"))
-        elif c.whole and first is not None:
-            result.append(Factor(ratio, f"{len(first.spent)} of {first.seeds} of the first reach it"))
-        else:
-            result.append(Factor(ratio, f"{len(c.spent)} of {c.seeds} reach it"))
-    return result
+    tested = _tested(ranked, first) if first is not None and first.whole else {}
+    return [_factor(c, first, tested.get(c.group)) for c in ranked]
+
+
+def _factor(c: Cost, first: Cost | None, d: Difference | None) -> Factor:
+    """Return the factor of one group. d: its difference of logarithms from `first`, if both are tested."""
+    ratio = c.median / first.median if first and math.isfinite(c.median) else None
+    if c is first:
+        return Factor(ratio, "least")
+    if d is not None and d.ranked:
+        low, mean, high = (math.exp(x) for x in (d.low, d.mean, d.high))
+        return Factor(mean, d.verdict("more bytes", "fewer bytes"), d.n, low, high, d.p, d.holm, d.family)
+    if d is not None:
+        return Factor(ratio, d.verdict(), d.n)
+    if c.median == 0:
+        return Factor(ratio, "sends nothing")
+    if c.whole and first is not None:
+        return Factor(ratio, f"{len(first.spent)} of {first.seeds} of the first reach it")
+    return Factor(ratio, f"{len(c.spent)} of {c.seeds} reach it")
 
 
 def _tested(ranked: Sequence[Cost], first: Cost) -> dict[int, Difference]:

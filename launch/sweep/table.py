@@ -136,9 +136,8 @@ def _pivoted(results: Results, table: Table) -> Grid:
     lines: dict[tuple[str, ...], dict[object, str]] = {}
     for row in rows:
         name = (row.variant.label, *(_setting(row.point.get(a, "")) for a in rest))
-        lines.setdefault(name, {})[row.point[table.pivot]] = results.cell(
-            row, column, table.window
-        ) + results.missing(row)
+        text = results.cell(row, column, table.window) + results.missing(row)
+        lines.setdefault(name, {})[row.point[table.pivot]] = text
     header = ("", *(a.partition(".")[2] for a in rest), *(_setting(x) for x in across))
     unit = " (%)" if percent(column) else ""
     title = table.title or f"{heading(column)}{unit} over {table.pivot.partition('.')[2]}"

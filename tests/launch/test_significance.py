@@ -18,7 +18,7 @@ from launch.results.differences import Compared
 from launch.results.frontier import Cost
 from launch.results.groups import gather
 from launch.results.significance import LEAST, SAME, differences, holm, leaders
-from launch.results.tables import NONE, costs
+from launch.results.tables import NONE, costs, costs_json
 from launch.runs.tables import Curve
 from launch.sweep.recipe import Differences, Recipe, Table, Variant
 from launch.sweep.table import Results, compare, grid
@@ -261,3 +261,18 @@ def test_costs_of_runs_without_bytes_or_rounds_are_shown(make: Make) -> None:
     by = {line[0].split()[0]: line for line in grid.lines}
     assert by["pooled"][1] == "0.0" and by["fedlap"][1] == "2.00"
     assert by["fedadmm"][5].translate({0xA0: " "}) == "1 of 2"
+
+
+def test_bytes_to_an_accuracy_have_factors_with_intervals(make: Make) -> None:
+    for seed in range(5):
+        make(f"pool{seed}", (0.1, 0.9), seed=seed, algo="pooled", cost=0)
+        make(f"avg{seed}", (0.1, 0.9), seed=seed, cost=(2 + seed) * MB)
+        folder = make(f"lap{seed}", (0.1, 0.9), seed=seed, algo="fedlap", cost=3 * (2 + seed) * MB)
+    (of_level,) = costs_json(gather([folder.parent]), [0.5])
+    rows = {row["group"].split()[0]: row for row in of_level["rows"]}  # type: ignore[attr-defined]
+    assert of_level["accuracy"] == 0.5 and rows["pooled"]["verdict"] == "sends nothing"
+    assert (rows["fedavg"]["verdict"], rows["fedavg"]["ratio"]) == ("least", 1.0)
+    lap = rows["fedlap"]
+    assert [lap[key] for key in ("ratio", "low", "high")] == pytest.approx([3, 3, 3], rel=1e-9)
+    assert lap["verdict"] == "more bytes" and lap["holm"] < 0.05
+    assert (lap["reached"], lap["seeds"], lap["n"], lap["family"]) == (5, 5, 5, 1)
