@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 
+from fedsim.removed import removed
+
 
 class FedsimError(Exception):
     """Base class; `exit_code` is what the command line returns.
@@ -149,8 +151,11 @@ def unknown(
 ) -> UsageError:
     """Return the error for an unknown name of a kind `what`; it suggests known names or a command.
 
-    shown: formats a known name. command: the command that lists all names; by default from COMMANDS.
+    shown: formats a known name. command: the command that lists all names; by default from COMMANDS. For a
+    name that an earlier version had, the error names what replaces it.
     """
+    if gone := removed(what, name):
+        return UsageError(gone)
     names = sorted(known)
     meant = nearest(name, names)
     near = [other for other in difflib.get_close_matches(name, names, n=4, cutoff=0.6) if other != meant]

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from fedsim.errors import DataError, UsageError, unknown
+from fedsim.removed import removed
 from fedsim.user_files import read_text
 
 T = TypeVar("T")
@@ -276,6 +277,8 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named |
     known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     for key in values:
         if key not in known:
+            if gone := removed("option", f"--{key.replace('_', '-')}"):
+                raise UsageError(f"{where}: {key}: {gone}")
             raise unknown(f"key in {where}:", key, known)
     values = _plain(values)
     for key, value in dotted(values):

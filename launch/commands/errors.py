@@ -19,6 +19,7 @@ import click
 
 from fedsim.errors import DiskError, FedsimError, Interrupted, TaskError, UsageError, nearest, unknown
 from fedsim.experiment import is_utf8
+from fedsim.removed import removed
 from launch import terminal
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -65,6 +66,8 @@ class Group(click.Group):
             if args[0].startswith("-"):
                 raise click.NoSuchOption(args[0], ctx=ctx)
             path = _path(ctx)
+            if gone := removed("command", args[0]):
+                raise UsageError(f"fedsim {gone}")
             raise unknown(f"command of {path}:", args[0], self.commands, command=f"{path} --help")
         return super().resolve_command(ctx, args)
 
@@ -201,6 +204,8 @@ def _worded(e: click.UsageError) -> str:
 
 
 def _no_such_option(e: click.NoSuchOption) -> str:
+    if gone := removed("option", e.option_name):
+        return gone
     parameters = e.ctx.command.get_params(e.ctx) if e.ctx else []
     options = {name for p in parameters if isinstance(p, click.Option) for name in p.opts}
     meant = nearest(e.option_name, {name for name in options if name.startswith("--")})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from fedsim import live_objects
 from fedsim.errors import UsageError, nearest, unknown
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, plain_number, resolved_hyperparameters
+from fedsim.removed import removed
 from launch.configuration import names
 from launch.configuration.config import (
     Overrides,
@@ -214,6 +215,8 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
     for key, value in keywords.items():
         if key in known:
             continue
+        if gone := removed("option", f"--{key.replace('_', '-')}"):
+            raise UsageError(f"{key}=: {gone}")
         hyperparameters = set(names.hyperparameters())
         if nearest(key, known) is None and (name := nearest(key, hyperparameters, 0.9)):
             raise UsageError(

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from fedsim.errors import UsageError, nearest
 from fedsim.experiment import Experiment
+from fedsim.removed import removed
 from launch.commands.errors import Command
 from launch.configuration import completion, names
 from launch.configuration.execution import Execution
@@ -87,7 +88,7 @@ class Configured(Command):
             options = {option.lstrip("-") for p in self.get_params(ctx) for option in p.opts}
             near = nearest(written, options) if written not in known else None
             name = nearest(written, known, 0.9) if near is None else None
-            if name is None:
+            if name is None or removed("option", e.option_name):
                 raise
             behind = [v for o, v in itertools.pairwise(texts) if o == e.option_name]
             behind += [text.partition("=")[2] for text in texts if text.startswith(f"{e.option_name}=")]

@@ -1,0 +1,55 @@
+"""Names that an earlier version had, with what replaces each of them.
+
+This is the one place where fedsim remembers what it no longer has. `fedsim.errors.unknown` and the command
+line ask it before they guess at a misspelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+VERSION = "0.2"
+"""The version in which all of these names left."""
+
+_TREE = "--tree computes the same bits, and books the same bytes, in the coordinator"
+_VERIFY = "fedsim verify RUN computes tasks again and compares the bits"
+_FEDSCALE = "docs/examples/fedscale.py writes files for --link and trace:FILE"
+_HUB = "write FILE.py:NAME, as in docs/examples/hub.py"
+_TFF = "write FILE.py:NAME, as in docs/examples/tff.py"
+_FEDPM = "docs/examples/fedpm.py has it in a file of your own"
+
+OPTIONS: Mapping[str, str] = {
+    "--edge-processes": _TREE,
+    "--keep-uploads": _VERIFY,
+    "--personalise": "docs/examples/personal.py trains a model per client from a run's last model",
+    "--durability none": "--durability process survives kill -9",
+    "--codec edge.FIELD": "a --tree adds exact sums; leave it out",
+}
+"""Options of the command line, and so keys of configuration files and arguments in Python."""
+
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "command": {"replay": _VERIFY, "edge": _TREE, "devices": _FEDSCALE},
+    "algorithm": {"fedpm": _FEDPM},
+    "codec": dict.fromkeys(("bernoulli", "mrc", "levels"), _FEDPM),
+    "model": {**dict.fromkeys(("cnn_emnist", "resnet18_gn", "lstm"), _TFF), "hf": _HUB, "+lora": _HUB},
+    "data set": {
+        **dict.fromkeys(("emnist62", "cifar100_lda", "stackoverflow_lr", "stackoverflow_nwp"), _TFF),
+        "hf": _HUB,
+        "leaf": "write FILE.py:NAME, as in docs/examples/leaf.py",
+        ".npz": "write FILE.py:NAME that reads it (docs/datasets.md)",
+    },
+    "partition": {
+        "pachinko": "it was the split of cifar100_lda; docs/examples/tff.py has its clients",
+        "+noise": "wrong labels are a data set of your own, as in docs/examples/label_noise.py",
+    },
+}
+"""Other names by kind, where the kind is the first argument of fedsim.errors.unknown."""
+
+
+def removed(kind: str, name: str) -> str | None:
+    """Return the error message for a removed name of a kind; None for any other name.
+
+    kind: "option", where the name has its dashes, or a key of NAMES.
+    """
+    instead = (OPTIONS if kind == "option" else NAMES.get(kind, {})).get(name)
+    return None if instead is None else f"{name} left in {VERSION}: {instead}"
