@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-K = TypeVar("K")
+from tests.support.process_tree import children_of
+
+LAUNCH = (sys.executable, "-m", "launch", "launch")
 FULL, FEW = (60_000, 10_000), (2_000, 400)
 """Train and test examples: those of FashionMNIST and of MNIST, and those for --tiny."""
 
@@ -65,8 +65,8 @@ def launch(out: Path, *arguments: str) -> Path:
     Raises:
         CalledProcessError: if the command fails.
     """
-    command = [sys.executable, "-m", "launch", "launch", "--out", str(out), *arguments]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ, timeout=900)
+    command = [*LAUNCH, "--out", str(out), *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=900)
     return out
 
 
@@ -82,17 +82,39 @@ def summary(run: Path) -> dict[str, Any]:
     return loaded
 
 
-def alternately(candidates: Mapping[K, Callable[[], object]], repeats: int) -> dict[K, list[float]]:
-    """Seconds of processor time of each candidate, one after the other, so many times; the first time, which
-    warms up, is left out."""
-    spent: dict[K, list[float]] = {name: [] for name in candidates}
-    for repeat in range(repeats + 1):
-        for name, candidate in candidates.items():
-            began = time.process_time()
-            candidate()
-            if repeat:
-                spent[name].append(time.process_time() - began)
-    return spent
+def pss(pid: int) -> int:
+    """Read the proportional set size in bytes; 0 for a process that has ended."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return 1024 * int(line.split()[1])
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass
+    return 0
+
+
+def memory_of(pid: int) -> list[int]:
+    """Read the PSS of a process and of each of its descendants, in bytes."""
+    return [pss(process) for process in (pid, *children_of(pid))]
+
+
+def watched(out: Path, *arguments: str, pause: float) -> tuple[list[int], float]:
+    """Run `fedsim launch` and look at its memory every `pause` seconds.
+
+    Returns:
+        The PSS in bytes of each process, largest first, when their sum was largest; wall seconds.
+
+    Raises:
+        CalledProcessError: if the command fails.
+    """
+    began, peak = time.monotonic(), [0]
+    process = subprocess.Popen([*LAUNCH, "--out", str(out), *arguments], stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        peak = max(peak, memory_of(process.pid), key=sum)
+        time.sleep(pause)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return sorted(peak, reverse=True), time.monotonic() - began
 
 
 def spread(values: list[float], unit: str = "", digits: int = 3) -> str:

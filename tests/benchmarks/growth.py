@@ -12,15 +12,11 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.common import FULL, fashion_shaped, launch, options_of, round_seconds, summary
-from tests.benchmarks.startup import family, pss
+from tests.benchmarks.common import FULL, fashion_shaped, launch, options_of, round_seconds, summary, watched
 
 PARTICIPANTS, EXAMPLES = 10, 6
 WARM = 5
@@ -35,25 +31,12 @@ class Measured:
     memory: int
 
 
-def peak_memory(out: Path, arguments: list[str]) -> int:
-    """The peak of the summed PSS, sampled every 0.2 s."""
-    command = [sys.executable, "-m", "launch", "launch", "--out", str(out), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    peak = 0
-    while process.poll() is None:
-        peak = max(peak, sum(pss(pid) for pid in family(process.pid)))
-        time.sleep(0.2)
-    if process.returncode:
-        raise SystemExit(f"fedsim launch ended with {process.returncode}")
-    return 1024 * peak
-
-
 def measured(scratch: Path, name: str, arguments: list[str], warm: int) -> Measured:
     """Two runs with the same options: one for the time, one for the memory."""
     run = launch(scratch / name, *arguments)
     seconds = statistics.median(round_seconds(run, warm))
-    memory = peak_memory(scratch / f"{name}-memory", arguments)
-    return Measured(seconds, summary(run)["seconds_to_first_round"], memory)
+    peak, _ = watched(scratch / f"{name}-memory", *arguments, pause=0.2)
+    return Measured(seconds, summary(run)["seconds_to_first_round"], sum(peak))
 
 
 def with_clients(clients: int, data: Path, rounds: int) -> list[str]:

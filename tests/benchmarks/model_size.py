@@ -12,20 +12,15 @@ kernel has to find the memory: WARM of them are not counted.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
 from fedsim.experiment import Experiment
-from tests.benchmarks.common import launch, options_of, round_seconds, spread
+from tests.benchmarks.common import launch, options_of, round_seconds, spread, watched
 from tests.benchmarks.floor import floor
-from tests.benchmarks.startup import family, pss
 
 HERE = Path(__file__).resolve()
 CLIENTS = 8
@@ -58,37 +53,14 @@ def parameters(hidden: int) -> int:
     return (64 + 1 + hidden + 1 + 10) * hidden + 10
 
 
-@dataclass(frozen=True)
-class Run:
-    """peak: the summed PSS in bytes. disk: bytes of the run's folder. states: most files of a client."""
-
-    peak: int
-    by_process: list[int]
-    disk: int
-    states: int
-
-
 def options_for(algo: str, hidden: int, rounds: int, more: Sequence[str]) -> list[str]:
     options = f"--algo {algo} --dataset digits --model {HERE}:mlp_{hidden} --clients {CLIENTS} --workers 2"
     return [*options.split(), "--rounds", str(rounds), "--set", "epochs=1", *more]
 
 
-def watched(out: Path, hidden: int, options: Sequence[str]) -> Run:
-    """One run as a user would start it, and its memory."""
-    command = [sys.executable, "-m", "launch", "launch", "--out", str(out), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    peak, by_process = 0, [0]
-    while process.poll() is None:
-        sizes = [1024 * pss(pid) for pid in family(process.pid)]
-        if sum(sizes) > peak:
-            peak, by_process = sum(sizes), sorted(sizes, reverse=True)
-        time.sleep(0.5 if hidden > 40 else 0.05)
-    if process.returncode:
-        raise SystemExit(f"fedsim launch ended with {process.returncode}")
-    files = [file for file in out.rglob("*") if file.is_file()]
-    per_client = [len(list(folder.iterdir())) for folder in (out / "state").iterdir()]
-    disk = sum(file.stat().st_size for file in files)
-    return Run(peak, by_process, disk, max(per_client, default=0))
+def states_of(out: Path) -> int:
+    """Count the state files of the client that has most."""
+    return max(len(list(folder.iterdir())) for folder in (out / "state").iterdir())
 
 
 def main() -> None:
@@ -122,15 +94,16 @@ def main() -> None:
                 seconds = round_seconds(launch(Path(scratch) / "run", *arguments), WARM)
                 ours.append(sum(seconds) / len(seconds))
         with tempfile.TemporaryDirectory() as scratch:
-            largest = watched(Path(scratch) / "run", hidden, arguments)
+            out = Path(scratch) / "run"
+            peak, _ = watched(out, *arguments, pause=0.05 if options.tiny else 0.5)
+            disk = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+            states = states_of(out)
         ratios = [mine / least for mine, least in zip(ours, floors, strict=True)]
-        parts = ", ".join(f"{size / vector:.1f}" for size in largest.by_process if size > vector / 4)
+        parts = ", ".join(f"{size / vector:.1f}" for size in peak if size > vector / 4)
         print(f"{algo}: floor {spread(floors, ' s')}, fedsim {spread(ours, ' s')}")
         print(f"{algo}: ratio {spread(ratios)}")
-        print(f"{algo}: memory {largest.peak / 1e6:,.0f} MB, {largest.peak / vector:.0f} vectors ({parts})")
-        print(
-            f"{algo}: disk {largest.disk / 1e6:,.0f} MB, at most {largest.states} states a client", flush=True
-        )
+        print(f"{algo}: memory {sum(peak) / 1e6:,.0f} MB, {sum(peak) / vector:.0f} vectors ({parts})")
+        print(f"{algo}: disk {disk / 1e6:,.0f} MB, at most {states} states a client", flush=True)
 
 
 if __name__ == "__main__":

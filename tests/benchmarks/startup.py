@@ -8,47 +8,17 @@ coordinator, fork server and workers, sampled every 50 ms.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-from tests.benchmarks.common import options_of, spread, summary
-from tests.support.process_tree import children_of
-
-COMMAND = [sys.executable, "-m", "launch", "launch", "--algo", "fedlap_cov"]
-
-
-def family(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    return [pid, *children_of(pid)]
-
-
-def pss(pid: int) -> int:
-    """Proportional set size in kB; 0 for a process that has ended."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1])
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        pass
-    return 0
+from tests.benchmarks.common import options_of, spread, summary, watched
 
 
 def one_run(out: Path, workers: int, rounds: int) -> tuple[float, float, float]:
     """Seconds to the end of round 1, seconds of the whole command, peak PSS in MB."""
-    began = time.monotonic()
-    process = subprocess.Popen(
-        [*COMMAND, "--workers", str(workers), "--rounds", str(rounds), "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-    )
-    peak = 0
-    while process.poll() is None:
-        peak = max(peak, sum(pss(p) for p in family(process.pid)))
-        time.sleep(0.05)
-    whole = time.monotonic() - began
-    return summary(out)["seconds_to_first_round"], whole, peak / 1000
+    words = f"--algo fedlap_cov --workers {workers} --rounds {rounds}"
+    peak, whole = watched(out, *words.split(), pause=0.05)
+    return summary(out)["seconds_to_first_round"], whole, sum(peak) / 1e6
 
 
 def main() -> None:

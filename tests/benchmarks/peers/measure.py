@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.benchmarks.startup import family, pss
+from tests.benchmarks.common import pss
 from tests.support.process_tree import alive, children_of, command_line
 
 ROUND = re.compile(r'^(?:\{"round": |round +)([1-9]\d*)')
@@ -115,9 +115,9 @@ def run(
         sampled = 0.0
         while process.poll() is None and time.monotonic() < began + deadline:
             if time.monotonic() >= sampled + SAMPLE:
-                everyone, sampled = family(process.pid), time.monotonic()
+                everyone, sampled = [process.pid, *children_of(process.pid)], time.monotonic()
                 seen.update(everyone)
-                measured.peak = max(measured.peak, sum(pss(pid) for pid in everyone) / 1000)
+                measured.peak = max(measured.peak, sum(map(pss, everyone)) / 1e6)
             if kill_after and not measured.killed and len(measured.rounds) >= kill_after:
                 victim = busiest_below(process.pid, worker)
                 if victim is None:
@@ -128,7 +128,7 @@ def run(
                     measured.killed = f"after round {max(measured.rounds)}"
             time.sleep(0.02)
         measured.code = process.poll()
-        end_all([pid for pid in seen | set(family(process.pid)) if pid != process.pid and alive(pid)])
+        end_all([pid for pid in seen | set(children_of(process.pid)) if pid != process.pid and alive(pid)])
         if measured.code is None:
             process.kill()
         process.wait(30)
