@@ -105,7 +105,7 @@ ALIASES = {
 
 COMMANDS = {
     "algorithm": "fedsim list algorithms",
-    "data set": "fedsim list datasets; yours: FILE.csv,label=COLUMN, FILE.py:NAME, hf:FOLDER or leaf:FOLDER",
+    "data set": "fedsim list datasets; yours: FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER",
     "model": "fedsim list models",
     "partition": "fedsim list partitions",
     "codec": "fedsim list codecs",

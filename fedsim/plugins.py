@@ -54,7 +54,7 @@ def absolute(spec: str) -> str:
 MODEL_MODIFIER = re.compile(r"\+(?=(?:weights|lora):)")
 """Separates a model from its modifiers (fedsim.model_specs)."""
 
-_FOLDERS = re.compile(r"((?:^hf|^leaf|\+weights):)[^+,]*/|(^rows:).*/")
+_FOLDERS = re.compile(r"((?:^hf|\+weights):)[^+,]*/|(^rows:).*/")
 
 
 def short(choice: str) -> str:

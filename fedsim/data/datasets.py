@@ -24,7 +24,6 @@ from fedsim.data.readers import (
     heart,
     hub,
     idx,
-    leaf,
     stackoverflow,
     table_files,
     tff,
@@ -82,11 +81,11 @@ class Dataset:
 
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
-    """Load a data set: NAME[:CLIENTS], FILE.py:NAME, hf:FOLDER, leaf:FOLDER or FILE.csv,label=COLUMN.
+    """Load a data set: NAME[:CLIENTS], FILE.py:NAME, hf:FOLDER or FILE.csv,label=COLUMN.
 
     NAME is in DATASETS, with files in `data_dir` (default: $FEDSIM_DATA); CLIENTS is the number of clients
     to read (DatasetInfo.clients). FILE.py:NAME is a Dataset, or a function without arguments that returns
-    one. The other forms are described in fedsim.data.readers: hub, leaf and table_files.
+    one. The other forms are described in fedsim.data.readers: hub and table_files.
 
     Raises:
         UsageError: If the name is unknown or a user's Python file is wrong.
@@ -94,7 +93,7 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """
     if plugins.is_spec(name):
         return _users(name)
-    if name.startswith((hub.PREFIX, leaf.PREFIX)) or is_table(name):
+    if name.startswith(hub.PREFIX) or is_table(name):
         return _of_columns(name, data_dir)
     info = _selected(name)
     if not info.files:
@@ -115,14 +114,11 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
 
 
 def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
-    """Load a folder of the `datasets` package or of LEAF, or a file with a table."""
+    """Load a folder of the `datasets` package or a file with a table."""
     root = _data_dir(data_dir)
-    described: hub.HubDataset | leaf.LeafDataset | table_files.TableFile
-    if spec.startswith(leaf.PREFIX):
-        described = leaf.LeafDataset.parse(spec, root)
-    else:
-        parse = table_files.TableFile.parse if is_table(spec) else hub.HubDataset.parse
-        described = parse(spec, root)
+    described: hub.HubDataset | table_files.TableFile
+    parse = table_files.TableFile.parse if is_table(spec) else hub.HubDataset.parse
+    described = parse(spec, root)
     files = described.files()
     # relative paths are part of the cache key, because they give the split and the class of a file
     named = (spec, *(os.path.relpath(file, described.folder) for file in files))

@@ -111,7 +111,7 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
     `whence(table, key)` returns a text about the place of the key, for errors.
     """
     check_name("algorithms", experiment.algo)
-    if not experiment.dataset.startswith(("hf:", "leaf:")) and not is_table(experiment.dataset):
+    if not experiment.dataset.startswith("hf:") and not is_table(experiment.dataset):
         check_name("datasets", experiment.dataset)
     check_name("partitions", PartitionSpec.parse(experiment.partition).split)
     if experiment.model:

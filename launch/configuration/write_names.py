@@ -13,7 +13,7 @@ from typing import Any
 from fedsim import model_specs
 from fedsim.data.catalogue import DATASETS
 from fedsim.data.partitions import MODIFIERS, PARTITIONS
-from fedsim.data.readers import hub, leaf, table_files
+from fedsim.data.readers import hub, table_files
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, hyperparameter_names, resolved_hyperparameters
 from fedsim.learning.models.registry import MODELS
@@ -39,9 +39,6 @@ def text() -> str:
             "...file": _entry(Form(table_files.FORM.name), "a table of yours: csv, tsv, parquet or npz"),
             "...hf": _entry(
                 Form(hub.FORM.usage), "a local folder of the datasets package (docs/datasets.md)"
-            ),
-            "...leaf": _entry(
-                Form(leaf.FORM.usage), "a folder with LEAF's JSON, train and test rows of users"
             ),
         },
         "models": {m.name: _entry(Form(m.name), m.description) for m in MODELS.values()}

@@ -42,7 +42,7 @@ def launch(out: Path, *arguments: str) -> Result:
         ),
         (["--partition", "iid+noise:20"], "'20' is no probability from 0 to 1"),
         (["--partition", "rows:nowhere.json"], "nowhere.json does not exist"),
-        (["--dataset", "leaf:nowhere"], "data set 'leaf:nowhere': nowhere does not exist"),
+        (["--dataset", "leaf:nowhere"], "leaf left in 0.2: write FILE.py:NAME, as in docs/examples/leaf.py"),
         (["--set", "drop_last=1"], "drop_last = 1: must be true or false"),
         (["--model", "cnn_acar"], "cnn_acar"),
         (["--rounds", "-5"], "--rounds -5: must be a whole number of at least 1"),
