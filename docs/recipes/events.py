@@ -3,17 +3,15 @@
     fedsim sweep docs/recipes/events_digits_10.toml --out docs/results
     python docs/recipes/events.py      2 seconds; writes docs/results/events.md and events.png
 
-Nothing is run: the numbers are those of docs/results/events_*.csv. A difference is one of the same seed, so
-of the same split and start (launch.results.significance).
+Nothing is run: the numbers are those of the archives docs/results/events_*. A difference is one of the same
+seed, so of the same split and start (launch.results.significance).
 """
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 import report
@@ -22,7 +20,6 @@ from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 from launch.results.significance import LEAST, Difference, differences
 
-RESULTS = report.ROOT / "docs" / "results"
 SOURCES = {
     "events_digits_10": ("digits, 10 clients", 7_510 * 10 * 40),
     "events_digits_100": ("digits, 100 clients", 7_510 * 100 * 40),
@@ -72,14 +69,12 @@ class Line:
         return 1 - self.megabytes / full.megabytes
 
 
-def read(path: Path) -> list[Line]:
-    """The lines of a sweep, in its order."""
+def read(sweep: str) -> list[Line]:
+    """Return the lines of a sweep, in its order."""
     curves: dict[str, dict[int, list[tuple[float, ...]]]] = defaultdict(lambda: defaultdict(list))
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            down, up = float(row["MB_down"]), float(row["MB_up"])
-            scores = (100 * float(row["test_accuracy"]), float(row["test_nll"]), down + up, down, up)
-            curves[row["variant"]][int(row["seed"])].append(scores)
+    for score in report.archived(sweep):
+        numbers = (100 * score.accuracy, score.nll, score.down + score.up, score.down, score.up)
+        curves[score.row][score.seed].append(numbers)
     lines = []
     for variant, seeds in curves.items():
         algorithm, _, name = variant.partition(" ")
@@ -166,10 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "algorithm ([statistics.md](../statistics.md))."
     )
     for name, (title, count) in SOURCES.items():
-        path = RESULTS / f"{name}.csv"
-        if not path.is_file():
-            continue
-        lines = read(path)
+        lines = read(name)
         page.add(f"## {title[0].upper()}{title[1:]}, {max(len(line.scores) for line in lines)} seeds")
         page.add(cells(lines, count))
         if name == "events_digits_10":

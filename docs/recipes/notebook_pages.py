@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.results.pictures import write_picture
+
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 BORDER = re.compile(r"^# %%(?P<prose> \[markdown\])?$", re.MULTILINE)
 
@@ -83,7 +85,7 @@ def carry_out(name: str, contents: Sequence[Cell], out: Path) -> Iterator[str]:
         for number in plt.get_fignums():
             pictures += 1
             file = f"{name}_{pictures}.png"
-            plt.figure(number).savefig(out / file, dpi=130, metadata={"Software": None})
+            write_picture(plt.figure(number), out / file, dpi=130)
             plt.close(number)
             parts.append(f"![What the cell above draws]({file})")
         yield "\n\n".join(parts)

@@ -22,9 +22,10 @@ import numpy as np
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, ROOT, SKY, VERMILION, figure, table
 
 from fedsim.participation import schedule
+from launch.results.pictures import write_picture
 from launch.runs.folder import RunFolder
 from launch.runs.tables import Curve
-from launch.sweep.finished import FinishedRun, read_archive
+from launch.sweep.finished import SUFFIX, FinishedRun, read_archive
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe, Trial
 
@@ -216,7 +217,7 @@ def picture(lines: Sequence[Cell], title: str, path: Path) -> None:
     axes[0].set_ylabel("test accuracy (%)")
     axes[0].set_title(title)
     axes[1].legend(fontsize=7.5, loc="lower right")
-    fig.savefig(path)
+    write_picture(fig, path)
 
 
 LEDGERS = "Share of the bytes that was wasted on gone clients and lost uploads (%"
@@ -227,7 +228,7 @@ def section(name: str, pool: Pool, out: Path, earlier: Mapping[str, str]) -> lis
     """The tables and the picture of one recipe; if runs are missing, what the page had by its title."""
     recipe = Recipe.read(ROOT / "docs" / "recipes" / f"participation_{name}.toml")
     title = recipe.title.removeprefix("Partial participation: ")
-    archive = read_archive(out / f"participation_{name}_runs.jsonl")
+    archive = read_archive(out / f"participation_{name}{SUFFIX}")
     if not all(pool.done(trial) or trial.id in archive for trial in recipe.trials()):
         print(f"{title}: runs are missing in {pool.path}; its section stays as it is")
         return [earlier[title]] if title in earlier else []

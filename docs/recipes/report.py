@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+
+from launch.results.pictures import write_picture
+from launch.sweep.finished import SUFFIX, read_archive
 
 ROOT = Path(__file__).resolve().parents[2]
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
@@ -92,7 +95,7 @@ class Page:
 
     def picture(self, drawn: Figure, alt: str) -> None:
         self.options.out.mkdir(parents=True, exist_ok=True)
-        drawn.savefig(self.options.out / f"{self.name}.png", metadata={"Software": None})
+        write_picture(drawn, self.options.out / f"{self.name}.png")
         plt.close(drawn)
         self.parts.append(f"![{alt}]({self.name}.png)")
 
@@ -146,3 +149,28 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.machine()
+
+
+@dataclass(frozen=True)
+class Score:
+    """An evaluated round of an archived run: scores at its end, megabytes sent since the start."""
+
+    row: str
+    """The name of the run's row in the sweep's tables."""
+    seed: int
+    round: int
+    accuracy: float
+    nll: float
+    down: float
+    up: float
+
+
+def archived(sweep: str) -> Iterator[Score]:
+    """Yield the evaluated rounds of all runs of docs/results/SWEEP_runs.jsonl.zst, run by run."""
+    path = ROOT / "docs" / "results" / f"{sweep}{SUFFIX}"
+    for run in read_archive(path).values():
+        curve = run.curve
+        down, up = curve.metric("MB down"), curve.metric("MB up")
+        for at, line in enumerate(curve.lines):
+            scores = (line["test_accuracy"], line["test_nll"])
+            yield Score(run.name, run.seed, line["round"], *scores, float(down[at]), float(up[at]))

@@ -2,20 +2,20 @@
 
     python docs/recipes/statistics_page.py      2 seconds; rewrites the table between the markers
 
-Nothing is run: the scores are those of docs/results/*.csv. For two rows of a sweep, s is the sample deviation
-of the differences of equal seeds; the table has the median of s over all pairs of rows, and the half width of
-the 95 % interval of a mean of n differences, t(n - 1, 0.975) s / sqrt(n).
+Nothing is run: the scores are those of the archives in docs/results. For two rows of a sweep, s is the sample
+deviation of the differences of equal seeds; the table has the median of s over all pairs of rows, and the
+half width of the 95 % interval of a mean of n differences, t(n - 1, 0.975) s / sqrt(n).
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median, stdev
 
+import report
 from scipy.stats import t
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,13 +37,11 @@ BROKEN = 0.1
 Scores = dict[int, float]
 
 
-def scores(path: Path, column: str, scale: float) -> list[Scores]:
-    """The scores of every row of a sweep, by seed; broken rows are left out."""
+def scores(sweep: str, column: str, scale: float) -> list[Scores]:
+    """Return the scores of every row of a sweep, by seed, without broken rows. column: accuracy or nll."""
     curves: dict[str, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            name = f"{row['variant']} {row['settings']}"
-            curves[name][int(row["seed"])].append((float(row["test_accuracy"]), float(row[column])))
+    for score in report.archived(sweep):
+        curves[score.row][score.seed].append((score.accuracy, getattr(score, column)))
     accuracy = {n: fmean(fmean(a for a, _ in c[-WINDOW:]) for c in by.values()) for n, by in curves.items()}
     kept = [by for n, by in curves.items() if accuracy[n] > max(accuracy.values()) - BROKEN]
     return [{seed: scale * fmean(v for _, v in c[-WINDOW:]) for seed, c in by.items()} for by in kept]
@@ -68,10 +66,9 @@ def table() -> str:
     heads = ["sweep", "seeds", "s, not paired", "s, paired", *(f"n = {n}" for n in COUNTS), "NLL, n = 5"]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for name, title in SWEEPS.items():
-        path = ROOT / "docs" / "results" / f"{name}.csv"
-        rows = scores(path, "test_accuracy", 100.0)
+        rows = scores(name, "accuracy", 100.0)
         paired, alone = deviations(rows)
-        nll, _ = deviations(scores(path, "test_nll", 1.0))
+        nll, _ = deviations(scores(name, "nll", 1.0))
         cells = [f"{alone:.2f}", f"{paired:.2f}", *(f"{half_width(paired, n):.1f}" for n in COUNTS)]
         lines.append(
             [f"[{title}](results/{name}.md)", str(len(rows[0])), *cells, f"{half_width(nll, 5):.3f}"]

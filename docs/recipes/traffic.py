@@ -2,21 +2,22 @@
 
     python docs/recipes/traffic.py      2 seconds; writes docs/traffic.md and docs/assets/traffic.png
 
-Nothing is run: the numbers are those of comparison.csv, one_bit_fashion_mnist.csv (the same data, clients,
-model and seeds) and participation_digits_10.csv in docs/results.
+Nothing is run: the numbers are those of the archives of comparison, one_bit_fashion_mnist (the same data,
+clients, model and seeds) and participation_digits_10 in docs/results.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import report
+
+from launch.results.pictures import write_picture
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE, PICTURE = "traffic.md", "assets/traffic.png"
@@ -24,15 +25,15 @@ PARAMS, CLIENTS = 178_110, 10
 """Of the runs on FashionMNIST: the model's parameters, and the clients."""
 BUDGETS = (1, 2, 3, 5, 10, 20, 50, 200)
 """In P: numbers per parameter that a client sends and receives in a whole run."""
-SOURCES = ("comparison.csv", "one_bit_fashion_mnist.csv")
+SOURCES = ("comparison", "one_bit_fashion_mnist")
 RENAMED = {
-    ("comparison.csv", "fola"): "fola (Adam) dense",
-    ("comparison.csv", "fedavg"): "fedavg dense",
-    ("comparison.csv", "fedlap"): "fedlap dense",
-    ("comparison.csv", "ivon_admm"): "ivon_admm dense",
-    ("one_bit_fashion_mnist.csv", "fedlap_cov both"): "fedlap_cov few bits",
-    ("one_bit_fashion_mnist.csv", "ivon_admm both"): "ivon_admm few bits",
-    ("one_bit_fashion_mnist.csv", "fola both"): "fola few bits",
+    ("comparison", "fola"): "fola (Adam) dense",
+    ("comparison", "fedavg"): "fedavg dense",
+    ("comparison", "fedlap"): "fedlap dense",
+    ("comparison", "ivon_admm"): "ivon_admm dense",
+    ("one_bit_fashion_mnist", "fedlap_cov both"): "fedlap_cov few bits",
+    ("one_bit_fashion_mnist", "ivon_admm both"): "ivon_admm few bits",
+    ("one_bit_fashion_mnist", "fola both"): "fola few bits",
 }
 """The names of this page, where they differ from those of the recipes."""
 SHOWN = {
@@ -61,21 +62,15 @@ Curve = list[tuple[float, list[float]]]
 """Traffic in P per client, and the accuracy (%) of every seed."""
 
 
-def rows(name: str) -> Iterator[Mapping[str, str]]:
-    """The rows of a file in docs/results."""
-    with (DOCS / "results" / name).open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
-
-
 def curves() -> dict[str, Curve]:
     """Every configuration's accuracy over its traffic. An accuracy is the mean of three rounds."""
-    runs: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    runs: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for source in SOURCES:
-        found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-        for row in rows(source):
-            name = RENAMED.get((source, row["variant"]), row["variant"])
-            traffic = 1e6 * (float(row["MB_down"]) + float(row["MB_up"])) / (4 * PARAMS * CLIENTS)
-            found[name][row["seed"]].append((traffic, 100 * float(row["test_accuracy"])))
+        found: dict[str, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+        for score in report.archived(source):
+            name = RENAMED.get((source, score.row), score.row)
+            traffic = 1e6 * (score.down + score.up) / (4 * PARAMS * CLIENTS)
+            found[name][score.seed].append((traffic, 100 * score.accuracy))
         runs = dict(found) | runs  # what both have is the same configuration
     result: dict[str, Curve] = {}
     for variant, seeds in runs.items():
@@ -122,11 +117,13 @@ def budget_table() -> str:
 
 def participation() -> dict[str, dict[str, list[float]]]:
     """Return every seed's accuracy (%) after 20 rounds on digits, by configuration and schedule."""
-    last: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for row in rows("participation_digits_10.csv"):  # rounds ascend
-        schedule = row["settings"].removeprefix("experiment.participation=")
-        last[row["variant"], schedule][row["seed"]] = 100 * float(row["test_accuracy"])
-    return {variant: {s: list(last[variant, s].values()) for s in SCHEDULES} for variant in ABSENT}
+    last: dict[str, dict[int, float]] = defaultdict(dict)
+    for score in report.archived("participation_digits_10"):  # rounds ascend
+        last[score.row][score.seed] = 100 * score.accuracy
+    return {
+        variant: {s: list(last[f"{variant} (participation {s})"].values()) for s in SCHEDULES}
+        for variant in ABSENT
+    }
 
 
 def participation_table() -> str:
@@ -180,7 +177,7 @@ def draw(file: Path) -> None:
     right.set(xlabel="clients per round", ylim=(0, 100), title="Some are away (digits, 20 rounds)")
     right.margins(x=0.12)
     right.legend(loc="lower left", fontsize=8)
-    figure.savefig(file, metadata={"Software": None})
+    write_picture(figure, file)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

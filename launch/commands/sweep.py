@@ -33,7 +33,7 @@ from launch.engines import options as engine_options
 )
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
-@click.option("--archived", is_flag=True, help="Do not run what *_runs.jsonl in --out have.")
+@click.option("--archived", is_flag=True, help="Do not run what *_runs.jsonl.zst in --out have.")
 @click.option("--remove-states", is_flag=True, help="Remove clients' states from a run that is done.")
 @engine_options.of_sweep
 @quiet_option

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from launch.results.figures import FAINT, INK, drawing, plain, pyplot_without_display, style
+from launch.results.pictures import write_picture
 from launch.results.significance import ALPHA, LEAST, Difference, Key, best, differences
 from launch.results.statistics import heading, less_is_better, parsed, percent, scale_of
 from launch.results.tables import NONE, Grid
@@ -142,7 +143,7 @@ def forest_picture(path: Path, compared: Sequence[Compared], title: str = "") ->
     figure = pyplot.figure(figsize=_size(compared), dpi=120, layout="constrained")
     _draw(figure, compared, "#999999")
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path)
+    write_picture(figure, path)
     pyplot.close(figure)
     return path
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from launch.configuration.target_accuracy import percent
 from launch.results.downloads import caption
+from launch.results.pictures import write_picture
 from launch.results.readings import Read, number, readings
 from launch.results.statistics import Band, Values
 from launch.terminal import percentage
@@ -282,7 +283,7 @@ def picture(
     axes.spines[["top", "right"]].set_visible(False)
     if axes.lines:
         axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path)
+    write_picture(figure, path)
     pyplot.close(figure)
     return path
 

@@ -1,4 +1,4 @@
-"""fedsim sweep: compute a recipe's missing runs, show its tables, and write page, CSV files and plots."""
+"""fedsim sweep: compute a recipe's missing runs, show its tables, and write page, archive and plots."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from launch.results.differences import HOW_TO_READ, Compared, forest_picture
 from launch.results.significance import LEAST
 from launch.results.tables import Grid
 from launch.sweep.columns import check_columns
-from launch.sweep.finished import FinishedRun, read_archive, write_archive
+from launch.sweep.finished import SUFFIX, FinishedRun, read_archive, write_archive
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Differences, Recipe, Trial
 from launch.sweep.runner import Progress, run_trials
-from launch.sweep.table import Results, compare, draw, grid, write_csv, write_tables
+from launch.sweep.table import Results, compare, draw, grid
 from launch.sweep.task import Tasks
 from launch.terminal import counted, print_table
 from workers.storage.atomic_files import disk_errors
@@ -133,13 +133,13 @@ def sweep(
 
 
 def _archive(file: Path, out: Path) -> Path:
-    return out / f"{file.stem}_runs.jsonl"
+    return out / f"{file.stem}{SUFFIX}"
 
 
 def _of_others(file: Path, out: Path, console: Console) -> dict[str, FinishedRun]:
     """Return the runs in the archives of other recipes in `out`; an archive that cannot be read is named."""
     runs: dict[str, FinishedRun] = {}
-    for path in sorted(set(out.glob("*_runs.jsonl")) - {_archive(file, out)}):
+    for path in sorted(set(out.glob(f"*{SUFFIX}")) - {_archive(file, out)}):
         try:
             runs |= read_archive(path)
         except DataError as e:
@@ -161,13 +161,11 @@ def _write(
     parts: Sequence[tuple[Differences, list[Compared]]],
     console: Console,
 ) -> Path:
-    """Write page, plots, tables and archive. `kept` has the runs of the archive, old and new."""
+    """Write page, plots and archive. `kept` has the runs of the archive, old and new."""
     with disk_errors(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         plots = [draw(p, results, out) for p in results.recipe.plot]
         page = out / f"{results.recipe.section_of or file.stem}.md"
-        write_csv(out / f"{file.stem}.csv", results)
-        write_tables(out / f"{file.stem}_tables.csv", results)
         write_archive(_archive(file, out), _selected(kept, results.trials).values())
         compared = [_differences(part, each, out) for part, each in parts if each]
         text = _text(results, grids, compared, plots, _command(file, out, results))

@@ -1,16 +1,18 @@
 """The data of a sweep's finished runs, from their folders or from the archive beside an earlier page.
 
-The archive, NAME_runs.jsonl, has one line per run. With it, a page can be rewritten, or extended by
-further seeds, without the run folders.
+The archive, NAME_runs.jsonl.zst, has one line per run and is compressed by Zstandard. With it, a page can be
+rewritten, or extended by further seeds, without the run folders.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import zstandard
 
 from fedsim.errors import DataError
 from launch.runs.tables import Curve
@@ -20,6 +22,12 @@ from workers.storage.atomic_files import write_atomically
 
 Number = int | float | dict[str, Any] | None
 """A value in a line of metrics.jsonl, which is a mapping for the key `limits`."""
+DIGITS = 8
+"""The significant digits of an archived number. Scores have the precision of float32; tables show fewer."""
+SUFFIX = "_runs.jsonl.zst"
+"""The end of an archive's name, behind the name of its recipe."""
+LARGEST = 1 << 30
+"""The largest size of a decompressed archive that is read, in bytes."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
@@ -38,8 +46,10 @@ class FinishedRun(msgspec.Struct, frozen=True):
     """One column per number in metrics.jsonl, with one value per evaluated round; null is NaN.
 
     A shorter column begins in a later round; for example, round 0 has no train_loss. Lists, such as the
-    accuracies of all clients, are left out.
+    accuracies of all clients, are left out. Numbers have DIGITS significant digits.
     """
+    digest: str = ""
+    """The first 16 hexadecimal digits of the other fields' SHA-256, in an archive; else ""."""
 
     @staticmethod
     def of(trial: Trial, pool: Pool) -> FinishedRun:
@@ -64,7 +74,13 @@ class FinishedRun(msgspec.Struct, frozen=True):
 def _columns(lines: tuple[dict[str, Any], ...]) -> dict[str, list[Number]]:
     keys = dict.fromkeys(k for line in lines for k, x in line.items() if not isinstance(x, list))
     first = {key: next(at for at, line in enumerate(lines) if key in line) for key in keys}
-    return {key: [line.get(key) for line in lines[first[key] :]] for key in keys}
+    return {key: [_rounded(line.get(key)) for line in lines[first[key] :]] for key in keys}
+
+
+def _rounded(number: Number) -> Number:
+    if isinstance(number, dict):
+        return {key: _rounded(value) for key, value in number.items()}
+    return float(f"{number:.{DIGITS}g}") if isinstance(number, float) else number
 
 
 def _lines(columns: Mapping[str, list[Number]]) -> Iterator[dict[str, Any]]:
@@ -75,29 +91,45 @@ def _lines(columns: Mapping[str, list[Number]]) -> Iterator[dict[str, Any]]:
 
 
 def read_archive(path: Path) -> dict[str, FinishedRun]:
-    """Return the runs of an archive NAME_runs.jsonl by id; {} if there is no file."""
+    """Return the runs of an archive by id; {} if there is no file.
+
+    Raises:
+        DataError: If the file cannot be read, or a line is not what `write_archive` wrote.
+    """
     try:
-        texts = path.read_bytes().splitlines()
+        with zstandard.open(path, "rb") as file:
+            texts = file.read(LARGEST).splitlines()
     except FileNotFoundError:
         return {}
     except OSError as e:
         raise DataError(f"cannot read {path}: {e.strerror}") from None
+    except zstandard.ZstdError as e:
+        raise DataError(f"{path} is damaged: {e}") from None
     runs: dict[str, FinishedRun] = {}
     for number, text in enumerate(texts, 1):
         try:
             run = msgspec.json.decode(text, type=FinishedRun)
         except msgspec.MsgspecError as e:
             raise DataError(f"{path} is damaged: line {number} is no finished run: {e}") from None
+        if run.digest != _digest(run):
+            raise DataError(
+                f"{path} is damaged: line {number} ({run.name}, seed {run.seed}) has changed since it was "
+                "written; take the file from where it came from, or run the sweep again"
+            )
         rounds = run.metrics.get("round", [])
         whole = bool(rounds) and all(isinstance(number, int) for number in rounds)
         if not whole or any(len(column) > len(rounds) for column in run.metrics.values()):
             raise DataError(f"{path} is damaged: the columns of line {number} do not fit its rounds")
-        runs[run.id] = run
+        runs[run.id] = msgspec.structs.replace(run, digest="")
     return runs
 
 
 def write_archive(path: Path, runs: Iterable[FinishedRun]) -> None:
-    """Write NAME_runs.jsonl atomically; write no file if there is no run."""
-    lines = [msgspec.json.encode(run) + b"\n" for run in runs]
+    """Write an archive atomically; write no file if there is no run."""
+    lines = [msgspec.json.encode(msgspec.structs.replace(run, digest=_digest(run))) + b"\n" for run in runs]
     if lines:
-        write_atomically(path, lines)
+        write_atomically(path, [zstandard.compress(b"".join(lines), 19)])
+
+
+def _digest(run: FinishedRun) -> str:
+    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(run, digest=""))).hexdigest()[:16]

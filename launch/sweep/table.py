@@ -1,8 +1,7 @@
-"""Tables and plots of a sweep as Markdown, CSV and pictures, with mean and deviation or range over seeds."""
+"""Tables and plots of a sweep as Markdown and pictures, with mean and deviation or range over seeds."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -154,49 +153,6 @@ def _axes(rows: Sequence[Row]) -> list[str]:
 
 def _setting(x: object) -> str:
     return f"{x:g}" if isinstance(x, float) else str(x)
-
-
-def write_csv(path: Path, results: Results) -> None:
-    """Write one line per finished run and evaluated round, for plotting programs. Only a recipe with [repeat]
-    has the column `repetition`."""
-    repeated = ["repetition"] if results.recipe.repeat else []
-    with path.open("w", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        numbers = ["round", "test_accuracy", "test_nll", "MB_down", "MB_up"]
-        out.writerow(["variant", "settings", *repeated, "seed", *numbers])
-        for trial in results.trials:
-            if trial.id not in results.finished:
-                continue
-            curve, point = results.finished[trial.id].curve, trial.row.point
-            down, up = curve.metric("MB down"), curve.metric("MB up")
-            settings, repetition = _settings(point), [_settings(trial.repetition) for _ in repeated]
-            for at, line in enumerate(curve.lines):
-                scores = [line["round"], line["test_accuracy"], line["test_nll"]]
-                traffic = [f"{down[at]:.6f}", f"{up[at]:.6f}"]
-                out.writerow([trial.row.variant.label, settings, *repetition, trial.seed, *scores, *traffic])
-
-
-def _settings(point: Mapping[str, Any]) -> str:
-    return "; ".join(f"{key}={_setting(x)}" for key, x in point.items())
-
-
-def write_tables(path: Path, results: Results) -> None:
-    """Write all cells, one per line, with mean and population standard deviation in the page's units."""
-    with path.open("w", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(["table", "variant", "settings", "column", "mean", "sd", "runs", "published"])
-        for table in results.recipe.table:
-            for row in results.rows(table.only, table.at):
-                settings = _settings(row.point)
-                for column in table.columns:
-                    scale = 100 if percent(column) else 1
-                    if values := results.values(row, column, table.window):
-                        values = [scale * v for v in values]
-                        mean = sum(values) / len(values)
-                        sd = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
-                        text = row.variant.published.get(column, "")
-                        cell = [f"{mean:.6g}", f"{sd:.3g}", len(values), text]
-                        out.writerow([table.title, row.variant.label, settings, column, *cell])
 
 
 def draw(plot: Plot, results: Results, folder: Path) -> Path:

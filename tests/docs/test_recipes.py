@@ -172,7 +172,7 @@ def test_the_participation_page_is_written_from_runs(tmp_path: Path, monkeypatch
     (out / "participation.md").write_text(damaged)
     page.main(["--runs", str(tmp_path / "none"), "--out", str(out)])
     assert (out / "participation.md").read_text() == text
-    (out / "participation_two_runs.jsonl").unlink()
+    (out / "participation_two_runs.jsonl.zst").unlink()
     (out / "participation.md").write_text(damaged)
     page.main(["--runs", str(tmp_path / "none"), "--out", str(out)])
     assert (out / "participation.md").read_text() == damaged  # with neither, a section stays as it is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -25,12 +24,12 @@ from launch.results.statistics import heading, shown, value
 from launch.runs.folder import RunFolder
 from launch.runs.tables import Curve
 from launch.sweep.command import _with_sections
-from launch.sweep.finished import FinishedRun, Number
+from launch.sweep.finished import FinishedRun, Number, read_archive
 from launch.sweep.from_options import recipe_of, seed_list
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
-from launch.sweep.table import Results, write_csv
+from launch.sweep.table import Results, _split
 from tests.mutations import at
 from tests.support.commands import DEADLINE
 from tests.support.kept_runs import kept_run
@@ -165,18 +164,19 @@ def test_repetitions_are_averaged_over(tmp_path: Path) -> None:
         (s, f) for s in (0, 1) for f in ("fold:1/2", "fold:2/2")
     }
     metrics: dict[str, list[Number]] = {
-        "round": [0],
-        "test_accuracy": [0.5],
-        "test_nll": [1.0],
-        "bytes_down": [8],
-        "bytes_up": [4],
+        "round": [0, 1],
+        "test_accuracy": [0.1, 0.5],
+        "test_nll": [2.0, 1.0],
+        "bytes_down": [0, 8],
+        "bytes_up": [0, 4],
     }
     finished = {t.id: FinishedRun(t.id, t.row.name, t.seed, 1.0, "", "", {}, metrics) for t in trials}
-    write_csv(tmp_path / "curves.csv", Results(read, tuple(trials), finished))
-    lines = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
-    keys = {tuple(line[k] for k in ("variant", "settings", "seed", "repetition")) for line in lines}
-    assert len(keys) == len(lines) == len(trials)
-    assert {line["repetition"] for line in lines} == {f"experiment.evaluate_on=fold:{n}/2" for n in (1, 2)}
+    assert len(finished) == len(trials)
+    results = Results(read, tuple(trials), finished)
+    assert all(len(results.values(row, "test_accuracy@1")) == 2 * 2 for row in read.rows())
+    assert results.scores(trials[0].row, "test_accuracy@1").keys() == {
+        (seed, _split(trials[0].experiment)) for seed in (0, 1)
+    }
 
 
 def test_a_variants_group_does_not_replace_the_recipes(tmp_path: Path) -> None:
@@ -326,9 +326,10 @@ def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pyte
     trials, pool = list(Recipe.read(path).trials()), Pool(runs)
     assert all(pool.done(t) for t in trials)
     stamps = {t.id: (pool.folder(t) / "summary.json").stat().st_mtime_ns for t in trials}
-    page, table = (out / "small.md").read_text(), (out / "small.csv").read_text()
+    page, archive = (out / "small.md").read_text(), read_archive(out / "small_runs.jsonl.zst")
     assert "| published |" in page and "### Pivoted" in page and "seeds 0, 1" in page and "**" not in page
-    assert len(table.splitlines()) == 1 + len(trials) * 3  # rounds 0, 1, 2
+    assert {tuple(run.metrics["round"]) for run in archive.values()} == {(0, 1, 2)}
+    assert len(archive) == len(trials)
     assert (out / "lines.png").stat().st_size > 10_000
     accuracy = [pool.run(t).summary["test_accuracy"] for t in trials[:2]]
     assert shown("test_accuracy@2", accuracy) in page
@@ -338,7 +339,8 @@ def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pyte
     assert second.exit_code == 0 and "1 runs to do" in second.output
     for t in trials[1:]:
         assert (pool.folder(t) / "summary.json").stat().st_mtime_ns == stamps[t.id]
-    assert (out / "small.csv").read_text() == table  # the same bits
+    scores = {run.id: run.metrics["test_nll"] for run in read_archive(out / "small_runs.jsonl.zst").values()}
+    assert scores == {run.id: run.metrics["test_nll"] for run in archive.values()}
 
 
 def test_a_page_keeps_the_sections_that_other_recipes_wrote(tmp_path: Path) -> None:
@@ -370,30 +372,26 @@ def test_a_recipe_with_section_of_writes_into_that_page(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
     first, section = (tmp_path / "out" / "small.md").read_text().split("\n<!-- section: pilot -->\n")
     assert first.startswith("# ") and section.startswith("\n## ")
-    assert not (tmp_path / "out" / "pilot.md").exists() and (tmp_path / "out" / "pilot.csv").is_file()
+    assert (
+        not (tmp_path / "out" / "pilot.md").exists() and (tmp_path / "out" / "pilot_runs.jsonl.zst").is_file()
+    )
 
 
 @pytest.mark.process
 def test_the_tables_of_what_there_is(tmp_path: Path) -> None:
-    """--no-run runs nothing, and the CSV file has the cells' means and deviations."""
+    """--no-run runs nothing, and a page has the cells' means and deviations."""
     file, runs = str(recipe(tmp_path)), str(tmp_path / "runs")
     arguments = ["sweep", file, "--runs", runs, "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(main, [*arguments, "--no-run"], catch_exceptions=False)
     assert done.exit_code == 0 and "not run" in done.output and not list(Path(runs).glob("fed*"))
     assert CliRunner().invoke(main, [*arguments, "--jobs", "2"], catch_exceptions=False).exit_code == 0
-    cells = list(csv.DictReader((tmp_path / "out" / "small_tables.csv").read_text().splitlines()))
-    cell = next(c for c in cells if c["variant"] == "fedavg" and c["column"] == "test_accuracy@2")
-    curves = list(csv.DictReader((tmp_path / "out" / "small.csv").read_text().splitlines()))
-    seeds = [
-        100 * float(line["test_accuracy"])
-        for line in curves
-        if line["variant"] == "fedavg" and line["round"] == "2" and line["settings"] == cell["settings"]
-    ]
-    assert cell["runs"] == "2" and len(seeds) == 2
-    assert float(cell["mean"]) == pytest.approx(sum(seeds) / 2, rel=1e-5)
-    assert float(cell["sd"]) == pytest.approx(abs(seeds[0] - seeds[1]) / 2, rel=1e-2, abs=1e-6)
-    prox = next(c for c in cells if c["variant"] == "prox" and c["column"] == "test_accuracy@2")
-    assert prox["published"] == "50.0±1.0"
+    archive = read_archive(tmp_path / "out" / "small_runs.jsonl.zst").values()
+    first = next(run.name for run in archive)
+    seeds = [100 * run.curve.lines[-1]["test_accuracy"] for run in archive if run.name == first]
+    assert len(seeds) == 2
+    cell = f"{sum(seeds) / 2:.1f}±{abs(seeds[0] - seeds[1]) / 2:.1f}"
+    page = (tmp_path / "out" / "small.md").read_text()
+    assert cell in page and "50.0±1.0" in page
 
 
 @pytest.mark.process

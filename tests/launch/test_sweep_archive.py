@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pandas
 import pytest
+import zstandard
 from click.testing import CliRunner, Result
 from hypothesis import given, strategies as st
 
 from fedsim.errors import DataError
 from launch.cli import main
-from launch.sweep.finished import FinishedRun, _columns, _lines, read_archive, write_archive
+from launch.sweep.finished import FinishedRun, _columns, _lines, _rounded, read_archive, write_archive
 
 RECIPE = """
 title = "A small sweep"
@@ -43,6 +45,10 @@ def sweep(folder: Path, *more: str) -> Result:
     return CliRunner(catch_exceptions=False).invoke(main, command)
 
 
+def lines(archive: bytes) -> list[bytes]:
+    return zstandard.decompress(archive).splitlines()
+
+
 def files(out: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in out.iterdir()}
 
@@ -53,7 +59,7 @@ def test_a_page_outlives_its_run_folders(tmp_path: Path) -> None:
     recipe.write_text(RECIPE)
     assert sweep(tmp_path, "--out", str(out)).exit_code == 0
     written = files(out)
-    assert {"small.md", "small.csv", "small_tables.csv", "small_runs.jsonl", "lines.png"} == written.keys()
+    assert {"small.md", "small_runs.jsonl.zst", "lines.png"} == written.keys()
     shutil.rmtree(tmp_path / "runs")
 
     assert sweep(tmp_path, "--out", str(out), "--no-run").exit_code == 0
@@ -68,7 +74,10 @@ def test_a_page_outlives_its_run_folders(tmp_path: Path) -> None:
     assert sweep(tmp_path, "--out", str(out), "--archived").exit_code == 0
     assert len(list((tmp_path / "runs").glob("fed*"))) == 2
     assert "seeds 0, 1, 2" in (out / "small.md").read_text() and "6 runs, " in (out / "small.md").read_text()
-    assert set(written["small.csv"].splitlines()) < set((out / "small.csv").read_bytes().splitlines())
+    before, after = (
+        lines(text) for text in (written["small_runs.jsonl.zst"], files(out)["small_runs.jsonl.zst"])
+    )
+    assert set(before) < set(after)
 
     (tmp_path / "other.toml").write_text(
         RECIPE.replace("fedprox", "fedadmm").replace('label = "fedavg"', 'label = "mine"')
@@ -84,8 +93,10 @@ def test_a_page_outlives_its_run_folders(tmp_path: Path) -> None:
         ("to do", "fedadmm, seed 1"),
     ]
 
-    archive = out / "small_runs.jsonl"
-    assert [json.loads(line)["seed"] for line in archive.read_text().splitlines()] == [0, 1, 2, 0, 1, 2]
+    archive = out / "small_runs.jsonl.zst"
+    assert [json.loads(line)["seed"] for line in lines(archive.read_bytes())] == [0, 1, 2, 0, 1, 2]
+    table = pandas.read_json(archive, lines=True)  # as docs/sweeps.md says
+    assert list(table["seed"]) == [0, 1, 2, 0, 1, 2]
     recipe.write_text(RECIPE.replace("seeds = [0, 1]", "seeds = [2]"))
     assert sweep(tmp_path, "--out", str(out)).exit_code == 0
     assert len(read_archive(archive)) == 2  # those of the recipe
@@ -93,10 +104,10 @@ def test_a_page_outlives_its_run_folders(tmp_path: Path) -> None:
 
 def test_a_damaged_archive_of_another_recipe_is_named_and_not_used(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(RECIPE)
-    (tmp_path / "other_runs.jsonl").write_text("{}\n")
+    (tmp_path / "other_runs.jsonl.zst").write_bytes(zstandard.compress(b"{}\n"))
     listed = sweep(tmp_path, "--out", str(tmp_path), "--archived", "--dry-run")
     assert listed.exit_code == 0 and "4 runs to do" in listed.output
-    assert "not used: " in listed.output and "other_runs.jsonl is damaged" in listed.output
+    assert "not used: " in listed.output and "other_runs.jsonl.zst is damaged" in listed.output
 
 
 @pytest.mark.process
@@ -104,26 +115,32 @@ def test_runs_that_fail_do_not_empty_the_archive(tmp_path: Path) -> None:
     recipe, out = tmp_path / "small.toml", tmp_path / "out"
     recipe.write_text(RECIPE)
     assert sweep(tmp_path, "--out", str(out)).exit_code == 0
-    archived = (out / "small_runs.jsonl").read_bytes()
+    archived = (out / "small_runs.jsonl.zst").read_bytes()
     shutil.rmtree(tmp_path / "runs")
     (tmp_path / "runs").mkdir()
-    for run in read_archive(out / "small_runs.jsonl"):  # a file stands where the folder of the run should
+    for run in read_archive(out / "small_runs.jsonl.zst"):  # a file stands where the folder of the run should
         (tmp_path / "runs" / run).write_text("")
     assert sweep(tmp_path, "--out", str(out)).exit_code == 1
     assert "not run" in (out / "small.md").read_text()
-    assert (out / "small_runs.jsonl").read_bytes() == archived
+    assert (out / "small_runs.jsonl.zst").read_bytes() == archived
 
 
 def test_mistakes_with_an_archive_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(RECIPE)
     alone = sweep(tmp_path, "--archived")
     assert alone.exit_code == 2 and "--archived reads the archives of --out" in alone.output
-    for text, what in (("{}", "line 1 is no finished run"), ("[1", "line 1 is no finished run")):
-        (tmp_path / "small_runs.jsonl").write_text(text + "\n")
+    invalid, archive = "line 1 is no finished run", tmp_path / "small_runs.jsonl.zst"
+    texts = {
+        zstandard.compress(b"{}\n"): invalid,
+        zstandard.compress(b"[1\n"): invalid,
+        b"{}\n": "is damaged: ",
+    }
+    for text, what in texts.items():
+        archive.write_bytes(text)
         for how in (["--archived"], ["--no-run"], []):
             damaged = sweep(tmp_path, "--out", str(tmp_path), *how)
             assert damaged.exit_code == 2 and what in damaged.output and "Traceback" not in damaged.output
-            assert (tmp_path / "small_runs.jsonl").read_text() == text + "\n"
+            assert archive.read_bytes() == text
     assert not (tmp_path / "runs").exists()
 
 
@@ -139,11 +156,33 @@ def test_mistakes_with_an_archive_are_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_line_is_named(metrics: dict[str, list[Any]], what: str, tmp_path: Path) -> None:
-    path, run = tmp_path / "a_runs.jsonl", FinishedRun("a-1", "a", 0, 1.0, "c", "m", {}, {"round": [0, 1]})
+    path, run = (
+        tmp_path / "a_runs.jsonl.zst",
+        FinishedRun("a-1", "a", 0, 1.0, "c", "m", {}, {"round": [0, 1]}),
+    )
     write_archive(path, [run])
     assert read_archive(path) == {"a-1": run}
     write_archive(path, [run, msgspec.structs.replace(run, metrics=metrics)])
     with pytest.raises(DataError, match=what):
+        read_archive(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"0.759", b"0.859"), (b',"test_nll":[2.5,1.25]', b""), (b'"seed":3', b'"seed":4'), (b"1.25", b"1.250")],
+)
+def test_a_changed_line_is_refused(old: bytes, new: bytes, tmp_path: Path) -> None:
+    """Each line has a digest, so a changed digit or a lost column is no other table."""
+    metrics: dict[str, list[Any]] = {"round": [0, 1], "test_accuracy": [0.1, 0.759], "test_nll": [2.5, 1.25]}
+    path, run = tmp_path / "a_runs.jsonl.zst", FinishedRun("a-1", "a", 3, 1.0, "c", "m", {}, metrics)
+    write_archive(path, [run])
+    (line,) = lines(path.read_bytes())
+    assert line.count(old) == 1
+    path.write_bytes(zstandard.compress(line.replace(old, new) + b"\n"))
+    if new == b"1.250":  # the same number
+        assert read_archive(path) == {"a-1": run}
+        return
+    with pytest.raises(DataError, match=r"line 1 \(a, seed [34]\) has changed"):
         read_archive(path)
 
 
@@ -152,9 +191,9 @@ NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.inte
 
 @given(st.lists(NUMBERS, min_size=2, max_size=6), st.integers(0, 5), st.dictionaries(st.text(), NUMBERS))
 def test_lines_come_back_from_their_columns(values: list[Any], first: int, limits: dict[str, Any]) -> None:
-    """Every number with every bit, also where a metric begins late or is a mapping; lists are left out."""
+    """Every number with its first digits, also where a metric begins late or is a mapping, without lists."""
     lines = [{"round": at, "loss": x, "limits": limits} for at, x in enumerate(values)]
     for line in lines[:first]:
         del line["loss"]
     columns = json.loads(json.dumps(_columns(tuple(line | {"clients": [1, 2]} for line in lines))))
-    assert list(_lines(columns)) == lines
+    assert list(_lines(columns)) == [{key: _rounded(x) for key, x in line.items()} for line in lines]
