@@ -3,6 +3,7 @@
 - README.md and the other pages of the repository's root (ROOT_PAGES) become pages.
 - Every module of the four packages gets a reference page, and the decisions get a table of contents.
 - Every algorithm gets a page (docs/algorithm_pages.py); a link from its name to its file leads there.
+- reference.md gets the options of all commands (docs/reference_page.py).
 - `FOLDER/*` in mkdocs.yml's nav stands for the pages of that folder.
 - Links are written for the repository (`../fedsim/algorithm.py`). They lead to the module's reference page
   or to a page that shows the file.
@@ -18,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import algorithm_pages  # mkdocs puts this file's folder on the path
+import reference_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -65,6 +67,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     Python-Markdown shows the backslash of GitHub's `\\<`, and that of `\\|` in a table's code: neither stays.
     """
     here = page.file.src_uri
+    if here == reference_page.PAGE:
+        markdown = reference_page.filled(markdown)
     start = posixpath.dirname(here) or "."
 
     def described(match: re.Match[str]) -> str:

@@ -32,7 +32,7 @@ def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
 
 @pytest.mark.parametrize(
     "script",
-    ["overview_picture", "reference_page", "round_machine_diagram", "statistics_page", "traffic"],
+    ["overview_picture", "round_machine_diagram", "statistics_page", "traffic"],
     indirect=True,
 )
 def test_the_pages_are_what_the_script_writes(script: ModuleType) -> None:

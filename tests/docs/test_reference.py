@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import runpy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,10 @@ from protocols import REGISTRY
 from workers.storage.metrics_file import RESERVED
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+PAGE = runpy.run_path(str(ROOT / "docs" / "reference_page.py"))["filled"](
+    (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+)
+"""As the site has it."""
 SWEEPS = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
 PACKAGES = ("fedsim", "protocols", "workers", "launch")
 

@@ -1,18 +1,15 @@
-"""The options of all commands and the keys of the configuration file, in docs/reference.md.
+"""The options of all commands and the keys of the configuration file, for the site's docs/reference.md.
 
-    python docs/recipes/reference_page.py      2 seconds; writes what stands between its marker comments
-
-Everything is read off the command line's own definition. The rest of the page is written by hand;
-tests/docs/test_reference.py compares it with the files of a run.
+docs/hooks.py calls `filled` when it builds the site; no option is committed. Everything is read from the
+command line's own definition. The rest of the page is written by hand; tests/docs/test_reference.py compares
+it with the files of a run.
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import get_type_hints
 
 import click
@@ -23,25 +20,18 @@ from launch.cli import main as fedsim
 from launch.configuration.execution import Execution
 from launch.configuration.options import SECTIONS, Configured, section
 
-DOCS = Path(__file__).resolve().parents[1]
 PAGE = "reference.md"
-PARTS = ("commands", "configuration")
 FULL = "launch"
 """The command whose options others share; those that are the same there are listed by name."""
 
 
-def marked(part: str) -> tuple[str, str]:
-    """The comments around a part."""
-    return f"<!-- {part}: written by python docs/recipes/reference_page.py -->", f"<!-- end of {part} -->"
-
-
 def commands() -> str:
-    """One section per command, in the order of their definition."""
+    """Return one section per command, in the order of their definition."""
     return "\n\n".join(_command(name, command) for name, command in _all(fedsim))
 
 
 def _all(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command with its name; those of a group behind it."""
+    """Yield every command with its name; those of a group behind it."""
     for name, command in group.commands.items():
         yield f"{prefix}{name}", command
         if isinstance(command, click.Group):
@@ -69,14 +59,14 @@ def _command(name: str, command: click.Command) -> str:
 
 
 def _records(command: click.Command) -> dict[str, str]:
-    """Name and help of every option that the help shows, without --help."""
+    """Return name and help of every option that the help shows, without --help."""
     context = click.Context(command, info_name=command.name, **command.context_settings)
     records = (p.get_help_record(context) for p in command.params if isinstance(p, click.Option))
     return {record[0]: record[1] for record in records if record is not None}
 
 
 def _rows(command: click.Command, own: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The options in the order of the help, with the titles of its sections."""
+    """Yield the options in the order of the help, with the titles of its sections."""
     context = click.Context(command, info_name=command.name, **command.context_settings)
     options = {p.name: p.get_help_record(context) for p in command.params if isinstance(p, click.Option)}
     left = {name: record for name, record in options.items() if record is not None and record[0] in own}
@@ -92,7 +82,7 @@ def _rows(command: click.Command, own: dict[str, str]) -> Iterator[tuple[str, st
 
 
 def configuration() -> str:
-    """The keys of the configuration file's tables."""
+    """Return the keys of the configuration file's tables."""
     lines = []
     for table, kind in (("experiment", Experiment), ("execution", Execution)):
         hints = get_type_hints(kind, include_extras=True)
@@ -117,30 +107,17 @@ def _cell(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text in which Markdown sees no tag, no emphasis and no link."""
+    """Return text in which Markdown sees no tag, no emphasis and no link."""
     for sign in "<*[":
         text = text.replace(sign, f"\\{sign}")
     return text
 
 
-def files() -> dict[str, str]:
-    """The text of the page, by its path in docs/."""
-    text = (DOCS / PAGE).read_text(encoding="utf-8")
-    for part, write in zip(PARTS, (commands, configuration), strict=True):
-        opening, closing = marked(part)
-        before, rest = text.split(opening)
-        _, after = rest.split(closing)
-        text = f"{before}{opening}\n\n{write()}\n\n{closing}{after}"
-    return {PAGE: text}
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the page")
-    out = parser.parse_args(argv).out
-    for name, text in files().items():
-        (out / name).write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def filled(text: str) -> str:
+    """Return the page with the options and keys in place of their comments."""
+    for part, write in {"commands": commands, "configuration": configuration}.items():
+        comment = f"<!-- {part}: made when the site is built -->"
+        if comment not in text:
+            raise ValueError(f"docs/{PAGE} has no comment {comment}")
+        text = text.replace(comment, write())
+    return text
