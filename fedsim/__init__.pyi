@@ -10,7 +10,7 @@ from fedsim.algorithm import (
     Exchange as Exchange,
     Task as Task,
 )
-from fedsim.data.datasets import Dataset as Dataset
+from fedsim.data.datasets import Dataset as Dataset, load_dataset as load_dataset
 from fedsim.errors import (
     AccessError as AccessError,
     ConnectionLost as ConnectionLost,

@@ -86,9 +86,7 @@ class Experiment:
     ] = ""
     partition: Annotated[
         str,
-        option(
-            "Split over clients (fedsim list partitions); +least:N, +noise:P behind it.", "SPEC", "data plan"
-        ),
+        option("Split over clients (fedsim list partitions); +least:N behind it.", "SPEC", "data plan"),
     ] = "two_dirichlet"
     model: Annotated[
         str,

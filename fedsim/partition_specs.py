@@ -1,4 +1,4 @@
-"""The syntax of partitions, `SPLIT[+least:N][+noise:P]`, where SPLIT may be rows:FILE or FILE.py:NAME.
+"""The syntax of partitions, `SPLIT[+least:N]`, where SPLIT may be rows:FILE or FILE.py:NAME.
 
 This module is separate from fedsim.data.partitions, because options are resolved and the manifest is written
 before the fork server imports NumPy.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.errors import UsageError
-from fedsim.specs import probability, whole
+from fedsim.removed import removed
+from fedsim.specs import whole
 
 PREFIX = "rows:"
-MODIFIERS = ("least", "noise")
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,10 @@ class PartitionSpec:
     Attributes:
         split: NAME, NAME:ARGUMENTS, rows:FILE or FILE.py:NAME.
         least: The smallest number of rows that a client may have.
-        noise: The share of each client's labels that are replaced by wrong ones.
     """
 
     split: str
     least: int = 1
-    noise: float = 0.0
 
     @staticmethod
     def parse(text: str) -> PartitionSpec:
@@ -38,38 +36,33 @@ class PartitionSpec:
         Raises:
             UsageError: If a modifier is unknown, occurs twice, or has an invalid number.
         """
-        head, modifiers = divided(text)
-        names = [name for name, _ in modifiers]
-        if ("+" in head and not is_file(head) and ".py" not in head) or len(set(names)) < len(names):
-            raise UsageError(f"--partition {text!r}: behind a + stands least:N or noise:P, once each")
-        values = dict(modifiers)
-        least = whole(values.get("least", "1"))
-        if least < 1:
+        for modifier in text.split("+")[1:]:
+            if gone := removed("partition", f"+{modifier.partition(':')[0]}"):
+                raise UsageError(f"--partition {text!r}: {gone}")
+        head, least = _divided(text)
+        if "+" in head and not is_file(head) and ".py" not in head:
+            raise UsageError(f"--partition {text!r}: behind a + stands least:N, once")
+        if least is not None and whole(least) < 1:
             raise UsageError(
                 f"--partition {text!r}: least:N is the smallest number of rows of a client, from 1 on, not "
-                f"{values['least']!r}"
+                f"{least!r}"
             )
-        return PartitionSpec(head, least, probability(values.get("noise", "0"), "--partition noise"))
+        return PartitionSpec(head, 1 if least is None else whole(least))
 
 
-def divided(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Divide a partition's text into the split, and the name and number of each modifier after the split.
+def _divided(text: str) -> tuple[str, str | None]:
+    """Divide a partition's text into the split, and the N of +least:N behind it; None without it.
 
-    The path of a file may contain a +, so only a part with the name of a modifier counts as one.
+    The path of a file may contain a +, so only the name of the modifier makes one.
     """
-    modifiers: tuple[tuple[str, str], ...] = ()
-    head = text
-    while True:
-        rest, plus, last = head.rpartition("+")
-        name, _, value = last.partition(":")
-        if not plus or name not in MODIFIERS:
-            return head, modifiers
-        head, modifiers = rest, ((name, value), *modifiers)
+    head, plus, last = text.rpartition("+")
+    name, _, value = last.partition(":")
+    return (head, value) if plus and name == "least" else (text, None)
 
 
 def split_of(text: str) -> str:
     """Return a partition without its modifiers."""
-    return divided(text)[0]
+    return _divided(text)[0]
 
 
 def is_file(text: str) -> bool:

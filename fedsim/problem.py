@@ -23,7 +23,6 @@ from fedsim.compressed_sums import CompressedSums
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
-from fedsim.data.label_noise import with_label_noise
 from fedsim.data.partitions import partition
 from fedsim.device_copies import DeviceCopies
 from fedsim.error_feedback import error_feedback
@@ -40,7 +39,7 @@ from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
 from fedsim.own_references import OwnReferences
 from fedsim.participation import Schedule, schedule
-from fedsim.partition_specs import PartitionSpec, split_of
+from fedsim.partition_specs import split_of
 from fedsim.process_settings import settings_kept
 from fedsim.round_events import version
 from fedsim.running_statistics import with_statistics
@@ -74,8 +73,6 @@ class Problem:
     split: tuple[np.ndarray, ...] = ()
     """The rows of each of the `experiment.clients` clients, for scores per client. They differ from `clients`
     only for a centralised algorithm. In an outline they are missing."""
-    noisy_targets: np.ndarray | None = None
-    """The targets of all training rows, with the label noise that clients see; None without noise."""
 
     @staticmethod
     def build(
@@ -107,8 +104,6 @@ class Problem:
             centres=dataset.centres,
         )
         examples, seed = len(dataset.train_targets), experiment.seed
-        noise = PartitionSpec.parse(experiment.partition).noise
-        noisy = None if not noise else with_label_noise(dataset, clients, noise, seed)
         clients, held = hold_out(experiment.evaluate_on, examples, clients, seed)
         clients, public = set_aside(algorithm.public_inputs, clients, seed)
         split, clients = clients, _held_by(algorithm, clients)
@@ -125,7 +120,7 @@ class Problem:
         scale = dataset.scale if experiment.inputs == "scaled" else 1.0
         start, running = net.snapshot().cpu(), net.statistics.clone().cpu()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
-        data = (dataset, clients, net, start, scale, running, public, split, noisy)
+        data = (dataset, clients, net, start, scale, running, public, split)
         problem = Problem(experiment, algorithm, *data)
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
@@ -242,12 +237,7 @@ class Problem:
         d = self.dataset
         own = () if self.test_clients is None else (self.test_clients,)
         test = (d.test_inputs, d.test_targets, *own)
-        return data_digest((d.train_inputs, self.targets), test, self.clients)
-
-    @property
-    def targets(self) -> np.ndarray:
-        """The targets of all training rows, as clients see them."""
-        return self.dataset.train_targets if self.noisy_targets is None else self.noisy_targets
+        return data_digest((d.train_inputs, d.train_targets), test, self.clients)
 
     @cached_property
     def frozen_digest(self) -> str:
@@ -437,8 +427,8 @@ class Problem:
         """Return a client's examples, with the network that all clients share."""
 
         def stored() -> tuple[Tensor, Tensor]:
-            rows = self.clients[client]
-            return torch.from_numpy(self.dataset.train_inputs[rows]), torch.from_numpy(self.targets[rows])
+            d, rows = self.dataset, self.clients[client]
+            return torch.from_numpy(d.train_inputs[rows]), torch.from_numpy(d.train_targets[rows])
 
         inputs, targets = self.copies.get(("examples", client), 0, stored)
         return Shard(self.net, inputs, targets, self.scale)
@@ -493,7 +483,7 @@ class Problem:
     def label_shares(self) -> LabelShares | None:
         """The classes of every client's rows, for scores per client; None without classes.
 
-        A centralised algorithm has one row per client of the split, too. Label noise is left out.
+        A centralised algorithm has one row per client of the split, too.
         """
         if self.measure.per_class is None:
             return None

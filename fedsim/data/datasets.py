@@ -90,6 +90,12 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     Raises:
         UsageError: If the name is unknown or a user's Python file is wrong.
         DataError: If a file is missing or malformed, or if arrays do not fit.
+
+    Examples:
+        >>> import fedsim
+        >>> digits = fedsim.load_dataset("digits")
+        >>> digits.train_inputs.shape, digits.classes
+        ((1442, 1, 8, 8), 10)
     """
     if plugins.is_spec(name):
         return _users(name)

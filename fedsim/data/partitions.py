@@ -1,7 +1,6 @@
 """Partitions by name: `partition("two_dirichlet:1,0.5", ...)` divides the training rows among clients.
 
-Two modifiers may follow the name of a split. +least:N sets the smallest number of rows of a client. +noise:P
-makes labels wrong (fedsim.data.label_noise) and does not change the split.
+The modifier +least:N may follow the name of a split: the smallest number of rows of a client.
 """
 
 from __future__ import annotations
@@ -93,7 +92,6 @@ PARTITIONS: Mapping[str, PartitionInfo] = MappingProxyType({info.name: info for 
 MODIFIERS = {
     "...+least:N": "behind any of them: every client has N rows or more; natural leaves out other clients, "
     "two_dirichlet and dirichlet draw again",
-    "...+noise:P": "behind any of them: a share P of each client's labels is wrong",
 }
 
 TRIES = 100
@@ -114,7 +112,7 @@ def partition(
 ) -> tuple[npt.NDArray[np.int64], ...]:
     """Return the training-row indices (int64) of every client, in the order in which the client sees them.
 
-    spec       NAME or NAME:ARGUMENTS of PARTITIONS, or FILE.py:NAME; modifiers may follow
+    spec       NAME or NAME:ARGUMENTS of PARTITIONS, or FILE.py:NAME; +least:N may follow
     targets    (n,) labels 0..classes-1 of all training rows; targets that are not classes are (n, ...),
                and only `iid` and `natural` can divide them
     fraction   share of the training data that is used, in (0, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedsim
@@ -41,3 +42,11 @@ def test_leaf_has_a_client_for_each_user(tmp_path: Path, monkeypatch: pytest.Mon
     experiment = run.manifest["experiment"]
     assert (experiment["client_sizes"], experiment["client_scores"]) == ([2, 1], "own test rows")
     assert run.summary["params"] == 784 * 62
+
+
+def test_label_noise_is_a_share_of_the_training_labels() -> None:
+    right, some = (fedsim.load_dataset(name) for name in ("digits", f"{EXAMPLES}/label_noise.py:digits_20"))
+    wrong = right.train_targets != some.train_targets
+    assert wrong.sum() == round(0.2 * len(wrong))
+    assert set(some.train_targets[wrong].tolist()) == set(range(10))
+    np.testing.assert_array_equal(right.test_targets, some.test_targets)

@@ -23,7 +23,7 @@ NAMES = {
     "distributions": "Gaussian Point RandomStream Samples",
     "field kinds": "Check Curvature Delta Dual FieldKind Flag FullDelta FullPrecision Gradient Inputs Least "
     "Logits Mean Norm Owners Precision Scalar Shift Statistic Total Weights",
-    "data, schedules, codecs": "Bound ClientPopulation Codec Dataset Part Participation Spec",
+    "data, schedules, codecs": "Bound ClientPopulation Codec Dataset Part Participation Spec load_dataset",
     "runs": "Experiment Run algorithms compare open plan preset resume run sweep",
     "errors": "AccessError ConnectionLost DataError DiskError FedsimError Interrupted MismatchError "
     "TaskError UsageError WireError",

@@ -38,9 +38,12 @@ def launch(out: Path, *arguments: str) -> Result:
         (["--partition", "natural"], "natural"),
         (
             ["--partition", "iid+nosie:0.2"],
-            "--partition 'iid+nosie:0.2': behind a + stands least:N or noise:P",
+            "--partition 'iid+nosie:0.2': behind a + stands least:N, once",
         ),
-        (["--partition", "iid+noise:20"], "'20' is no probability from 0 to 1"),
+        (
+            ["--partition", "iid+noise:20%"],
+            "--partition 'iid+noise:20%': +noise left in 0.2: wrong labels are a",
+        ),
         (["--partition", "rows:nowhere.json"], "nowhere.json does not exist"),
         (["--dataset", "leaf:nowhere"], "leaf left in 0.2: write FILE.py:NAME, as in docs/examples/leaf.py"),
         (["--set", "drop_last=1"], "drop_last = 1: must be true or false"),

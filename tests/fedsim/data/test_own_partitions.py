@@ -36,7 +36,7 @@ def test_rows_of_clients_are_read_from_json_and_npz(tmp_path: Path) -> None:
     (tmp_path / "a+b.json").write_text(json.dumps(dict(sorted(numbered.items()))))
     assert lists(divided(f"rows:{tmp_path / 'a+b.json'}", 11)) == [[59 - k, k] for k in range(11)]
     np.savez(tmp_path / "c.npz", **{"ward 2": np.uint8([7, 1]), "ward 1": np.array([4])})  # type: ignore[arg-type]
-    assert lists(divided(f"rows:{tmp_path / 'c.npz'}+noise:0.5", 2)) == [[4], [7, 1]]
+    assert lists(divided(f"rows:{tmp_path / 'c.npz'}", 2)) == [[4], [7, 1]]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,16 @@ def test_what_a_file_of_rows_must_not_have(content: str, words: str, tmp_path: P
         ("rows:r.txt", UsageError, "rows are read from FILE.json or FILE.npz"),
         ("rows:r.npz", DataError, "is no file that numpy.savez wrote"),
         ("rows:", UsageError, "write rows:FILE"),
-        ("iid+nosie:0.2", UsageError, "behind a + stands least:N or noise:P, once each"),
-        ("iid+least:2+least:2", UsageError, "behind a + stands least:N or noise:P, once each"),
+        ("iid+nosie:0.2", UsageError, "behind a + stands least:N, once"),
+        ("iid+least:2+least:2", UsageError, "behind a + stands least:N, once"),
+        ("iid+least", UsageError, "from 1 on, not ''"),
         ("iid+least:0", UsageError, "from 1 on, not '0'"),
-        ("iid+noise:1.1", UsageError, "'1.1' is no probability from 0 to 1"),
-        ("iid+noise", UsageError, "'' is no probability from 0 to 1"),
+        (
+            "iid+noise:0.1",
+            UsageError,
+            "+noise left in 0.2: wrong labels are a data set of your own",
+        ),
+        ("rows:few.json+least:2+noise:0.1", UsageError, "+noise left in 0.2: wrong labels are a data set of"),
         ("iid+least:31", DataError, "2 clients with 31 rows each need more than the 60 training examples"),
         (
             "rows:few.json+least:2",
