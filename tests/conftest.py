@@ -25,7 +25,6 @@ LONG: Mapping[str, float] = {
     "fedsim/data/test_federated_runs.py::test_two_worker_processes_and_none_give_the_same_bits": 0,
     "fedsim/learning/test_adapters.py::test_a_run_with_adapters_sends_what_the_plan_says": 0,
     "fedsim/learning/test_frozen.py::test_a_run_sends_the_trained_part_and_its_plan_is_exact": 0,
-    "fedsim/learning/test_von.py::test_defaults_reach_stationarity": 2,
     "fedsim/test_examples.py::test_the_example_gives_what_it_says[sweep]": 0,
     "fedsim/wire/test_masks.py::test_what_is_decoded_is_a_mask_with_the_mean_q": 2,
     "golden/test_golden.py::test_recorded_run_has_the_recorded_bits": 2,

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithm import At
-from fedsim.errors import TaskError
 from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining
 from protocols.ama import AMA
@@ -62,10 +61,6 @@ def of_mean_losses(shards: Shards, decay: float = 0.0) -> Tensor:
     return torch.linalg.solve(matrix, stacked([s.linear / s.size for s in shards]))
 
 
-def gradient(shard: QuadraticShard, w: Tensor) -> Tensor:
-    return shard.hessian @ w - shard.linear
-
-
 def rounds(federation: Any, count: int) -> Any:
     for _ in range(count):
         federation.play()
@@ -95,63 +90,6 @@ def random_rounds(federation: Any, count: int, seed: int) -> tuple[float, float]
         worst = max(worst, sums_agree(federation))
         reported = max(reported, federation.algorithm.dual_mismatch(federation.server, federation.clients))
     return worst, reported
-
-
-# ---- FedADMM (identity 9)
-
-
-@pytest.mark.parametrize("silent", ["participants", "last"])
-def test_fedadmm_converges_to_the_regularised_minimum(
-    quadratics: SimpleNamespace, shards: Shards, silent: Any
-) -> None:
-    federation = quadratics.Federation(
-        FedADMM("regularised", DELTA, rho=30.0, silent=silent, local=EXACT), shards
-    )
-    best = quadratics.minimiser(shards, DELTA)
-    rounds(federation, 1)
-    assert quadratics.error(federation.mean, best) > 0.1  # 0.59: not one-shot
-    rounds(federation, 699)
-    assert quadratics.error(federation.mean, best) < 1e-13  # measured 1e-15
-    assert quadratics.error(federation.mean, quadratics.minimiser(shards, 0.0)) > 1e-4
-    sums = stacked([c.dual.site.shift for c in federation.clients])
-    assert quadratics.error(sums, DELTA * best) < 1e-10  # w_g = sum v_k / delta; measured 2e-13
-
-
-@pytest.mark.parametrize("form", ["regularised", "mean"])
-def test_after_an_exact_step_the_dual_is_minus_the_gradient_at_w_k(
-    quadratics: SimpleNamespace, sized: Shards, form: Any
-) -> None:
-    federation = quadratics.Federation(FedADMM(form, DELTA, rho=3.0, local=EXACT), sized)
-    for participants, _ in participations(4, 12):
-        federation.play(participants)
-        for k, up in federation.uploads.items():
-            slope = gradient(sized[k], up.mean) / (sized[k].size if form == "mean" else 1)
-            assert quadratics.error(federation.clients[k].dual.site.shift, -slope) < 1e-12  # 1e-14
-
-
-@pytest.mark.parametrize("delta", [0.3, 30.0])
-def test_fedadmms_server_step(quadratics: SimpleNamespace, shards: Shards, delta: float) -> None:
-    """w_g = (sum_k v_k + rho sum_k w_k) / (delta + rho K)."""
-    federation = quadratics.Federation(FedADMM("regularised", delta, rho=7.0, local=EXACT), shards)
-    federation.start = torch.ones(D, dtype=torch.float64)
-    federation.server = federation.algorithm.server_init(federation.context())  # at the start, not 0
-    for _ in range(3):
-        federation.play()
-        v = stacked([c.dual.site.shift for c in federation.clients])
-        w = stacked([up.mean for up in federation.uploads.values()])
-        assert quadratics.error(federation.mean, (v + 7 * w) / (delta + 7 * K)) < 1e-13
-
-
-def test_the_mean_form_counts_every_client_the_same(quadratics: SimpleNamespace, sized: Shards) -> None:
-    federation = quadratics.Federation(FedADMM("mean", DELTA, rho=2.0, local=EXACT), sized)
-    rounds(federation, 700)
-    best = of_mean_losses(sized)
-    assert quadratics.error(federation.mean, best) < 1e-12  # measured 2e-15
-    assert quadratics.error(federation.mean, quadratics.minimiser(sized, 0.0)) > 0.3  # 69 %
-    for client, shard in zip(federation.clients, sized, strict=True):
-        assert quadratics.error(client.dual.site.shift, -gradient(shard, best) / shard.size) < 1e-12
-    correction = [c.dual.site.shift for c in federation.clients]
-    assert float(stacked(correction).norm()) < 1e-12 * max(float(v.norm()) for v in correction)
 
 
 # ---- FedDyn
@@ -192,20 +130,6 @@ def test_feddyns_limits(
     assert quadratics.error(federation.mean, other) > 0.1
 
 
-@pytest.mark.parametrize("rule", ["constant", "paper", "release"])
-def test_feddyns_dual_is_minus_the_gradient_on_the_mean_loss_scale(
-    quadratics: SimpleNamespace, sized: Shards, rule: Any
-) -> None:
-    algorithm = FedDyn(3.0, rule, weight_decay=0.1, local=EXACT)
-    federation = quadratics.Federation(algorithm, sized)
-    rounds(federation, 4)
-    for k, up in federation.uploads.items():
-        _, c_k = algorithm.penalties(At(SIZES, k))
-        v = c_k * federation.clients[k].dual.site.shift
-        slope = gradient(sized[k], up.mean) / SIZES[k] + 0.1 * up.mean
-        assert quadratics.error(v, -slope) < 1e-12  # measured 5e-15
-
-
 def test_feddyns_penalties() -> None:
     sizes = (10, 30)
     assert [FedDyn(0.5, "constant").penalties(At(sizes, k)) for k in (0, 1)] == [(0.5, 0.5)] * 2
@@ -222,32 +146,6 @@ def flat(quadratics: SimpleNamespace) -> Shards:
     return tuple(
         replace(s, hessian=s.hessian / 1000, linear=s.linear / 1000) for s in quadratics.regressions(K, D)
     )
-
-
-@pytest.mark.parametrize("rho", ["delta/K", 0.03])
-def test_ama_converges_for_small_rho(quadratics: SimpleNamespace, flat: Shards, rho: Any) -> None:
-    best = quadratics.minimiser(flat, DELTA)
-    federation = rounds(quadratics.Federation(AMA(DELTA, rho, local=EXACT), flat), 50)
-    assert quadratics.error(federation.mean, best) > 1e-5
-    rounds(federation, 950)
-    assert quadratics.error(federation.mean, best) < 1e-12
-    for k, up in federation.uploads.items():
-        slope = gradient(flat[k], up.mean)
-        assert quadratics.error(federation.clients[k].dual.site.shift, -slope) < 1e-12
-
-
-@pytest.mark.parametrize("rho", [0.5])
-def test_ama_diverges_for_a_rho_that_admm_converges_with(
-    quadratics: SimpleNamespace, flat: Shards, rho: float
-) -> None:
-    best = quadratics.minimiser(flat, DELTA)
-    ama = rounds(quadratics.Federation(AMA(DELTA, rho, local=EXACT), flat), 40)
-    assert quadratics.error(ama.mean, best) > 1e3
-    ama.server = replace(ama.server, q=ama.server.q**1e305)
-    with pytest.raises(TaskError, match="global posterior"):  # infinite at last
-        rounds(ama, 500)
-    admm = quadratics.Federation(FedADMM("regularised", DELTA, rho, local=EXACT), flat)
-    assert quadratics.error(rounds(admm, 900).mean, best) < 1e-12
 
 
 def test_amas_first_round_with_its_default_is_the_mean_of_the_steps(
@@ -267,87 +165,7 @@ def test_amas_silent_clients_count_with_their_duals(quadratics: SimpleNamespace,
     assert quadratics.error(federation.mean, quadratics.minimiser(flat, DELTA)) < 1e-12
 
 
-# ---- preconditioned ADMM
-
-
-@pytest.mark.parametrize("rho", [1.0, 30.0])
-@pytest.mark.parametrize("silent", ["participants", "last"])
-def test_a_preconditioner_of_one_is_fedadmm(
-    quadratics: SimpleNamespace, shards: Shards, rho: float, silent: Any
-) -> None:
-    one = quadratics.Federation(PrecondADMM(DELTA, rho, 1.0, silent, local=EXACT), shards)
-    admm = quadratics.Federation(FedADMM("regularised", DELTA, rho, silent, local=EXACT), shards)
-    two = quadratics.Federation(PrecondADMM(DELTA, rho, 2.0, silent, local=EXACT), shards)
-    twice = quadratics.Federation(FedADMM("regularised", DELTA, 2 * rho, silent, local=EXACT), shards)
-    for participants, lost in participations(6, 40):
-        for federation in (one, admm, two, twice):
-            federation.play(participants, lost)
-    assert quadratics.error(one.mean, admm.mean) < 1e-13  # measured 0
-    assert quadratics.error(two.mean, twice.mean) < 1e-12
-    assert quadratics.error(one.mean, two.mean) > 1e-3
-
-
-@pytest.mark.parametrize("codec", [None, "dense", "bf16"])
-def test_the_set_up_finds_the_mean_curvature(
-    quadratics: SimpleNamespace, shards: Shards, codec: str | None
-) -> None:
-    named = dict.fromkeys(("mean", "precision", "curvature"), codec or "dense")
-    codecs = {"down": named, "up": named} if codec else None
-    federation = quadratics.Federation(PrecondADMM(DELTA, local=EXACT), shards, codecs)
-    assert len(federation.algorithm.setup) == 2
-    federation.play([1])
-    target = (stacked([s.hessian.diagonal() for s in shards]) + DELTA) / K
-    result = federation.server.q.precision
-    assert quadratics.error(result, target) < {None: 1e-13, "dense": 1e-6, "bf16": 1e-2}[codec]
-    for client in federation.clients:  # also of those who have taken part in the set-up alone
-        assert torch.equal(client.precision, result.double())
-
-
-@pytest.mark.parametrize("silent", ["participants", "last"])
-@pytest.mark.parametrize("rho", [0.5, 1.0])
-def test_preconditioned_admm_converges_to_the_regularised_minimum(
-    quadratics: SimpleNamespace, shards: Shards, rho: float, silent: Any
-) -> None:
-    federation = quadratics.Federation(PrecondADMM(DELTA, rho, silent=silent, local=EXACT), shards)
-    best = quadratics.minimiser(shards, DELTA)
-    rounds(federation, 1)
-    assert quadratics.error(federation.mean, best) > 1e-3
-    for k, up in federation.uploads.items():
-        slope = gradient(shards[k], up.mean) if silent == "participants" else None
-        if slope is not None:
-            assert quadratics.error(federation.clients[k].dual.site.shift, -slope) < 1e-12
-    rounds(federation, 199)
-    assert quadratics.error(federation.mean, best) < 1e-13  # measured 5e-16 .. 1e-15
-    admm = quadratics.Federation(FedADMM("regularised", DELTA, 30.0, local=EXACT), shards)
-    assert quadratics.error(rounds(admm, 200).mean, best) > 1e-9  # what the preconditioner is for
-
-
 # ---- silent clients, losses, codecs
-
-MEMBERS: dict[str, Callable[[Any], Any]] = {
-    "fedadmm": lambda silent: FedADMM("regularised", DELTA, 30.0, silent, local=EXACT),
-    "fedadmm mean": lambda silent: FedADMM("mean", DELTA, 30.0, silent, local=EXACT),
-    "precond_admm": lambda silent: PrecondADMM(DELTA, 0.5, silent=silent, local=EXACT),
-}
-CHOICES = [(m, s) for m in MEMBERS for s in ("participants", "last")]
-ALL = {f"{m}, {s}": MEMBERS[m](s) for m, s in CHOICES} | {
-    "feddyn": FedDyn(10.0, "paper", 0.1, local=EXACT),
-    "ama": AMA(30.0, local=EXACT),
-}
-
-
-@pytest.mark.parametrize("member", MEMBERS)
-def test_with_full_participation_silent_does_not_matter(
-    quadratics: SimpleNamespace, shards: Shards, member: str
-) -> None:
-    one, other = (quadratics.Federation(MEMBERS[member](s), shards) for s in ("participants", "last"))
-    for _ in range(30):
-        one.play()
-        other.play()
-        assert quadratics.error(other.mean, one.mean) < TIGHT  # measured 6e-16
-    for federation in (one, other):
-        federation.play([0, 3])
-    assert quadratics.error(other.mean, one.mean) > 1e-6  # with partial participation it does
 
 
 @pytest.mark.parametrize(
@@ -371,30 +189,6 @@ def test_convergence_under_partial_participation_and_losses(
     assert reported < 1e-9  # measured 3e-15
 
 
-@pytest.mark.parametrize("codec", ["dense", "bf16"])
-@pytest.mark.parametrize("member", ALL)
-def test_sums_equal_duals_through_any_codec_schedule_and_loss(
-    quadratics: SimpleNamespace, shards: Shards, member: str, codec: str
-) -> None:
-    named = dict.fromkeys(("mean", "z_shift", "precision", "curvature"), codec)
-    federation = quadratics.Federation(ALL[member], shards, {"down": named, "up": named})
-    sums, reported = random_rounds(federation, 25, seed=2)
-    assert sums < TIGHT  # measured 1e-16
-    assert reported < 1e-9  # measured 7e-16
-    plain = quadratics.Federation(ALL[member], shards)
-    random_rounds(plain, 25, seed=2)
-    assert 0 < quadratics.error(federation.mean, plain.mean) < (1e-5 if codec == "dense" else 0.1)
-
-
-@pytest.mark.parametrize("member", ALL)
-def test_committing_on_send_would_be_seen(quadratics: SimpleNamespace, shards: Shards, member: str) -> None:
-    """A commit whose upload was lost breaks the sums, and the report says so."""
-    federation = quadratics.Federation(ALL[member], shards, commit_on_send=True)
-    sums, reported = random_rounds(federation, 20, seed=1)
-    assert sums > 0.05
-    assert reported > 0.05  # measured 0.1 .. 1
-
-
 # ---- on a real network, through the launcher, the coordinator and the wire
 
 
@@ -405,10 +199,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("algo", "settings", "rho"),
     [
-        ("precond_admm", {"rho": 0.5}, 0.5),
-        ("precond_admm", {"silent": "last", "preconditioner": 2.0, "rho": "1/K"}, 1 / 3),
         ("fedadmm", {"silent": "last", "rho": 10.0}, 10.0),
-        ("feddyn", {"alpha_rule": "paper", "alpha": 0.1}, 0.1),
         ("ama", {"delta": 1.0}, 1 / 3),
     ],
 )
@@ -433,23 +224,6 @@ def test_metrics_of_a_run(
         assert m["primal_residual"] > 0 and m["dual_residual"] > 0
         assert "dual_slack" not in m and "ensemble_nll" not in m
     assert result[-1]["test_nll"] < result[0]["test_nll"]
-    # the set-up's traffic: the curvature and the precision of 7,510 parameters, once for every client
-    set_up = algo == "precond_admm" and "preconditioner" not in settings
-    assert (result[0]["bytes_up"] > 3 * 4 * 7510) == set_up
-    assert (result[0]["bytes_down"] > 3 * 4 * 7510) == set_up
-
-
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_a_diverging_run_stops_at_the_client_and_folds_nothing(
-    launched: Callable[..., Path], tmp_path: Path, optimiser: str
-) -> None:
-    settings = {"epochs": 1, "lr": 1e30, "optimiser": optimiser}
-    with pytest.raises(
-        TaskError, match=r"client 0 in round 1 from worker 0: field 'mean' has \d+ of 7510 values NaN"
-    ):
-        launched("run", algo="fedadmm", clients=3, rounds=4, hyperparameters=settings)
-    assert not list((tmp_path / "run").rglob("*.checkpoint"))
-    assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_isotropic_bayesian_admm_is_fedadmm_on_quadratics(quadratics: SimpleNamespace) -> None:

@@ -70,50 +70,6 @@ def test_the_server_has_the_barycentre_of_the_participants(
         assert abs(ends[1] - ends[0]) < 0.01 * growth  # odd terms are of third order: 1e-9 beside 1e-6
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
-def test_equal_precisions_give_the_mean_of_the_means(quadratics: SimpleNamespace, name: Any) -> None:
-    """FedAvg's; the precision stays but for forward_kl, whose variance has that of the means, too."""
-    (one, *_) = quadratics.regressions(1, 20, diagonal=True)
-    draws = torch.randn(5, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    shards = tuple(type(one)(n * one.hessian, n * b, n) for n, b in zip(SIZES, draws, strict=True))
-    federation = quadratics.Federation(BaIvon(name, delta=1e-9, tau=1.0, local=EXACT), shards)
-    federation.play()
-    ups = federation.uploads
-    weights = torch.tensor(SIZES).double() / sum(SIZES)
-    # s_k = N_k A + delta: make them equal
-    federation.server = federation.algorithm.server_update(
-        federation.server,
-        federation.algorithm.broadcast(federation.server, federation.context()),
-        [(k, type(up)(up.mean, ups[0].precision, up.train_loss)) for k, up in ups.items()],
-        federation.context(),
-    )
-    means = torch.stack([ups[k].mean for k in range(5)])
-    centre = weights @ means
-    assert quadratics.error(federation.mean, centre) < 1e-13
-    variance = 1 / ups[0].precision
-    if name == "forward_kl":
-        variance = variance + weights @ (means - centre) ** 2
-    assert quadratics.error(1 / federation.server.precision, variance) < 1e-12
-
-
-def test_with_a_flat_prior_reverse_kl_has_fedivons_mean_and_a_kth_of_its_precision(
-    quadratics: SimpleNamespace, shards: Any
-) -> None:
-    """The mean of s_k is a weighted one: sum_k N_k s_k / N, and FedIvon's curvature is sum_k s_k / N."""
-    equal = tuple(type(s)(s.hessian, s.linear, 16) for s in shards)
-    played = []
-    for algorithm in (
-        BaIvon(delta=1e-12, tau=1.0, local=EXACT),
-        FedIvon(delta=1e-12, tau=1.0, local=EXACT),
-    ):
-        federation = quadratics.Federation(algorithm, equal)
-        federation.play()
-        played.append(federation.algorithm.model(federation.server, federation.context()))
-    ours, fedivon = played
-    assert quadratics.error(ours.mean, fedivon.mean) < 1e-12
-    assert quadratics.error(5 * ours.precision, fedivon.precision) < 1e-12
-
-
 def test_a_first_upload_is_fedivons_bit_for_bit_and_starts_from_the_global_posterior() -> None:
     """The first q_g has h = h0 for clients of the mean size."""
     with seeded_torch(0):

@@ -20,19 +20,17 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from fedsim.algorithm import At, Task
+from fedsim.algorithm import At
 from fedsim.errors import TaskError, UsageError
 from fedsim.learning.gaussian import Gaussian, is_full, product
 from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.ivon import IvonTraining
 from fedsim.learning.solvers.von import VonTraining
-from fedsim.seeds import RandomStream
 from protocols._dual_rule import Consensus, Dual
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM
-from protocols.fedadmm import FedADMM
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
 from protocols.pvi import PVI
@@ -160,9 +158,8 @@ def random_rounds(federation: Any, count: int, seed: int) -> tuple[float, float]
     ],
     ids=["bayes_admm", "bayes_admm, last", "bayes_admm, no cap", "pvi, undamped"],
 )
-@pytest.mark.parametrize("spread", [0.1, 0.5, 1.5])
-def test_one_round_is_exact(quadratics: SimpleNamespace, algorithm: Any, spread: float) -> None:
-    shards = quadratics.regressions(K, D, spread=spread, seed=3)
+def test_one_round_is_exact(quadratics: SimpleNamespace, algorithm: Any) -> None:
+    shards = quadratics.regressions(K, D, spread=1.5, seed=3)
     federation = rounds(quadratics.Federation(algorithm, shards), 1)
     mean, precision, _ = Truth.of(shards, full=True).errors(federation)
     assert mean < 1e-12  # measured 4e-16 .. 7e-15
@@ -172,29 +169,10 @@ def test_one_round_is_exact(quadratics: SimpleNamespace, algorithm: Any, spread:
         assert error(client.dual.site.precision, shard.hessian) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        PVI("full", DELTA, damping="1/K", local=VON),
-        BregmanADMM("full", DELTA, "1/K", 1.0, local=VON),
-        BregmanADMM("full", DELTA, 1.0, 0.1, local=VON),
-        FedADMM("regularised", DELTA, 30.0, local=SGD),
-        FedADMM("regularised", DELTA, 1 / K, local=SGD),
-        BayesADMM("full", DELTA, 1.0, local=VON),
-        BayesADMM("diagonal", DELTA, "1/K", local=VON),
-    ],
-    ids=["pvi, damped", "bregman", "bregman, damped", "fedadmm", "fedadmm 1/K", "bayes rho 1", "diagonal"],
-)
-def test_one_round_of_the_others_is_not(quadratics: SimpleNamespace, shards: Shards, algorithm: Any) -> None:
-    federation = rounds(quadratics.Federation(algorithm, shards), 1)
-    truth = Truth.of(shards, full=True)
-    assert error(federation.mean, truth.q.mean) > 1e-3  # measured 5e-3 .. 3
-
-
 # ---- any rho (identities 2 and 3)
 
 
-@pytest.mark.parametrize("rho", [0.05, 0.2, 1.0])
+@pytest.mark.parametrize("rho", [0.2, 1.0])
 def test_the_precision_follows_its_closed_form(
     quadratics: SimpleNamespace, shards: Shards, rho: float
 ) -> None:
@@ -234,53 +212,14 @@ def test_the_client_step_in_closed_form(quadratics: SimpleNamespace, shards: Sha
 
 # ---- fixed points (identity 11)
 
-FIXED = {
-    "bayes full": (True, 1.0, BayesADMM("full", DELTA, 1.0, local=VON)),
-    "bayes full, last": (True, 1.0, BayesADMM("full", DELTA, 1.0, "last", local=VON)),
-    "bayes full 1/K, no cap": (True, 1.0, BayesADMM("full", DELTA, "1/K", cap_dual=False, local=VON)),
-    "bayes full .05, no cap": (True, 1.0, BayesADMM("full", DELTA, 0.05, cap_dual=False, local=VON)),
-    "bayes diagonal": (False, 1.0, BayesADMM("diagonal", DELTA, 1.0, local=VON)),
-    "bayes diagonal, no cap": (False, 1.0, BayesADMM("diagonal", DELTA, 1.5, cap_dual=False, local=VON)),
-    "pvi full": (True, 1.0, PVI("full", DELTA, 1.0, local=VON)),
-    "pvi full, damped": (True, 1.0, PVI("full", DELTA, local=VON)),
-    "pvi diagonal": (False, 1.0, PVI("diagonal", DELTA, local=VON)),
-    "ivon_admm": (False, 1.0, IvonADMM(DELTA, 1.0, 0.2, tau=1.0, local=IVON)),
-    "ivon_admm, last": (False, 1.0, IvonADMM(DELTA, 1.0, 0.2, tau=1.0, silent="last", local=IVON)),
-    "ivon_admm, gamma 1": (False, 1.0, IvonADMM(DELTA, 2.0, 1.0, tau=1.0, cap_dual=False, local=IVON)),
-    "ivon_admm, gamma .01": (False, 1.0, IvonADMM(DELTA, 3.0, 0.01, tau=1.0, local=IVON)),
-    "ivon_admm, tau .1": (False, 0.1, IvonADMM(DELTA, 1.0, 0.2, tau=0.1, local=IVON)),
-    "ivon_admm, tau 3": (False, 3.0, IvonADMM(DELTA, 1.0, 0.2, tau=3.0, local=IVON)),
-    "ivon_pvi": (False, 1.0, IvonPVI(DELTA, tau=1.0, local=IVON)),
-    "ivon_pvi, tau .1": (False, 0.1, IvonPVI(DELTA, 0.7, tau=0.1, local=IVON)),
-}
-
-
-@pytest.mark.parametrize("member", FIXED)
-def test_a_round_at_the_fixed_point_moves_nothing(
-    quadratics: SimpleNamespace, shards: Shards, member: str
-) -> None:
-    full, tau, algorithm = FIXED[member]
-    truth = Truth.of(shards, full=full, tau=tau)
-    federation = truth.put(quadratics.Federation(algorithm, shards))
-    federation.play()
-    federation.play([0, 3], lost=[3])
-    assert max(truth.errors(federation)) < TIGHT  # measured 2e-15
-    nearby = replace(truth, q=truth.q**1.01, sites=[t**1.01 for t in truth.sites])
-    remote = nearby.put(quadratics.Federation(algorithm, shards))
-    remote.play()
-    moved = max(nearby.errors(remote))
-    assert moved > 1e-4  # the point is special
-
 
 @pytest.mark.parametrize(
     ("full", "algorithm"),
     [
         (True, BayesADMM("full", DELTA, "1/K", local=VON)),
-        (True, BayesADMM("full", DELTA, 0.05, local=VON)),
-        (False, BayesADMM("diagonal", DELTA, "1/K", local=VON)),
         (False, IvonADMM(DELTA, "1/K", 0.2, tau=1.0, local=IVON)),
     ],
-    ids=["bayes 1/K", "bayes .05", "bayes diagonal 1/K", "ivon_admm 1/K"],
+    ids=["bayes", "ivon_admm"],
 )
 def test_a_held_dual_keeps_the_fixed_point(
     quadratics: SimpleNamespace, shards: Shards, full: bool, algorithm: Any
@@ -295,28 +234,11 @@ def test_a_held_dual_keeps_the_fixed_point(
     assert duals < TIGHT  # measured 0.81, 1.04
 
 
-@pytest.mark.parametrize("rho", [0.05, 0.2])
-def test_a_held_dual_keeps_the_mean(quadratics: SimpleNamespace, shards: Shards, rho: float) -> None:
-    truth = Truth.of(shards, full=True)
-    federation = truth.put(quadratics.Federation(BayesADMM("full", DELTA, rho, local=VON), shards))
-    for _ in range(20):
-        federation.play()
-        assert truth.errors(federation)[0] < TIGHT  # measured 2e-15
-    assert sum(up.info.capped for up in federation.uploads.values()) > 0
-
-
 @pytest.mark.parametrize(
     ("full", "tau", "algorithm", "count"),
     [
-        (False, 1.0, BayesADMM("diagonal", DELTA, 1.0, local=VON), 300),
-        (True, 1.0, BayesADMM("full", DELTA, 1.0, local=VON), 220),
-        (True, 1.0, BayesADMM("full", DELTA, 0.05, cap_dual=False, local=VON), 40),
-        (False, 1.0, PVI("diagonal", DELTA, local=VON), 200),
-        (False, 1.0, PVI("diagonal", DELTA, 1.0, local=VON), 60),
         (True, 1.0, PVI("full", DELTA, local=VON), 200),
-        (False, 1.0, IvonADMM(DELTA, 1.0, 1.0, tau=1.0, local=IVON), 400),
         (False, 0.1, IvonADMM(DELTA, 1.0, 0.2, tau=0.1, local=IVON), 400),
-        (False, 1.0, IvonPVI(DELTA, tau=1.0, local=IVON), 250),
         (False, 0.1, IvonPVI(DELTA, 0.5, tau=0.1, local=IVON), 200),
     ],
 )
@@ -329,46 +251,6 @@ def test_convergence_to_the_fixed_point(
     assert mean < 2e-12  # measured 1e-15 .. 3e-14
     assert precision < 1e-12
     assert duals < 1e-11
-
-
-def test_the_fixed_point_of_the_diagonal_family_has_the_exact_mean(shards: Shards) -> None:
-    """Truth's own check: its server is at rest, lambda_g = lambda_0 + sum eta_k."""
-    for full in (True, False):
-        truth = Truth.of(shards, full=full)
-        assert error(truth.q.shift, stacked([t.shift for t in truth.sites])) < 1e-12
-        best = torch.linalg.solve(
-            DELTA * torch.eye(D, dtype=torch.float64) + stacked([s.hessian for s in shards]),
-            stacked([s.linear for s in shards]),
-        )
-        assert error(truth.q.mean, best) < 1e-13
-
-
-@pytest.mark.parametrize("tau", [1.0, 0.1])
-@pytest.mark.parametrize("rho", [0.5, 2.0])
-def test_ivon_admms_client_step_is_the_minimum_of_algorithm_2(
-    quadratics: SimpleNamespace, tau: float, rho: float
-) -> None:
-    """rho s_k = diag A_k / tau - u_k + rho s_g;  (A_k / tau - diag u_k + rho diag s_g) m_k =
-    b_k / tau - v_k + rho s_g m_g, for duals of both signs and clients of several sizes."""
-    shards = quadratics.regressions(K, D, sizes=(10, 20, 40, 80, 160))
-    algorithm = IvonADMM(DELTA, rho, 0.2, tau=tau, cap_dual=False, local=IVON)
-    truth = Truth.of(shards, full=False, tau=tau)
-    federation = truth.put(quadratics.Federation(algorithm, shards))
-    down = algorithm.broadcast(federation.server, federation.context())
-    draws = torch.Generator().manual_seed(5)
-    for k, shard in enumerate(shards):
-        u = truth.sites[k].precision * (0.6 * torch.rand(D, generator=draws, dtype=torch.float64) - 0.2)
-        v = truth.sites[k].shift * torch.randn(D, generator=draws, dtype=torch.float64)
-        client = replace(federation.clients[k], dual=Dual(Gaussian(v, u)))
-        task = Task(federation.start, federation.sizes, 1, 1, k, RandomStream(0, "client.1", 1, k))
-        _, up = algorithm.client_update(client, down, shard, task)
-        s_g, m_g = truth.q.precision, truth.q.mean
-        matrix = shard.hessian / tau + torch.diag(rho * s_g - u)
-        mean = torch.linalg.solve(matrix, shard.linear / tau - v + rho * s_g * m_g)
-        assert error(up.mean, mean) < 1e-12  # measured 2e-15
-        assert error(up.precision, (shard.hessian.diagonal() / tau - u) / rho + s_g) < 1e-13
-        assert up.info.dual_slack == pytest.approx(float((rho * s_g - u).min()), rel=1e-12)
-        assert up.info.capped == int((rho * s_g < u).sum())
 
 
 # ---- members that are each other
@@ -386,7 +268,7 @@ def test_ivon_pvi_is_ivon_admm_without_averaging(quadratics: SimpleNamespace, sh
         assert torch.equal(federation.server.q.precision, pvi.server.q.precision) == same
 
 
-@pytest.mark.parametrize("rho_server", ["rho", 0.0, 0.25, 7.0])
+@pytest.mark.parametrize("rho_server", ["rho", 7.0])
 @pytest.mark.parametrize("rho", [1.0, 3.0])
 def test_with_all_clients_and_gamma_1_over_k_the_server_is_the_mean_whatever_its_penalty(
     quadratics: SimpleNamespace, shards: Shards, rho: float, rho_server: Any
@@ -407,19 +289,6 @@ def test_with_all_clients_and_gamma_1_over_k_the_server_is_the_mean_whatever_its
         if rho == 1:
             assert error(admm.server.q.mean, pvi.server.q.mean) < 1e-12  # measured 1e-15
             assert error(admm.server.q.precision, pvi.server.q.precision) < 1e-12
-
-
-def test_other_dual_steps_are_other_algorithms(quadratics: SimpleNamespace, shards: Shards) -> None:
-    """The defaults of ivon_admm are not those of ivon_pvi in disguise, with K = 10 clients."""
-    default = IvonADMM()
-    at = At((1,) * 10)
-    assert (at.value(default.rho), at.value(default.gamma)) == (2.0, 0.2) != (2.0, 1 / 10)
-    admm = quadratics.Federation(IvonADMM(DELTA, 1.0, 0.5 / K, tau=0.1, local=IVON), shards)
-    pvi = quadratics.Federation(IvonPVI(DELTA, "1/K", 0.1, local=IVON), shards)
-    for _ in range(3):
-        admm.play()
-        pvi.play()
-    assert error(admm.server.q.mean, pvi.server.q.mean) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -445,41 +314,6 @@ def test_von_and_ivon_solve_the_same_problem(
 
 
 # ---- silent clients, losses, codecs
-
-MEMBERS: dict[str, Callable[[Any], Any]] = {
-    "bayes full": lambda s: BayesADMM("full", DELTA, 1.0, s, cap_dual=False, local=VON),
-    "bayes diagonal": lambda s: BayesADMM("diagonal", DELTA, 1.0, s, local=VON),
-    "ivon_admm": lambda s: IvonADMM(DELTA, 1.0, 0.2, tau=1.0, silent=s, local=IVON),
-}
-ALL = {f"{m}, {s}": MEMBERS[m](s) for m in MEMBERS for s in ("participants", "last")} | {
-    "bregman full": BregmanADMM("full", DELTA, 1.0, 0.1, local=VON),
-    "bregman diagonal": BregmanADMM("diagonal", DELTA, 1.0, 0.1, "release", local=VON),
-    "pvi full": PVI("full", DELTA, local=VON),
-    "pvi diagonal": PVI("diagonal", DELTA, local=VON),
-    "ivon_pvi": IvonPVI(DELTA, tau=0.1, local=IVON),
-}
-
-
-@pytest.mark.parametrize("member", [*MEMBERS, "bayes 1/K"])
-def test_with_full_participation_silent_does_not_matter(
-    quadratics: SimpleNamespace, shards: Shards, member: str
-) -> None:
-    def selected(silent: Any) -> Any:
-        if member in MEMBERS:
-            return MEMBERS[member](silent)
-        return BayesADMM("full", DELTA, "1/K", silent, cap_dual=False, local=VON)
-
-    one, other = (quadratics.Federation(selected(s), shards) for s in ("participants", "last"))
-    for _ in range(25):
-        one.play()
-        other.play()
-        assert error(other.mean, one.mean) < TIGHT  # measured 7e-15
-        assert error(other.server.q.precision, one.server.q.precision) < TIGHT
-    if member != "bayes 1/K":  # its precision is exact from the start, and so is the mean
-        one, other = (quadratics.Federation(selected(s), shards) for s in ("participants", "last"))
-        one.play([0, 3])
-        other.play([0, 3])
-        assert error(other.mean, one.mean) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -507,39 +341,6 @@ def test_convergence_under_partial_participation_and_losses(
     assert reported < 1e-9  # measured 3e-15
 
 
-@pytest.mark.parametrize("codec", ["dense", "bf16"])
-@pytest.mark.parametrize("member", ALL)
-def test_sums_equal_duals_through_any_codec_schedule_and_loss(
-    quadratics: SimpleNamespace, shards: Shards, member: str, codec: str
-) -> None:
-    named = dict.fromkeys(("mean", "precision", "z_shift", "z_precision"), codec)
-    if is_full(ALL[member].prior(shards[0].linear).precision):  # has no lossy codec (fedsim.problem)
-        named |= {"precision": "dense"}
-    federation = quadratics.Federation(ALL[member], shards, {"down": named, "up": named})
-    sums, reported = random_rounds(federation, 20, seed=2)
-    assert sums < TIGHT  # measured 3e-16
-    assert reported < 1e-9  # measured 2e-15
-    plain = quadratics.Federation(ALL[member], shards)
-    random_rounds(plain, 20, seed=2)
-    assert 0 < error(federation.mean, plain.mean) < (1e-5 if codec == "dense" else 0.1)
-
-
-@pytest.mark.parametrize("member", ALL)
-def test_committing_on_send_would_be_seen(quadratics: SimpleNamespace, shards: Shards, member: str) -> None:
-    """A commit whose upload was lost breaks the sums, and the report says so."""
-    federation = quadratics.Federation(ALL[member], shards, commit_on_send=True)
-    sums = reported = 0.0
-    for participants, lost in participations(1, 20):
-        try:
-            federation.play(participants, lost)
-        except TaskError:  # the posterior of wrong duals may be improper
-            break
-        sums = max(sums, sums_agree(federation))
-        reported = max(reported, federation.algorithm.dual_mismatch(federation.server, federation.clients))
-    assert sums > 0.01
-    assert reported > 0.005
-
-
 # ---- PVI and BregmanADMM against Bayesian-ADMM
 
 
@@ -554,10 +355,9 @@ def correlated(common: float, seed: int = 0) -> Shards:
     return tuple(result)
 
 
-@pytest.mark.parametrize("common", [0.5, 0.6])
-def test_undamped_pvi_diverges_where_damped_pvi_converges(quadratics: SimpleNamespace, common: float) -> None:
+def test_undamped_pvi_diverges_where_damped_pvi_converges(quadratics: SimpleNamespace) -> None:
     """Its precision is exact after one round; its mean is then Jacobi's iteration, and |J| > 1."""
-    shards = correlated(common)
+    shards = correlated(0.5)
     truth = Truth.of(shards, full=False)
     undamped = rounds(quadratics.Federation(PVI("diagonal", DELTA, 1.0, local=VON), shards), 20)
     before = truth.errors(undamped)
@@ -646,36 +446,7 @@ def test_the_committee_is_exact_where_the_local_posteriors_are(quadratics: Simpl
     assert max(errors(gradually)) < 1e-13
 
 
-def test_the_prior_would_count_k_times_in_a_plain_product(quadratics: SimpleNamespace) -> None:
-    delta = 20.0
-    shards = quadratics.regressions(K, D, diagonal=True)
-    federation = rounds(quadratics.Federation(BCM(delta, local=SGD), shards), 1)
-    q = federation.algorithm.model(federation.server, federation.context())
-    assert error(q.mean, quadratics.minimiser(shards, delta)) < 1e-13
-    product = stacked([s.hessian.diagonal() + delta for s in shards])
-    assert error(product, q.precision) > 0.01
-    assert error(stacked([s.linear for s in shards]) / product, q.mean) > 0.01
-
-
-def test_the_committee_of_correlated_clients_is_not_exact(
-    quadratics: SimpleNamespace, shards: Shards
-) -> None:
-    federation = rounds(quadratics.Federation(BCM(DELTA, local=SGD), shards), 1)
-    q = federation.algorithm.model(federation.server, federation.context())
-    assert error(q.precision, Truth.of(shards, full=False).q.precision) < 1e-13
-    assert error(q.mean, quadratics.minimiser(shards, DELTA)) > 1e-3
-
-
 # ---- errors
-
-
-def test_a_posterior_that_turns_improper_is_refused(quadratics: SimpleNamespace, shards: Shards) -> None:
-    federation = quadratics.Federation(IvonADMM(DELTA, "1/K", 1.0, tau=1.0, local=IVON), shards)
-    with pytest.raises(
-        TaskError,
-        match=r"global posterior q_g is not positive in \d+ of 20 entries .*raise rho",
-    ):
-        rounds(federation, 10)
 
 
 def test_a_client_problem_without_minimum_is_refused(quadratics: SimpleNamespace, shards: Shards) -> None:
@@ -684,14 +455,6 @@ def test_a_client_problem_without_minimum_is_refused(quadratics: SimpleNamespace
     )
     with pytest.raises(TaskError, match=r"local problem has no minimum: .* raise rho, or leave cap_dual on"):
         rounds(federation, 10)
-
-
-def test_a_diagonal_problem_without_minimum_is_refused_by_von_too(
-    quadratics: SimpleNamespace, shards: Shards
-) -> None:
-    algorithm = BayesADMM("diagonal", DELTA, 0.5, cap_dual=False, local=VON)
-    with pytest.raises(TaskError):
-        rounds(quadratics.Federation(algorithm, shards), 100)
 
 
 @pytest.mark.parametrize(
@@ -720,25 +483,16 @@ def lines(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("algo", "experiment", "settings", "rho"),
     [
-        ("ivon_admm", {}, {"epochs": 1, "rho": "1/K"}, 1 / 3),
         ("ivon_admm", {"participation": "2"}, {"epochs": 1, "silent": "last", "rho": 1.0}, 1.0),
-        ("ivon_pvi", {}, {"epochs": 1}, 1.0),
         (
             "bayes_admm",
             {"model": "logistic", "fraction": 0.1, "rounds": 2},
             {"steps": 2, "samples": 1, "rho": 0.5},
             0.5,
         ),
-        (
-            "bayes_admm",
-            {"participation": "2"},
-            {"covariance": "diagonal", "steps": 2, "silent": "last", "rho": 2.0},
-            2.0,
-        ),
         ("bregman_admm", {}, {"steps": 2, "rho": 2.0}, 2.0),
-        ("pvi", {}, {"steps": 2}, 1.0),
     ],
-    ids=["ivon_admm", "ivon_admm last", "ivon_pvi", "bayes full", "bayes diagonal", "bregman", "pvi"],
+    ids=["ivon_admm", "bayes", "bregman"],
 )
 def test_metrics_of_a_run(
     launched: Callable[..., Path],
@@ -767,12 +521,3 @@ def test_without_samples_there_is_no_ensemble(launched: Callable[..., Path]) -> 
     common = {"clients": 3, "rounds": 1, "fraction": 0.4, "eval_samples": 0}
     run = launched("run", algo="ivon_admm", hyperparameters={"epochs": 1}, **common)
     assert not any(key.startswith("ensemble") for m in lines(run) for key in m)
-
-
-def test_a_diverging_run_stops_at_the_client_and_folds_nothing(
-    launched: Callable[..., Path], tmp_path: Path
-) -> None:
-    with pytest.raises(TaskError, match=r"(?s)failed on client \d in round 1:.*mean is not finite"):
-        launched("run", algo="ivon_admm", clients=3, rounds=4, hyperparameters={"epochs": 1, "lr": 1e30})
-    assert not list((tmp_path / "run").rglob("*.checkpoint"))
-    assert not (tmp_path / "run" / "model.safetensors").exists()

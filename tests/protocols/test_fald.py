@@ -76,18 +76,6 @@ def test_the_chain_has_the_mean_and_variance_of_its_recursion(
     assert float(thetas.var()) == pytest.approx(variance, rel=0.06)  # measured 3 % at most
 
 
-def test_one_small_step_a_round_samples_the_posterior() -> None:
-    """T = 1: the mean exactly, the variance up to eta H / 2. T > 1 and unlike clients: neither."""
-    H = sum(CURVATURES) + DELTA
-    for lr in (0.2, 0.02):
-        mean, variance = stationary(lr, 1, 0.3, 1.0)
-        assert mean == pytest.approx(sum(SLOPES) / H, rel=1e-12)
-        assert variance == pytest.approx(1 / (H * (1 - lr / N * H / 2)), rel=1e-12)
-    mean, variance = stationary(0.2, 4, 0.0, 1.0)
-    assert abs(mean - sum(SLOPES) / H) * H**0.5 > 0.2  # in standard deviations of the posterior
-    assert stationary(0.002, 4, 0.0, 1.0)[0] == pytest.approx(sum(SLOPES) / H, rel=1e-2)
-
-
 def test_shared_noise_is_the_same_at_all_clients_and_new_in_every_round(quadratics: SimpleNamespace) -> None:
     """On flat losses a client's step is noise alone."""
     zero = torch.zeros(600, 600, dtype=torch.float64)

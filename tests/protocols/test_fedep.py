@@ -31,26 +31,6 @@ def diagonal_of(federation: Any) -> Tensor:
     return precision
 
 
-@pytest.mark.parametrize("moments", ["langevin", "laplace"])
-@pytest.mark.parametrize("stateless", [False, True])
-def test_one_round_is_exact_on_diagonal_quadratics_and_then_rests(
-    quadratics: SimpleNamespace, moments: Any, stateless: bool
-) -> None:
-    """As undamped PVI: the tilted distributions are Gaussians of the family."""
-    shards = quadratics.regressions(5, 20, diagonal=True)
-    algorithm = FedEP(DELTA, 1.0, moments, stateless, local=EXACT)
-    ep = quadratics.Federation(algorithm, shards)
-    pvi = quadratics.Federation(PVI("diagonal", DELTA, 1.0, local=VonTraining(optimiser="exact")), shards)
-    exact = quadratics.minimiser(shards, DELTA)
-    precision = sum(s.hessian.diagonal() for s in shards) + DELTA
-    for _ in range(3):
-        ep.play()
-        pvi.play()
-        for federation in (ep, pvi):
-            assert quadratics.error(federation.mean, exact) < 1e-12
-            assert quadratics.error(diagonal_of(federation), precision) < 1e-12
-
-
 def test_one_client_has_the_marginal_variances_where_pvi_has_the_conditional_ones(
     quadratics: SimpleNamespace,
 ) -> None:

@@ -17,7 +17,6 @@ from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.ivon import IvonTraining, ivon
 from fedsim.seeds import RandomStream, seeded_torch
 from protocols.fedivon import FedIvon
-from protocols.ivon_admm import IvonADMM
 
 SIZES = (10, 20, 40, 80, 160)
 EXACT = IvonTraining(optimiser="exact")
@@ -44,39 +43,6 @@ def test_the_server_merges_with_curvatures_as_weights(quadratics: SimpleNamespac
         model = federation.algorithm.model(federation.server, federation.context())
         assert isinstance(model, Gaussian)
         assert quadratics.error(model.precision, sum(SIZES) / tau * h + delta) < 1e-13
-
-
-def test_one_round_is_exact_where_curvatures_are_diagonal_and_the_prior_is_flat(
-    quadratics: SimpleNamespace,
-) -> None:
-    """The error is that of the prior, which every client counts in full: of the order of delta."""
-    shards = quadratics.regressions(5, 20, diagonal=True, sizes=SIZES)
-    errors = []
-    for delta in (1e-4, 1e-8):
-        federation = quadratics.Federation(FedIvon(delta, 1.0, EXACT), shards)
-        federation.play()
-        errors.append(quadratics.error(federation.mean, quadratics.minimiser(shards, delta)))
-        precision = sum(s.hessian.diagonal() for s in shards) + delta
-        model = federation.algorithm.model(federation.server, federation.context())
-        assert quadratics.error(model.precision, precision) < 1e-13
-    assert errors[1] < 1e-8
-    assert errors[0] == pytest.approx(1e4 * errors[1], rel=0.01)
-
-
-def test_without_duals_it_stays_where_heterogeneous_clients_put_it(
-    quadratics: SimpleNamespace, shards: Any
-) -> None:
-    exact = quadratics.minimiser(shards, 1.0)
-    merged = quadratics.Federation(FedIvon(1.0, 1.0, EXACT), shards)
-    merged.play()
-    first = merged.mean
-    merged.play()
-    assert quadratics.error(merged.mean, first) < 1e-13
-    assert quadratics.error(first, exact) > 0.5  # measured 0.83
-    admm = quadratics.Federation(IvonADMM(1.0, 2.0, 2.0, tau=1.0, local=EXACT), shards)
-    for _ in range(150):
-        admm.play()
-    assert quadratics.error(admm.mean, exact) < 1e-3  # measured 5e-5, and 3e-8 after 300 rounds
 
 
 def test_weights_without_curvature_are_averaged_by_size(quadratics: SimpleNamespace) -> None:

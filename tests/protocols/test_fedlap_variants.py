@@ -79,31 +79,6 @@ def test_with_full_covariances_on_quadratics_it_is_pvi(quadratics: SimpleNamespa
         assert ours.algorithm.dual_mismatch(ours.server, ours.clients) < 1e-12
 
 
-def test_with_full_covariances_one_round_at_rho_one_is_exact(quadratics: SimpleNamespace) -> None:
-    """V_k = H_k after a step of rho = 1, and the precision is exact; the mean follows in the next round."""
-    shards = quadratics.regressions(K, D)
-    federation = quadratics.Federation(FedLapCov(DELTA, 1.0, covariance="full", local=EXACT), shards)
-    federation.play()
-    q = federation.algorithm.model(federation.server, federation.context())
-    total = DELTA * torch.eye(D, dtype=torch.float64) + torch.stack([s.hessian for s in shards]).sum(0)
-    assert quadratics.error(q.precision, total) < 1e-13
-    assert quadratics.error(q.mean, quadratics.minimiser(shards, DELTA)) < 1e-12
-
-
-def test_full_and_diagonal_agree_where_the_hessians_are_diagonal(quadratics: SimpleNamespace) -> None:
-    shards = quadratics.regressions(K, D, sizes=SIZES, diagonal=True)
-    both = [
-        quadratics.Federation(FedLapCov(DELTA, "N_k/N", covariance=form, local=EXACT), shards)
-        for form in ("diagonal", "full")
-    ]
-    for here, lost in participations(5, 10):
-        for federation in both:
-            federation.play(here, lost)
-    diagonal, full = (f.algorithm.model(f.server, f.context()) for f in both)
-    assert quadratics.error(full.mean, diagonal.mean) < 1e-12
-    assert quadratics.error(full.precision, torch.diag(diagonal.precision)) < 1e-12
-
-
 def test_a_full_covariance_crosses_the_wire_as_a_triangle(tmp_path: Path) -> None:
     problem = problem_of(FedLapCov, {"covariance": "full"}, fraction=0.2)
     run = play(problem, tmp_path / "run", listed(*[Participation((0, 1, 2))] * 2))

@@ -79,37 +79,20 @@ def error(algorithm: Algorithm[Any, Any, Any, Any], dims: int, seed: int) -> flo
     return float((checked(algorithm, shards, seed) - pooled).norm() / (middle - pooled).norm())
 
 
-SEEDS = (0, 1, 2)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [0, 1])
 def test_fedpa_comes_close_to_the_pooled_solution(seed: int) -> None:
     """Not at it: 20 samples, and their covariance is only nearly the posterior's."""
     fedpa = FedPA(1.0, 0, replace(PLAIN, server_lr=0.8), CHAIN)
     assert error(fedpa, 2, seed) < 0.4  # measured 0.09 .. 0.24 for seeds 0 .. 7
 
 
-@pytest.mark.parametrize("dims", [2, 8])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_fedavg_stays_at_the_mean_of_the_clients_optima(dims: int, seed: int) -> None:
-    local = LocalTraining(epochs=1, batch_size=20, lr=0.1, optimiser="sgd")
-    assert 0.9 < error(FedAvgM(PLAIN, local), dims, seed) < 1.1  # measured 0.95 .. 1.06 for seeds 0 .. 5
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_fedpa_with_one_sample_is_biased_as_fedavg_is(seed: int) -> None:
-    one = FedPA(1.0, 0, PLAIN, replace(CHAIN, samples=1))
-    assert 0.9 < error(one, 2, seed) < 1.1  # measured 0.97 .. 1.05 for seeds 0 .. 5
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_with_exact_samples_fedpa_converges_to_the_pooled_solution(
-    quadratics: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, seed: int
+    quadratics: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bias above is the sampler's: samples whose mean and covariance are the posterior's leave only the
     shrinkage's, 1 / (1 + 39 rho) = 2.6e-7 of the identity, against variances of about 1e-2."""
-    shards = quadratics.regressions(5, 8, seed=seed)
+    shards = quadratics.regressions(5, 8)
 
     def exact(
         shard: QuadraticShard, start: Tensor, *, how: Sampling, rng: RandomStream, round: int

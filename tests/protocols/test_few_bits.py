@@ -27,7 +27,6 @@ def error_after(quadratics: Any, rho: float | str, codecs: dict[str, str], round
 @pytest.mark.parametrize(
     ("step", "rho", "converges"),
     [
-        ("27%", "1/K", True),
         ("27%", 0.5, True),
         ("11%", "1/K", True),
         ("27%", 1.0, False),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
@@ -20,9 +18,8 @@ from launch.results.plan import plan
 from launch.runs.folder import RunFolder
 from protocols.fedavg import FedAvg
 from protocols.pooled import Pooled
-from tests.support.harness import exchanged, play, steps
+from tests.support.harness import exchanged, play
 from tests.support.reproducible import without_seconds
-from tests.support.tolerances import loss_gradient, moved
 
 TASK = {"model": "logistic", "clients": 5, "rounds": 3, "partition": "two_dirichlet"}
 
@@ -66,28 +63,6 @@ def test_it_is_fedavg_with_one_client_to_the_bit(local: LocalTraining, tmp_path:
             k: v for k, v in other.items() if "bytes" not in k
         }
     assert not torch.equal(pooled.outcome.model.mean.float(), problem.start)
-
-
-def test_full_batches_of_sgd_are_gradient_descent_on_the_sum_of_the_clients_losses() -> None:
-    local = LocalTraining(epochs=1, batch_size=10**6, optimiser="sgd", lr=0.3)
-    federated, pooled = built(FedAvg(local)), built(Pooled(local), rounds=2)
-    whole, examples = pooled.shard(0), sum(federated.sizes)
-    of_loss = loss_gradient(whole.net, whole.targets)
-
-    def descended(start: Tensor, inputs: Tensor, steps: int) -> Tensor:
-        for _ in range(steps):
-            start = start - 0.3 * of_loss(start, inputs)[1:]
-        return start
-
-    _, (_, *servers), _ = steps(pooled)
-    w = federated.start.double()
-    for number, server in enumerate(servers, 1):
-        gradient = sum(federated.shard(k).gradient(w.float()).double() for k in range(5))
-        w = w - 0.3 * gradient / examples
-        # a step: products of length 64, twenty roundings of the softmax, a sum over the examples
-        inputs, roundings = whole.floats(whole.inputs), examples + 64 + 20
-        error = moved(partial(descended, steps=number), federated.start, inputs, roundings=roundings)
-        assert float((server.mean - w).norm()) < 2 * error < 1e-3 * float(w.norm())
 
 
 def test_the_bill_is_zero_and_the_weights_travel_as_simulation(tmp_path: Path) -> None:

@@ -92,13 +92,6 @@ def test_round_0_is_everyone_and_its_bytes_are_those_of_the_ledger(result: Path)
     assert 0 < overhead < 4 * CLIENTS * 300
 
 
-def test_the_lines_add_up_to_the_ledger(result: Path) -> None:
-    for direction in ("down", "up"):
-        total = sum(int(r["bytes"]) for r in ledger(result) if r["direction"] == direction)
-        assert sum(line[f"bytes_{direction}"] for line in metrics(result)) == total
-    assert [line["round"] for line in metrics(result)] == [0, 1, 2]
-
-
 def test_everybody_has_the_same_positive_precision(result: Path) -> None:
     """S = (sum_k H_k + delta I) / K, as it came over the wire."""
     correction = [state.precision for state in states(result, 2)]
@@ -128,14 +121,6 @@ def test_a_given_preconditioner_needs_no_setup(launched: Launched) -> None:
     assert (line["round"], line["participants"], line["bytes_down"], line["bytes_up"]) == (0, [], 0, 0)
     assert {s.precision for s in states(run, 0) if s is not None} == {10.0}
     assert PrecondADMM(preconditioner=10.0).setup == ()
-
-
-def test_a_setup_changes_neither_the_start_nor_its_score(result: Path, launched: Launched) -> None:
-    supplied = launched("given", **COMMON, hyperparameters={"epochs": 1, "preconditioner": 10.0})
-    ours, theirs = metrics(result), metrics(supplied)
-    assert ours[0]["test_nll"] == theirs[0]["test_nll"]
-    assert ours[1]["test_nll"] != theirs[1]["test_nll"]
-    assert ours[1]["participants"] == theirs[1]["participants"]
 
 
 def test_no_rounds_with_a_setup_is_the_setup(launched: Launched) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-import fedsim
 from fedsim.algorithm import Algorithm, At, step_size
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm
@@ -84,10 +81,9 @@ def test_where_no_client_is_asked_all_count() -> None:
         "1/K\n",
     ],
 )
-@pytest.mark.parametrize("algorithm", ["fedlap", "fedlap_cov", "fedlap_func"])
-def test_a_wrong_rule_is_refused_with_the_list_of_rules(algorithm: str, rule: Any) -> None:
+def test_a_wrong_rule_is_refused_with_the_list_of_rules(rule: Any) -> None:
     with pytest.raises(UsageError, match=r"rho = .*: must be a number above 0 or 1/K, N_k/N, 1/\|S\|, or"):
-        build_algorithm(find(algorithm), {"rho": rule})
+        build_algorithm(find("fedlap"), {"rho": rule})
 
 
 @pytest.mark.parametrize("rule", ["1/K", "1/|S|", "N_k/N", "N_k/N:3:1/|S|"])
@@ -127,34 +123,3 @@ def test_the_first_round_is_the_mean_of_those_that_were_asked(quadratics: Simple
     federation = quadratics.Federation(FedLap(DELTA, "1/|S|", local=EXACT), shards)
     federation.play([1, 3], lost=[3])  # two were asked, and one is folded
     assert quadratics.error(federation.mean, steps[1] / 2) < 1e-13
-
-
-def test_both_rules_reach_the_minimum_under_partial_participation(quadratics: SimpleNamespace) -> None:
-    """The fixed point does not depend on rho, the way to it does."""
-    shards, delta, errors = quadratics.regressions(K, D), 300.0, {}
-    best = quadratics.minimiser(shards, delta)
-    for rule in ("1/K", "1/|S|"):
-        federation = quadratics.Federation(FedLap(delta, rule, local=EXACT), shards)
-        for number, (here, lost) in enumerate(participations(2, 400), 1):
-            federation.play(here, lost)
-            errors[rule, number] = quadratics.error(federation.mean, best)
-    assert errors["1/K", 400] < 1e-8 and errors["1/|S|", 400] < 1e-12
-    assert errors["1/|S|", 200] < 0.1 * errors["1/K", 200]  # measured 3e-9 and 5e-6
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_duals_agree_although_clients_drop_out_and_uploads_are_lost(workers: int, tmp_path: Path) -> None:
-    fedsim.run(
-        algo="fedlap_cov",
-        dataset="digits",
-        model="logistic",
-        clients=6,
-        rounds=6,
-        participation="0.5+gone:0.2+lost:0.3",
-        hyperparameters={"rho": "1/|S|", "epochs": 1},
-        workers=workers,
-        eval_every=6,
-        out=str(tmp_path / "run"),
-    )
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["dual_mismatch"] < 1e-12

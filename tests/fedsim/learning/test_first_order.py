@@ -20,7 +20,6 @@ from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
-from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.seeds import RandomStream, seeded_torch
 from tests.support.tolerances import gamma, loss_gradient, moved
@@ -200,21 +199,6 @@ def test_sgd_sees_the_objective_divided_by_its_weight(
     torch.testing.assert_close(fit.weights, flat(module), **ROUNDING)
 
 
-def test_clip_bounds_the_whole_gradient_with_its_penalties(module: nn.Module, shard: Shard) -> None:
-    start, rng = flat(module), RandomStream(3, "client", 1, 2)
-    one = LocalTraining(epochs=1, batch_size=N, lr=0.5, optimiser="sgd", clip=0.01)
-    cavity = Gaussian(torch.full_like(start, 100.0), 0.0)
-    fit = minimise(shard, start, how=one, rng=rng, round=rng.round, penalties=(cavity,))
-    step = fit.weights - start
-    assert float(step.norm()) == pytest.approx(0.5 * 0.01, rel=1e-4)  # lr * clip; float32
-    torch.testing.assert_close(
-        step / step.norm(), torch.full_like(start, len(start) ** -0.5), rtol=0, atol=1e-3
-    )
-    loose = minimise(shard, start, how=replace(one, clip=1e5), rng=rng, round=rng.round, penalties=(cavity,))
-    free = minimise(shard, start, how=replace(one, clip=0.0), rng=rng, round=rng.round, penalties=(cavity,))
-    assert torch.equal(loose.weights, free.weights)
-
-
 def test_clip_is_torchs_over_many_steps(module: nn.Module, shard: Shard) -> None:
     start, rng = flat(module), RandomStream(3, "client", 1, 2)
     how = replace(STEPS, optimiser="sgd", lr=0.3, clip=0.75)
@@ -290,51 +274,6 @@ def test_dropout_is_on_while_training_and_differs_from_step_to_step(noisy: Shard
     with seeded_torch(rng.key("dropout")):
         train(module, torch.optim.SGD(module.parameters(), 0.1), batches(noisy, how, rng))
     torch.testing.assert_close(fit.weights, flat(module), **ROUNDING)
-
-
-def test_minimise_changes_none_of_its_arguments(module: nn.Module, shard: Shard) -> None:
-    start = flat(module)
-    moments = Moments(torch.full_like(start, 0.1), torch.full_like(start, 0.2), 3)
-    narrow = Gaussian(torch.ones_like(start), torch.full_like(start, 2.0))  # float32: no copy is made of it
-    cavities = (*penalties_at(start), narrow, Distance(torch.zeros_like(start), 0.4))
-    kept = copy.deepcopy((start, moments, cavities, shard.inputs, shard.targets))
-    rng = RandomStream(3, "client", 1, 2)
-    for how in (replace(STEPS, clip=0.5), replace(STEPS, optimiser="sgd", momentum=0.5)):
-        minimise(
-            shard, start, how=how, rng=rng, round=rng.round, weight=N, penalties=cavities, moments=moments
-        )
-    supplied = (start, moments, cavities, shard.inputs, shard.targets)
-    assert all(torch.equal(a, b) for a, b in zip(leaves(supplied), leaves(kept), strict=True))
-    assert moments.steps == 3
-
-
-def leaves(value: object) -> list[Tensor]:
-    """All tensors in nested tuples and dataclasses."""
-    if isinstance(value, Tensor):
-        return [value]
-    inner = value if isinstance(value, tuple) else vars(value).values() if hasattr(value, "__dict__") else ()
-    return [leaf for v in inner for leaf in leaves(v)]
-
-
-def test_results_are_not_the_scratch_buffers(module: nn.Module, shard: Shard) -> None:
-    rng = RandomStream(3, "client", 1, 2)
-    first = minimise(shard, flat(module), how=STEPS, rng=rng, round=rng.round)
-    kept = copy.deepcopy(first)
-    minimise(shard, flat(module) + 1, how=STEPS, rng=rng, round=rng.round, moments=first.carried)
-    assert torch.equal(first.weights, kept.weights)
-    assert all(torch.equal(a, b) for a, b in zip(leaves(first), leaves(kept), strict=True))
-
-
-def test_result_does_not_depend_on_what_the_buffers_held(module: nn.Module, shard: Shard) -> None:
-    def fit() -> LocalFit[Tensor, Moments]:
-        return minimise(shard, flat(module), how=STEPS, rng=RandomStream(3, "client", 1, 2), round=1)
-
-    first = fit()
-    shard.net.weights.fill_(7.0)
-    shard.net.grads.fill_(7.0)
-    second = fit()
-    assert torch.equal(first.weights, second.weights)
-    assert first.loss == second.loss
 
 
 # ---- closed form

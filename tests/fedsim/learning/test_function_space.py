@@ -80,24 +80,6 @@ def test_the_gradient_is_added_to_what_is_there() -> None:
     torch.testing.assert_close(net.grads, alone + 2, rtol=1e-6, atol=1e-6)
 
 
-def test_equal_labels_of_opposite_sign_have_no_gradient() -> None:
-    net, term = net_of(5), term_of(1)
-    cancelled = FunctionTerm(term.inputs, term.targets - term.targets, term.weights)
-    weights = torch.randn(net.layout.size, generator=draws(5))
-    assert torch.equal(gradient(net, weights, cancelled), torch.zeros_like(weights))
-    assert gradient(net, weights, term).norm() > 0
-
-
-def test_the_networks_own_labels_are_a_stationary_point_of_the_term() -> None:
-    net, term = net_of(5), term_of(1)
-    weights = torch.randn(net.layout.size, generator=draws(5))
-    labels = net.logits(weights, term.inputs).softmax(dim=1)
-    own = FunctionTerm(term.inputs, labels, term.weights)
-    # sums of products that cancel
-    error = moved(term_gradient(net, own), weights, own.inputs, own.targets, roundings=ROUNDINGS)
-    assert gradient(net, weights, own).norm() < error < 1e-4 * gradient(net, weights, term).norm()
-
-
 # ---- memory
 
 

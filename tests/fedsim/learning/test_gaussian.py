@@ -53,16 +53,6 @@ def test_algebra_is_that_of_the_densities(kinds: tuple[str, str]) -> None:
     torch.testing.assert_close(log_factor(a**-1, w), -la, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
-def test_product_has_the_precision_weighted_mean(kinds: tuple[str, str]) -> None:
-    a, b = factor(1, kinds[0]), factor(2, kinds[1])
-    product = a * b
-    expected = (a.precision * vector(1) + b.precision * vector(2)) / (a.precision + b.precision)
-    torch.testing.assert_close(product.mean, expected, rtol=EXACT, atol=EXACT)
-    back = product / b
-    torch.testing.assert_close(back.mean, vector(1), rtol=1e-12, atol=1e-12)  # a difference
-
-
 @pytest.mark.parametrize("kind", ["diagonal", "isotropic"])
 def test_at_is_the_gaussian_of_this_mean_in_float64(kind: str) -> None:
     mean = vector(1).float()
@@ -78,14 +68,6 @@ def test_a_site_may_have_zero_or_negative_precision() -> None:
     q = Gaussian.at(vector(2), 2.0)
     torch.testing.assert_close((q / site).mean, vector(2) - vector(1) / 2.0, rtol=EXACT, atol=EXACT)
     assert (site / q).precision == -2.0
-
-
-def test_operations_leave_their_operands_alone() -> None:
-    a, b = factor(1, "diagonal"), factor(2, "diagonal")
-    before = [t.clone() for g in (a, b) for t in (g.shift, torch.as_tensor(g.precision))]
-    a * b, a / b, a**0.5, a.mean, a.to(torch.zeros(1))
-    after = [t for g in (a, b) for t in (g.shift, torch.as_tensor(g.precision))]
-    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
 def test_to_takes_the_dtype_of_the_weights() -> None:
@@ -164,13 +146,6 @@ def test_the_full_family_is_closed_and_its_algebra_that_of_the_densities() -> No
     torch.testing.assert_close(back.mean, a.mean, rtol=1e-11, atol=1e-11)  # a difference, then a solve
 
 
-def test_a_full_product_has_the_precision_weighted_mean() -> None:
-    a, b = full(1), full(2)
-    both = torch.as_tensor(a.precision) + torch.as_tensor(b.precision)
-    expected = torch.linalg.inv(both) @ (a.shift + b.shift)
-    torch.testing.assert_close((a * b).mean, expected, rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.parametrize("size", [1, 2, 17, 80])
 def test_the_mean_of_a_full_gaussian_is_the_one_it_was_made_at(size: int) -> None:
     mean = vector(1).repeat(size)[:size].float()
@@ -218,7 +193,7 @@ def test_a_positive_diagonal_does_not_make_a_full_precision_proper() -> None:
 # ---- packed triangles
 
 
-@pytest.mark.parametrize("size", range(1, 41))
+@pytest.mark.parametrize("size", [1, 2, 3, 17, 40])
 def test_packed_and_unpacked_are_inverse(size: int) -> None:
     draws = torch.Generator().manual_seed(size)
     count = size * (size + 1) // 2

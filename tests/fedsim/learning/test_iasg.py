@@ -93,34 +93,6 @@ def test_one_sample_is_fedavgs_delta_and_no_shrinkage_is_the_means() -> None:
     assert error(posterior_delta(start, x, 0.0), start - x.mean(0)) < 1e-14
 
 
-@pytest.mark.slow
-def test_exact_samples_lead_to_the_pooled_solution_and_their_means_do_not() -> None:
-    """Eq. 4: the fixed point of sum_k q_k Sigma_k^-1 (theta - mu_k), from samples with exact moments."""
-    draws = torch.Generator().manual_seed(3)
-    d, pooled_a, pooled_b, clients = 6, 0.0, 0.0, []
-    for _ in range(4):
-        x = torch.randn(20, d, generator=draws, dtype=torch.float64)
-        x = x * torch.exp(torch.randn(d, generator=draws, dtype=torch.float64))
-        a, b = x.T @ x / 20, x.T @ torch.randn(20, generator=draws, dtype=torch.float64) / 20
-        pooled_a, pooled_b = pooled_a + a, pooled_b + b
-        raw = torch.randn(40, d, generator=draws, dtype=torch.float64)
-        raw = raw - raw.mean(0)
-        white = raw @ torch.linalg.inv(torch.linalg.cholesky(raw.T @ raw / 39)).T
-        clients.append(torch.linalg.solve(a, b) + white @ torch.linalg.cholesky(torch.linalg.inv(a)).T)
-    pooled = torch.linalg.solve(torch.as_tensor(pooled_a), torch.as_tensor(pooled_b))
-    start = torch.zeros(d, dtype=torch.float64)
-
-    def played(rho: float, lr: float, rounds: int) -> Tensor:
-        theta = start
-        for _ in range(rounds):
-            theta = theta - lr * torch.stack([posterior_delta(theta, x, rho) for x in clients]).mean(0)
-        return theta
-
-    curvature = float(torch.linalg.eigvalsh(torch.as_tensor(pooled_a) / 4)[-1])
-    assert error(played(1e5, 1 / curvature, 20_000), pooled) < 1e-4  # rho large: no shrinkage towards I
-    assert error(played(0.0, 1.0, 10), pooled) > 0.05  # the mean of local optima is biased
-
-
 def test_iasg_averages_stretches_of_one_chain() -> None:
     a = torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64))
     shard = QuadraticShard(a, torch.tensor([1.0, -1.0], dtype=torch.float64), size=2)

@@ -241,24 +241,12 @@ def error(result: Tensor, exact: Tensor) -> float:
     return float(torch.linalg.vector_norm(result - exact) / torch.linalg.vector_norm(exact))
 
 
-@pytest.mark.parametrize("d", [1, 20])
-def test_its_fixed_point_is_the_minimum_of_the_objective(d: int) -> None:
-    problem = Quadratic(d)
+def test_its_fixed_point_is_the_minimum_of_the_objective() -> None:
+    problem = Quadratic(20)
     mean, precision = problem.closed_form()
     state = problem.run(problem.steps(), 1500)
     assert error(state.mean, mean) < 2e-13  # measured 2e-15
     assert error(state.precision(), precision) < 2e-12  # measured 2e-14
-
-
-@pytest.mark.parametrize("d", [1, 20])
-def test_a_wrong_sign_of_u_in_line_3_leaves_the_mean_and_moves_the_precision(d: int) -> None:
-    problem = Quadratic(d)
-    mean, precision = problem.closed_form()
-    state = problem.steps()
-    state.shift.neg_()
-    problem.run(state, 1000)
-    assert error(state.mean, mean) < 2e-13
-    assert error(state.precision(), precision) > 0.05  # measured 0.12 and 0.20
 
 
 # ---- h next to -d
@@ -286,10 +274,9 @@ def without_prior_mean(d: Tensor, u: Tensor | None, beta2: float) -> _Ivon:
 VECTOR = torch.logspace(-6, 1, 500)
 
 
-def starved(excess: float, d: Tensor = VECTOR, *, duals: bool = True, may_move: bool = True) -> Tensor:
+def starved(excess: float, d: Tensor = VECTOR, *, duals: bool = True) -> Tensor:
     """(h + d) / d after 1000 steps at b2 = .98 with hhat = -(1 + excess) d, from duals or from the data."""
     state = without_prior_mean(d, d.double() * (1 + excess) if duals else None, 0.98)
-    state.may_move = state.may_move and may_move
     for _ in range(1000):
         state.sample(torch.ones_like(d), out=torch.empty_like(d))
         state.accumulate(0 * d if duals else -(1 + excess) * d / state.total.sqrt())
@@ -318,11 +305,6 @@ def test_h_plus_d_stays_positive_and_accurate_next_to_zero(excess: float, d: Ten
     assert error(result, torch.full_like(result, expected(excess))) < 2e-3
 
 
-def test_with_h_kept_apart_all_the_time_the_sum_would_be_lost() -> None:
-    apart = starved(0.0, may_move=False)
-    assert int((~(apart > 0)).sum()) > 50
-
-
 def test_the_most_hostile_curvature_halves_h_plus_d_and_no_more() -> None:
     """(h + d)(1 + x + x^2/2) is smallest at x = -1."""
     d, beta2 = torch.logspace(-3, 1, 50), 0.9998
@@ -338,54 +320,12 @@ def test_the_most_hostile_curvature_halves_h_plus_d_and_no_more() -> None:
 # ---- the whole solver
 
 
-def line_by_line(
-    shard: Shard, how: IvonTraining, prior: Gaussian, dual: Gaussian
-) -> tuple[Tensor, Tensor, float]:
-    """Algorithm 2 in float64, with the debiased momentum that its line 6 does not print; returns mean,
-    precision and the last epoch's loss."""
-    module = network().double()
-    parameters = list(module.parameters())
-    m = torch.cat([p.detach().flatten() for p in parameters])
-    m_p, d, u, v = prior.mean, prior.precision / LAMBDA, dual.precision, dual.shift
-    h, gbar = torch.full_like(m, how.h0), torch.zeros_like(m)
-    order, noise = RNG.torch("batches"), RNG.torch("ivon")
-    t, total = 0, 0.0
-    for _ in range(how.epochs):
-        total = 0.0
-        for inputs, targets in shard.batches(how.batch_size, order):
-            t += 1
-            g, price = torch.zeros_like(m), torch.zeros_like(m)
-            for _ in range(how.samples):
-                step = torch.randn(len(m), generator=noise) / (LAMBDA * (h + d)).sqrt()
-                nn.utils.vector_to_parameters(m + step, parameters)
-                loss = F.cross_entropy(module(inputs.double()), targets)
-                gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])
-                g += gradient / how.samples
-                price += gradient * step * LAMBDA * (h + d) / how.samples
-                total += float(loss.detach()) * len(targets) / how.samples
-            hhat = price - u
-            gbar = how.beta1 * gbar + (1 - how.beta1) * g
-            h = how.beta2 * h + (1 - how.beta2) * hhat + (1 - how.beta2) ** 2 * (h - hhat) ** 2 / (h + d) / 2
-            m = m - how.lr * (gbar / (1 - how.beta1**t) + v - u * m + d * (m - m_p)) / (h + d)
-    return m, LAMBDA * (h + d), total / shard.size
-
-
 def vector_terms(size: int) -> tuple[Gaussian, Gaussian]:
     """A prior (mean and precision per coordinate) and duals of both signs."""
     g = torch.Generator().manual_seed(9)
     mean, spread = torch.randn(size, generator=g).double(), torch.rand(size, generator=g).double()
     prior = Gaussian.at(0.1 * mean, 1 + 4 * spread)
     return prior, Gaussian(0.01 * mean.flip(0), 0.02 * spread.flip(0) - 0.005)
-
-
-def test_with_a_vector_prior_and_duals_it_is_algorithm_2_with_debiased_momentum(shard: Shard) -> None:
-    how = replace(STEPS, epochs=4, samples=2)
-    prior, dual = vector_terms(len(shard.net.weights))
-    mean, precision, loss = line_by_line(shard, how, prior, dual)
-    fit = solve(shard, how, prior_mean=prior.mean, prior_precision=prior.precision, dual=dual)
-    assert error(fit.solution.mean, mean) < 2e-5  # measured 2e-7
-    assert error(fit.solution.precision, precision) < 2e-5
-    assert fit.loss == pytest.approx(loss, rel=1e-5)
 
 
 def test_it_leaves_its_arguments_and_torchs_generator_alone_and_draws_the_same_again(shard: Shard) -> None:

@@ -87,11 +87,8 @@ def solved(shard: Shard, how: LocalTraining = HOW, **more: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "penalties",
     [
-        (),
-        (Gaussian(vector(1), 0.5),),
         (Gaussian(vector(1), vector(2)), Gaussian(vector(3), 0.1)),
         (Gaussian(vector(1), torch.diag(vector(2))),),
-        (Distance(vector(1), 0.5),),
         (Distance(vector(6), 0.5),),  # at the first step its length is zero
     ],
 )
