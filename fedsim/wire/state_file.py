@@ -135,15 +135,15 @@ class _Reader:
         if origin is Annotated:
             return self.value(get_args(hint)[0], plain, where)
         if origin in (Union, types.UnionType):
-            if plain is None and type(None) in get_args(hint):
-                return None
-            for inner in (a for a in get_args(hint) if a is not type(None)):
+            for inner in get_args(hint):
                 at = self.at
                 try:
                     return self.value(inner, plain, where)
                 except WireError:
                     self.at = at
             raise self._fail(where, hint)
+        if hint is type(None) and plain is None:
+            return None
         if hint is Tensor:
             return self._tensor(plain, where)
         if origin is tuple:

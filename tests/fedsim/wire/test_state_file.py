@@ -186,6 +186,12 @@ def test_an_int_in_a_floats_place_has_the_bytes_of_the_float() -> None:
     assert decode_state(Rates, encode_state(Rates(exact=7)), "here").exact == 7
 
 
+def test_a_client_may_keep_nothing() -> None:
+    assert decode_state(type(None), encode_state(None), "here") is None
+    with pytest.raises(WireError, match="NoneType"):
+        decode_state(type(None), encode_state(SMALL), "here")
+
+
 def test_a_union_tries_its_alternatives_from_the_same_tensor() -> None:
     state = Either((torch.ones(3), "x"), torch.zeros(2))
     assert same(decode_state(Either, encode_state(state), "here"), state)
