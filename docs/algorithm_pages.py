@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.results.describe import cost_once, hyperparameter_rows, message_rows, own_codecs, wire_cost
+from launch.results.describe import cost_once, hyperparameter_rows, message_rows, wire_cost
 from protocols import REGISTRY, AnyAlgorithm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +34,7 @@ def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
     siblings = [k.name for k in REGISTRY if k is not kind and inspect.getfile(k) == inspect.getfile(kind)]
     others = f", which also holds {_links(siblings)}" if siblings else ""
     citation = citations["algorithms"][kind.name]
-    once, codecs = cost_once(algorithm), own_codecs(kind)
+    once = cost_once(algorithm)
     return "\n\n".join(
         [
             f"# {kind.name}",
@@ -48,7 +48,6 @@ def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
             f"Cost per client and round, scalars left out: **{wire_cost(algorithm)}**"
             + (f", and once per client **{once}**." if once else ".")
             + " P is the number of the model's parameters. "
-            + (f"Unless `--codec` names another, its codec is `{codecs}`. " if codecs else "")
             + "[Measured bytes](../communication.md#what-every-algorithm-costs) include headers and framing.",
             *map(_prose, wire),
             "## Hyperparameters",

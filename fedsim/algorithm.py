@@ -270,8 +270,6 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     traffic counts as simulation, so that the algorithm's communication cost is 0."""
     folds_stale: ClassVar[bool] = False
     """True if the server can fold uploads that were computed from older broadcasts (--async)."""
-    default_codecs: ClassVar[Mapping[str, str]] = {}
-    """The algorithm's own codecs by field, in the syntax of --codec; the user's codecs take precedence."""
     stale_damping: ClassVar[float] = 0.0
     """P in the weight (1 + staleness)^-P of a stale upload, if --async does not set it."""
     fed_back: ClassVar[tuple[str, ...]] = ()

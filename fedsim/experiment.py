@@ -437,15 +437,6 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + key, value
 
 
-def codec_options(own: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the codecs that the user named, and the algorithm's own codecs for all other fields.
-
-    Keys are those of `--codec`: field or direction.field.
-    """
-    left = {key: name for key, name in own.items() if not {key, key.rpartition(".")[2]} & named.keys()}
-    return left | dict(named)
-
-
 class LeftToAlgorithm(Protocol):
     """The defaults that an experiment takes from its algorithm (fedsim.algorithm.Algorithm)."""
 

@@ -29,7 +29,7 @@ from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.event_trigger import EventTriggered, event_triggered
-from fedsim.experiment import Experiment, codec_options, resolved, resolved_hyperparameters
+from fedsim.experiment import Experiment, resolved, resolved_hyperparameters
 from fedsim.learning.client_scores import LabelShares, OwnTestRows
 from fedsim.learning.frozen import frozen_digest, frozen_tensors, put_frozen
 from fedsim.learning.gaussian import Model
@@ -350,10 +350,9 @@ class Problem:
 
     @cached_property
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
-        """The codecs by direction ('edge' for sums) and field: those of --codec, else the algorithm's own."""
-        options = codec_options(self.algorithm.default_codecs, self.experiment.codecs)
+        """The codecs of --codec by direction ('edge' for sums) and field."""
         merges = self._described_tree is not None and self._described_tree.merges
-        return select_codecs(options, self.exchanges, self._stored_as_bytes, merges)
+        return select_codecs(self.experiment.codecs, self.exchanges, self._stored_as_bytes, merges)
 
     @property
     def broadcast_type(self) -> type:

@@ -30,6 +30,7 @@ OPTIONS: Mapping[str, str] = {
 NAMES: Mapping[str, Mapping[str, str]] = {
     "command": {"replay": _VERIFY, "edge": _TREE, "devices": _FEDSCALE},
     "algorithm": {"fedpm": _FEDPM},
+    "class variable": {"default_codecs": "--codec names the codec of every field"},
     "codec": dict.fromkeys(("bernoulli", "mrc", "levels"), _FEDPM),
     "model": {**dict.fromkeys(("cnn_emnist", "resnet18_gn", "lstm"), _TFF), "hf": _HUB, "+lora": _HUB},
     "data set": {

@@ -27,7 +27,6 @@ class Wrapper(AnyAlgorithm):
     paper = _of_inner("paper")
     default_model = _of_inner("default_model")
     default_rounds = _of_inner("default_rounds")
-    default_codecs = _of_inner("default_codecs")
     centralised = _of_inner("centralised")
     fed_back = _of_inner("fed_back")
     duals = _of_inner("duals")

@@ -10,6 +10,7 @@ from typing import Any
 from fedsim import plugins
 from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError, unknown
+from fedsim.removed import removed
 from fedsim.returned_values import checked
 from fedsim.wire.schema import all_fields
 from protocols.ama import AMA
@@ -34,7 +35,6 @@ from protocols.fednova import FedNova
 from protocols.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from protocols.fedpa import FedPA
 from protocols.fedpd import FedPD
-from protocols.fedpm import FedPM
 from protocols.fedprox import FedProx
 from protocols.fisher_merge import FisherMerge
 from protocols.fola import FOLA
@@ -64,7 +64,6 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedIvon, BaIvon, IsoBayesADMM, FedEP),
     Pooled,
     FALD,
-    FedPM,
 )
 
 
@@ -90,6 +89,8 @@ def _users(spec: str) -> type[AnyAlgorithm]:
     lacks = sorted(result.__abstractmethods__) or [a for a in NEEDED if not hasattr(result, a)]
     if lacks:
         raise UsageError(f"{owner}: the class lacks {', '.join(lacks)} (see fedsim/algorithm.py)")
+    for gone in filter(None, (removed("class variable", name) for name in vars(result))):
+        raise UsageError(f"{owner}: {gone}")
     params = result.__dict__.get("__dataclass_params__")
     if params is None or not params.frozen:
         raise UsageError(f"{owner}: the class must be a frozen dataclass: @dataclass(frozen=True) above it")

@@ -648,7 +648,6 @@ MERGING = (
     *("csr:0.4", "best:0.5", "log8", "topk:0.5", "qsgd:8"),
     *("ratio:0.25", "ratio:0.25+last", "sigma:0.05+dither", "sigma:0.05+last", "sigma:auto"),
     *("ratio:1.0+random", "sigma:10.0%+random"),
-    *("bernoulli", "mrc:6", "mrc:6x4+last", "levels:4"),
 )
 """Codecs that merge or round values; csr:0.5 would be larger than dense, which would be sent."""
 

@@ -84,8 +84,6 @@ ShiftDelta = Annotated[Tensor, FieldKind("delta", natural="shift")]
 PrecisionDelta = Annotated[Tensor, FieldKind("delta", natural="precision")]
 Gradient = Annotated[Tensor, FieldKind("gradient")]
 Curvature = Annotated[Tensor, FieldKind("curvature")]
-Probability = Annotated[Tensor, FieldKind("probability", unit=True)]
-"""The probability of each parameter's mask bit; a codec may send samples (fedsim.wire.codecs.masks)."""
 Statistic = Annotated[Tensor, FieldKind("statistic")]
 RunningStatistics = Annotated[Tensor, FieldKind("statistic", (RUNNING,))]
 """Running means and variances of batch normalisation (fedsim.running_statistics)."""
@@ -268,8 +266,8 @@ def values_of(message: Any) -> list[tuple[Field, Any]]:
 def check_values(message: object, owner: str, max_norm: float = math.inf) -> None:
     """Check the values of a decoded message; raise WireError if a value is not valid.
 
-    Floats must be finite, precisions positive, probabilities in [0, 1], and tensors' Euclidean norms at most
-    `max_norm`. A finite sum proves that all values are finite, at a fifth of the cost of isfinite.
+    Floats must be finite, precisions positive, values of `unit` kinds in [0, 1], and tensors' Euclidean norms
+    at most `max_norm`. A finite sum proves that all values are finite, at a fifth of the cost of isfinite.
     """
     for f, value in values_of(message):
         if f.members:

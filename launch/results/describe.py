@@ -61,11 +61,6 @@ def cost_once(algorithm: AnyAlgorithm) -> str:
     return "" if down == up == "0" else f"{down} down, {up} up"
 
 
-def own_codecs(algorithm: type[AnyAlgorithm]) -> str:
-    """Return an algorithm's default codecs, as --codec names them; '' if there are none."""
-    return ", ".join(f"{field}={name}" for field, name in algorithm.default_codecs.items())
-
-
 UNSENT = {
     "dual": "its dual stays in the server's sum",
     "zero": "its increment counts as 0",
@@ -105,7 +100,6 @@ def to_json(name: str) -> dict[str, Any]:
         "up": all_exchanges(algorithm, "up"),
         "once": cost_once(algorithm),
         "model": kind.default_model,
-        "codecs": dict(kind.default_codecs),
         "edge": edge_codecs(algorithm),
         "event": unsent(algorithm),
         "hyperparameters": [
@@ -135,8 +129,6 @@ def describe(name: str, as_json: bool = False) -> None:
         f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]{once}; model: {kind.default_model}"
     )
     out.print(f"a client that sends nothing (+event): {unsent(algorithm)}", markup=False, soft_wrap=True)
-    if codecs := own_codecs(kind):
-        out.print(f"codec, unless --codec names another: {codecs}")
     if edge := edge_codecs(algorithm):
         out.print(f"edge servers (--tree) send exact sums, unless --codec has {', '.join(edge)}")
     out.print()

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fedsim import model_specs, partition_specs, plugins, traces
-from fedsim.experiment import Experiment, codec_options, resolved_hyperparameters
+from fedsim.experiment import Experiment, resolved_hyperparameters
 from fedsim.version import __version__
 from launch.configuration.execution import AUTO, Execution
 from launch.runs.source_commit import commit
@@ -58,7 +58,6 @@ def described(problem: Problem) -> dict[str, Any]:
     features, dropped = problem.dataset.features, problem.dataset.dropped
     return asdict(experiment) | {
         "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
-        "codecs": codec_options(problem.algorithm.default_codecs, experiment.codecs),
         "params": problem.net.layout.size,
         **({"frozen": problem.frozen_digest} if problem.frozen_digest else {}),
         "client_sizes": list(problem.sizes),

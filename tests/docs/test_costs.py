@@ -78,7 +78,7 @@ def test_the_measured_costs_are_those_that_the_messages_sizes_give(costs: Module
         else:  # parts that are sent once, memory of a size that the split decides: formulas only
             inexact.add(case.name)
             assert [row[n] for n in (0, 1, 2, 5, 8, 9)] == [due[n] for n in (0, 1, 2, 5, 8, 9)]
-    assert inexact == {"fedlap_func", "fedlap_cov_func", "fedlap_func_public", "fedpm"}
+    assert inexact == {"fedlap_func", "fedlap_cov_func", "fedlap_func_public"}
 
 
 def test_the_two_tables_tell_of_the_same_bytes(costs: ModuleType) -> None:

@@ -50,3 +50,30 @@ def test_label_noise_is_a_share_of_the_training_labels() -> None:
     assert wrong.sum() == round(0.2 * len(wrong))
     assert set(some.train_targets[wrong].tolist()) == set(range(10))
     np.testing.assert_array_equal(right.test_targets, some.test_targets)
+
+
+@pytest.mark.process
+def test_fedpm_sends_masks_with_less_than_a_bit_a_parameter(tmp_path: Path) -> None:
+    """An algorithm, a kind of field and a codec of its own, with worker processes and without any. In round 1
+    theta is 1/2, so a mask has a bit a parameter, and whole words of 32 bits; in round 2 it has fewer."""
+    runs = [
+        fedsim.run(
+            algo=f"{EXAMPLES}/fedpm.py:FedPM",
+            codecs={"up.keep": f"{EXAMPLES}/fedpm.py:coded"},
+            clients=3,
+            rounds=2,
+            workers=workers,
+            quiet=True,
+            out=tmp_path / f"{workers}",
+        )
+        for workers in (2, 0)
+    ]
+    one, other = (run.summary for run in runs)
+    for name in ("model_sha256", "clients_sha256", "bytes_up", "bytes_down"):
+        assert one[name] == other[name]
+    ledger = runs[0].ledger
+    masks = ledger[(ledger.field == "keep") & (ledger.direction == "up")]
+    assert {name.partition("@")[0] for name in masks.codec} == {"fedpm:coded"}
+    bits = 8 * masks.bytes / one["params"]
+    assert bits[masks["round"] == 1].between(1, 1 + 32 / one["params"]).all()
+    assert (bits[masks["round"] == 2] < 0.9).all()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from fedsim.errors import unknown
+import pytest
+from click.testing import CliRunner
+
+from fedsim.errors import UsageError, unknown
 from fedsim.removed import NAMES, removed
+from launch.cli import main
+from protocols import find
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
@@ -18,3 +23,21 @@ def test_an_unknown_name_that_left_names_its_replacement(kind: str, name: str) -
 def test_a_name_of_another_kind_is_an_unknown_name() -> None:
     assert removed("column", "lstm") is None
     assert str(unknown("column", "lstm", ["other"])).startswith("unknown column 'lstm'")
+
+
+def test_an_algorithm_with_codecs_of_its_own_is_refused(tmp_path: Path) -> None:
+    source = "from protocols.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    default_codecs = {}\n"
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(
+        UsageError, match=r"default_codecs left in 0\.2: --codec names the codec of every field"
+    ):
+        find(f"{tmp_path}/mine.py:Mine")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(["--algo", "fedpm"], "fedpm"), (["--codec", "up.mean=mrc:6x4+last"], "mrc")]
+)
+def test_masks_are_an_example(words: list[str], name: str) -> None:
+    result = CliRunner().invoke(main, ["launch", *words])
+    assert result.exit_code == 2
+    assert f"{name} left in 0.2: docs/examples/fedpm.py has it" in " ".join(result.stderr.split())

@@ -48,7 +48,7 @@ def completed(*words: str) -> list[str]:
         (("launch", "--algo", "fedavg", "--codec", "edge"), []),
         (
             ("plan", "--codec", "up.precision=b"),
-            [f"up.precision={n}" for n in ("bernoulli", "bf16", "bitmap:", "best:")],
+            [f"up.precision={n}" for n in ("bf16", "bitmap:", "best:")],
         ),
         (("launch", "--algo", "fedlap", "--set", "delt"), ["delta="]),
         (("describe", "ivon"), ["ivon_admm", "ivon_pvi"]),

@@ -33,7 +33,6 @@ REFUSED = {
     "fedlap_func": "sends some data only once",
     "fedlap_cov_func": "sends some data only once",
     "fald": "noise is new in every round",
-    "fedpm": "a random mask",
 }
 """Algorithms whose clients must send in every round, and why."""
 OTHERS = [pytest.param(a, id=a.name) for a in REGISTRY if a.name not in REFUSED and not a.centralised]

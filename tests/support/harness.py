@@ -62,11 +62,9 @@ ALGORITHMS: tuple[Class, ...] = (find(BROUGHT),) if BROUGHT else REGISTRY
 
 
 def problem_of(algorithm: Class, settings: Mapping[str, Any] | None = None, **changes: Any) -> Problem:
-    """settings: hyperparameters by dotted name, over those that make a run short. Messages are dense, also of
-    an algorithm with codecs of its own."""
+    """settings: hyperparameters by dotted name, over those that make a run short."""
     settings = short_settings(algorithm) | dict(settings or {})
     described: dict[str, Any] = {"model": "logistic", "clients": CLIENTS, "rounds": ROUNDS} | changes
-    described["codecs"] = dict.fromkeys(algorithm.default_codecs, "dense") | described.get("codecs", {})
     experiment = Experiment(algo=choice_of(algorithm), hyperparameters=settings, **described)
     return Problem.build(experiment, build_algorithm(algorithm, settings), None)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.specs import Form, number, parse, whole
-from fedsim.wire.codecs import bitmap, csr, float_formats, log8, masks, qsgd, sigma, zstd
+from fedsim.wire.codecs import bitmap, csr, float_formats, log8, qsgd, sigma, zstd
 from fedsim.wire.codecs.base import Codec, Part, Spec, from_bytes, raw_bytes
 from fedsim.wire.codecs.user_codec import users_codec
 
@@ -49,8 +49,6 @@ class CodecFamily:
     """True if the step may also be P% or auto."""
     bits: tuple[int, int] | None = None
     """The fewest and the most bits, if the parameter is a whole number of bits."""
-    samples: bool = False
-    """True if xN, a number of samples, may follow the bits."""
     flags: tuple[str, ...] = ()
     """The flags that may follow the parameter, as +FLAG."""
 
@@ -65,9 +63,7 @@ class CodecFamily:
             return Form(self.name, (self.step,), help=what + flags)
         if self.bits:
             what = f"b bits, a whole number from {self.bits[0]} to {self.bits[1]}, such as {self.name}:4"
-            if self.samples:
-                what += f", xN for the mean of N samples, at most {masks.SAMPLES}, such as {self.name}:4x10"
-            return Form(self.name, ("b",), help=what + flags)
+            return Form(self.name, ("b",), help=what)
         if not self.fraction:
             return Form(self.name)
         return Form(self.name, ("p",), help=f"the fraction to keep, 0 < p <= 1, such as {self.name}:0.1")
@@ -139,26 +135,6 @@ CODECS: Mapping[str, CodecFamily] = {
             bits=(qsgd.FEWEST, qsgd.MOST),
         ),
         CodecFamily(
-            "bernoulli",
-            "a mask drawn from the probabilities, entropy-coded given the broadcast; probability only",
-            masks.bernoulli,
-        ),
-        CodecFamily(
-            "mrc",
-            "a mask drawn from the probabilities, as an index of b bits per block (minimal random coding "
-            "with common randomness); probability only",
-            masks.mrc,
-            bits=(masks.FEWEST, masks.MOST),
-            samples=True,
-            flags=("last",),
-        ),
-        CodecFamily(
-            "levels",
-            "multiples of 2^-b, entropy-coded; probability only",
-            masks.levels,
-            bits=(1, 16),
-        ),
-        CodecFamily(
             "sigma",
             "steps of c standard deviations from the broadcast, entropy-coded; needs a precision or "
             "curvature in the broadcast or the message; mean only; P%: the step with which P % of the "
@@ -196,7 +172,10 @@ def _codec(name: str) -> Codec:
     family_name, arguments = parse(name, "codec", {f.name: f.form for f in CODECS.values()})
     family = CODECS[family_name]
     if family.bits:
-        return _of_bits(family, arguments[0], name)
+        b = whole(arguments[0])
+        if not family.bits[0] <= b <= family.bits[1]:
+            raise family.form.misuse("codec", name)
+        return family.make(b)
     if not family.fraction and not family.step:
         return family.make()
     amount, *flags = arguments[0].split("+") if family.flags else arguments
@@ -217,24 +196,6 @@ def _options(family: CodecFamily, flags: Sequence[str]) -> dict[str, Any] | None
     if not {*flags} <= {*family.flags} or {"dither", "random"} <= {*flags} or {"last", "own"} <= {*flags}:
         return None
     return dict.fromkeys(flags, True)
-
-
-def _of_bits(family: CodecFamily, text: str, name: str) -> Codec:
-    """Return the codec whose parameter is b or bxN, with optional flags."""
-    fewest, most = family.bits or (0, 0)
-    amount, *flags = text.split("+")
-    b, x, samples = amount.partition("x")
-    many = whole(samples) if x else 1
-    if (
-        not fewest <= whole(b) <= most
-        or not 1 <= many <= (masks.SAMPLES if family.samples else 1 if not x else 0)
-        or not {*flags} <= {*family.flags}
-    ):
-        raise family.form.misuse("codec", name)
-    options: dict[str, Any] = dict.fromkeys(flags, True)
-    if family.samples:
-        options["samples"] = many
-    return family.make(whole(b), **options)
 
 
 def pack_or_dense(

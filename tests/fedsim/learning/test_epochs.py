@@ -15,7 +15,6 @@ from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.epochs import batches, rows_in_use, run_epochs
 from fedsim.learning.solvers.first_order import LocalSGD, LocalTraining, corrected_sgd, minimise
 from fedsim.learning.solvers.ivon import IvonTraining, ivon
-from fedsim.learning.solvers.mask_training import MaskTraining, train_mask
 from fedsim.seeds import RandomStream
 
 N, P = 23, 20
@@ -64,9 +63,6 @@ def solved(kind: str, shard: Shard, how: dict[str, Any]) -> list[float]:
     elif kind == "corrected":
         zero = torch.zeros(P)
         fit = corrected_sgd(shard, start, how=LocalSGD(**how), rng=RNG, round=1, share=1.0, constant=zero)
-    elif kind == "mask":
-        theta = torch.full((P,), 0.5)
-        fit = train_mask(shard, start, theta, how=MaskTraining(**how), rng=RNG, round=1)
     else:
         prior = {"prior_mean": torch.zeros(P), "prior_precision": torch.ones(P), "ess": 20.0}
         fit = ivon(shard, start, how=IvonTraining(**how), rng=RNG, round=1, **prior)  # type: ignore[arg-type]
@@ -74,7 +70,7 @@ def solved(kind: str, shard: Shard, how: dict[str, Any]) -> list[float]:
     return [*fit.solution.tolist(), fit.loss]
 
 
-@pytest.mark.parametrize("kind", ["minimise", "corrected", "mask", "ivon"])
+@pytest.mark.parametrize("kind", ["minimise", "corrected", "ivon"])
 def test_solvers_differ_only_where_a_short_batch_is_left_out(kind: str) -> None:
     for examples, size, same in ((20, 5, True), (4, 5, True), (N, 5, False)):
         shard = shard_of(examples)

@@ -38,7 +38,6 @@ from fedsim.wire.schema import (
     Mean,
     Owners,
     Precision,
-    Probability,
     Scalar,
     Weights,
     check_values,
@@ -66,7 +65,7 @@ class Up:
     delta: Delta
     sums: Annotated[Tensor, FieldKind("statistic", ("C",), dtype="f64")]
     logits: Logits
-    kept: Probability
+    kept: Annotated[Tensor, FieldKind("probability", unit=True)]
     loss: Scalar
     started: Flag
     own: OwnMemory | None
@@ -77,19 +76,19 @@ CODECS: tuple[dict[str, str], ...] = (
     {
         "precision": "log8",
         "delta": "topk:0.1",
-        "kept": "mrc:3",
+        "kept": "zstd",
         "logits": "bf16",
         "inputs": "zstd",
         "owners": "zstd",
     },
     {"mean": "delta+zstd", "precision": "csr:0.2", "delta": "zstd", "sums": "bf16", "weights": "f16"},
     {"mean": "zstd", "precision": "bitmap:0.1", "delta": "delta+zstd", "sums": "zstd", "logits": "f16"},
-    {"mean": "sigma:0.01", "precision": "ratio:0.25", "delta": "zstd", "kept": "levels:3"},
+    {"mean": "sigma:0.01", "precision": "ratio:0.25", "delta": "zstd", "kept": "bf16"},
     {
         "mean": "sigma:0.02+dither",
         "precision": "ratio:1.0",
         "delta": "qsgd:4",
-        "kept": "bernoulli",
+        "kept": "delta+zstd",
         "logits": "zstd",
         "owners": "zstd",
     },
