@@ -202,7 +202,7 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
     runs = [RunFolder.open(folder).checked() for folder in folders]
     result: dict[str, list[ComparedRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
-    for run, described in _selected([(run, _settings(run)) for run in runs], where):
+    for run, described in _selected([(run, settings_of(run)) for run in runs], where):
         key = repr(sorted(described.items()))
         settings.setdefault(key, described)
         result.setdefault(key, []).append(ComparedRun(run))
@@ -228,7 +228,7 @@ def _part(name: str, layer: str) -> str:
     return layer if not name else name if layer == "values" else f"{name} {layer}"
 
 
-def _settings(run: RunFolder) -> dict[str, Any]:
+def settings_of(run: RunFolder) -> dict[str, Any]:
     """Return the experiment by dotted name, without FOLLOWS; a missing key has its default."""
     described = {k: v for k, v in vars(Experiment()).items() if k not in ("hyperparameters", "codecs")}
     described |= {k: v for k, v in run.experiment.items() if k not in FOLLOWS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
@@ -18,12 +17,13 @@ from fedsim.experiment import dotted
 from fedsim.participation import Participation, schedule
 from fedsim.printable import printable
 from launch.configuration.target_accuracy import percent
-from launch.results import card, html
+from launch.results import html
+from launch.results.card import EMPTY, card
 from launch.results.clients_section import client_scores, clients
 from launch.results.downloads import EMBEDDED, link, saved
 from launch.results.field_bars import ordered, stack
 from launch.results.figures import Bars, bar_chart
-from launch.results.groups import ComparedRun, Group
+from launch.results.groups import ComparedRun, Group, settings_of
 from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.statistics import sides
 from launch.results.tables import NONE
@@ -72,9 +72,7 @@ def render(run: RunFolder) -> str:
             html.section("Timeline", timeline(run)),
             html.section("Processes", *processes(run)),
             html.section("Data", *_data(run, metrics)),
-            html.section("Provenance", _provenance(run)),
-            html.section("Settings", _settings(run)),
-            html.section("Card", *(_card(run) if evaluated else ())),
+            html.section("What a paper states", *_card(run)),
         ),
     )
 
@@ -212,41 +210,11 @@ def _download(name: str, content: bytes, what: str) -> str:
     return f'<p>{link(name, content)} <span class="soft">{what}</span></p>'
 
 
-def _provenance(run: RunFolder) -> str:
-    manifest = run.manifest
-    command = [str(word) for word in manifest.get("command") or ()]
-    if command:
-        command[0] = "fedsim"
-    values = {
-        "command": shlex.join(command),
-        "started": manifest.get("started"),
-        "source commit": manifest.get("commit"),
-        "run": manifest.get("run"),
-    }
-    return html.pairs({key: value for key, value in values.items() if value})
-
-
-def _settings(run: RunFolder) -> str:
-    experiment, without = run.experiment, ("hyperparameters", "client_sizes")
-    tables = {
-        "Experiment": {k: v for k, v in experiment.items() if k not in without},
-        "Hyperparameters": experiment.get("hyperparameters") or {},
-        "Execution": run.manifest.get("execution") or {},
-        "Versions": run.manifest.get("versions") or {},
-        "Platform": run.manifest.get("platform") or {},
-    }
-    filled = {
-        title: {k: v for k, v in dotted(table) if v not in ("", None, [], {})}
-        for title, table in tables.items()
-    }
-    return html.columns([(title, html.pairs(table)) for title, table in filled.items()])
-
-
 def _card(run: RunFolder) -> Iterator[str]:
-    """Yield the checklist of fedsim card, and the card below it."""
-    created = card.of(Group(run.label, {}, (ComparedRun(run),)))
-    yield created.checklist()
-    yield html.folded("Everything that a paper states", "".join(created.sections()), opened=False)
+    """Yield the card of fedsim card, and how the run was started."""
+    yield from card(Group(run.label, settings_of(run), (ComparedRun(run),))).html()
+    execution = {k: v for k, v in dotted(run.manifest.get("execution") or {}) if v not in EMPTY}
+    yield html.columns([("Execution", html.pairs(execution))])
 
 
 # ---- sections
