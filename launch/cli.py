@@ -14,7 +14,6 @@ VERBS = {
     "launch": "Run an experiment with real worker processes.",
     "resume": "Continue a run that was ended, however it was ended.",
     "verify": "Compute a run's last rounds again and compare the bits.",
-    "replay": "Fold a run's kept uploads again, without clients.",
     "worker": "Take part in a run on another machine.",
     "node": "Take part in a run with several workers of this machine.",
     "edge": "Be an edge server of a run on another machine.",

@@ -1,6 +1,6 @@
 """Describe the numerics of a process, on which the bits of its results depend, and compare two processes.
 
-Registration compares a worker with the coordinator; resume, verify and replay compare this process with
+Registration compares a worker with the coordinator; resume and verify compare this process with
 the one that started the run. All use `differences`. Facts are texts by name: versions, torch's instruction
 set and settings, the GPU, and the probe digest (workers/probe.py), which detects differences that the other
 facts do not show. A fact that only one side knows is not compared: a coordinator without a GPU takes the

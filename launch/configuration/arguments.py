@@ -101,7 +101,6 @@ class Options(ExperimentOptions, total=False):
     keys: str
     join_within: float
     verify_bytes: bool
-    keep_uploads: bool
     edge_processes: bool
     track: str
     allow_drift: bool

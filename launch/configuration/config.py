@@ -129,8 +129,6 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
         raise UsageError("--keys are of a run without edge servers; leave --edge-processes out")
     if execution.edge_processes:
         execution = replace(execution, transport="tcp")
-    if execution.edge_processes and execution.keep_uploads:
-        raise UsageError("--keep-uploads: uploads stay at edge servers; leave --edge-processes out")
     if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):
         raise UsageError(
             "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"

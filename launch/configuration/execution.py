@@ -90,9 +90,6 @@ class Execution:
         bool, option("Compare the ledger with the kernel's count of the streams (tcp).", "", "wire resume")
     ] = False
     """A difference ends the run with an error."""
-    keep_uploads: Annotated[
-        bool, option("Leave every upload in the run folder, for replay.", "", "output resume")
-    ] = False
     track: Annotated[
         str,
         option(

@@ -20,14 +20,14 @@ from launch.runs.folder import RunFolder
 from launch.runs.restored import RestoredRun
 from launch.runs.summary import stored_model_digest
 from launch.terminal import print_json
-from workers.replay.round_replayer import RoundReplayer
-from workers.replay.task_verifier import Difference, Digests, TaskVerifier, digests
 from workers.scratch import Scratch
 from workers.storage.atomic_files import at_rest
 from workers.storage.checkpoints import Checkpoint
 from workers.storage.client_states import clients_digest
 from workers.storage.growing_file import LEDGER
 from workers.storage.recovery import checkpoint_path
+from workers.verification.round_repeater import RoundRepeater
+from workers.verification.task_verifier import Difference, Digests, TaskVerifier, digests
 
 SHOWN = 5
 """The maximum number of differences of a round that are printed."""
@@ -148,7 +148,7 @@ def _verified(
         return Verdict(round, 0, 0, faults=[str(e)])
     with Scratch("fedsim-verify-") as scratch:
         verifier = TaskVerifier(run.problem, run.folder, run.name, scratch, recorded, only, twice)
-        (after,) = RoundReplayer(run.problem, run.name, verifier, scratch).rounds(before, round, earlier)
+        after = RoundRepeater(run.problem, run.name, verifier, scratch).repeat(round, before, earlier)
     verdict = Verdict(round, verifier.compared, verifier.left_out, verifier.differences)
     if verdict.differences or verdict.left_out:
         return verdict

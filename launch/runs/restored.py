@@ -112,10 +112,6 @@ class RestoredRun:
                 return f"field {f.name!r} of the server's state differs"
         return ""
 
-    def last_commit(self) -> int:
-        """Return the last committed round in the journal; its checkpoint may be missing or damaged."""
-        return max((r["round"] for r in self.journal() if r["what"] == "commit"), default=self.round)
-
     def journal(self) -> list[dict[str, Any]]:
         try:
             return read_journal(self.folder / "journal")

@@ -59,7 +59,6 @@ from workers.storage.shared_frozen import (
     write_frozen,
     write_start,
 )
-from workers.storage.upload_archive import uploads_folder
 from workers.transport.edge_addresses import FOLDER as EDGES
 from workers.transport.eventfd import Wakeup
 from workers.transport.join_credentials import JOIN, JOIN_HERE
@@ -277,7 +276,6 @@ class Session:
             recorder.display.header([*header(problem, e, self.placements), *remarks])
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)
             timeouts = Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))
-            keep = uploads_folder(folder) if e.keep_uploads else None
             if self._own_workers:
                 self._share(closing)
             if e.workers or e.remote_workers:
@@ -290,7 +288,7 @@ class Session:
                 self.schedule,
                 RunIdentity(self.run_name, self.start.at),
                 Workers(endpoint, pool, self._registration(), timeouts, e.edge_processes, e.lanes),
-                Storage(checkpoints, journal, self.recovery, keep, lasting),
+                Storage(checkpoints, journal, self.recovery, lasting),
                 recorder,
             )
             self._began = True

@@ -26,7 +26,6 @@ STUDIES = {
     "fedpa_table_1": ("fedpa_table_1.md",),
     "fedpa_figures_3_4": ("fedpa_figures_3_4.png", "fedpa_figures_3_4.md"),
     "estimators": ("estimators.md",),
-    "two_round_cycle": ("two_round_cycle.md", "two_round_cycle.png"),
     "ridge": ("ridge.md", "ridge.png"),
     "digit_pairs": ("digit_pairs.md", "digit_pairs.png"),
     "outlier": ("outlier.md", "outlier.png"),

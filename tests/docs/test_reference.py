@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     (example,) = re.findall(r"```toml\n# experiment.toml\n(.*?)```", PAGE, re.DOTALL)
     (folder / "experiment.toml").write_text(example, encoding="utf-8")
     clock = "--link up=10mbit,down=50mbit,rtt=40ms --compute 1ms --deadline 10s --eval-samples 2"
-    kept = "--participation coin:0.8+lost:0.3 --bad-uploads skip --keep-uploads"
+    kept = "--participation coin:0.8+lost:0.3 --bad-uploads skip"
     first = f"launch --config {folder}/experiment.toml --workers 0 {clock} {kept} --out {folder}/first"
     second = f"launch --algo ivon_admm --workers 2 --clients 2 --rounds 1 --out {folder}/second"
     more = f"resume {folder}/second --rounds 2"

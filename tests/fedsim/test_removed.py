@@ -41,3 +41,10 @@ def test_masks_are_an_example(words: list[str], name: str) -> None:
     result = CliRunner().invoke(main, ["launch", *words])
     assert result.exit_code == 2
     assert f"{name} left in 0.2: docs/examples/fedpm.py has it" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("line", ["replay RUN", "launch --keep-uploads"])
+def test_a_typed_name_that_left_is_refused_in_one_line(line: str) -> None:
+    done = CliRunner().invoke(main, line.split())
+    assert done.exit_code == UsageError.exit_code
+    assert " left in 0.2: " in done.stderr and done.stderr.count("\n") == 1

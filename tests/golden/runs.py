@@ -108,10 +108,9 @@ def _resumed(plain: str, run: Path) -> Record:
 
 
 def _verified(plain: str, run: Path) -> Record:
-    """fedsim verify and fedsim replay fail if they compute anything else."""
-    fedsim("launch", *options(plain), "--workers", "0", "--keep-uploads", "--out", str(run))
+    """fedsim verify fails if it computes anything else."""
+    fedsim("launch", *options(plain), "--workers", "0", "--out", str(run))
     fedsim("verify", str(run))
-    fedsim("replay", str(run))
     return record(run)
 
 

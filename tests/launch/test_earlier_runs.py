@@ -116,7 +116,7 @@ def test_a_run_of_several_lanes_is_read_and_not_computed(
     left = written_with(3, tmp_path, monkeypatch)
     for run in (left, tmp_path / "run"):
         before = files(run)
-        for name in ("resume", "verify", "replay", "codecs"):
+        for name in ("resume", "verify", "codecs"):
             done = command(name, run)
             assert done.code == 3 and done.err.count("\n") == 1, name
             assert f"{run} has lanes = 3: lanes are no longer computed on CPUs" in done.err
@@ -136,7 +136,7 @@ def test_a_run_of_one_lane_goes_on_as_one_without(tmp_path: Path, monkeypatch: p
     assert run.experiment == RunFolder.open(tmp_path / "run").experiment == {**plain.experiment, "lanes": 1}
     for digest in ("model_sha256", "clients_sha256"):
         assert run.summary[digest] == plain.summary[digest]
-    for name in ("verify", "replay", "report", "ledger"):
+    for name in ("verify", "report", "ledger"):
         assert command(name, left).code == 0, name
     again = CliRunner().invoke(main, ["launch", "--config", str(left), "--out", str(tmp_path / "again")])
     assert again.exit_code == 0, again.stderr

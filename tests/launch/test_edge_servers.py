@@ -168,7 +168,6 @@ def test_a_run_with_edge_servers_goes_on(tmp_path: Path) -> None:
         (("--edge-processes", "--workers", "2"), "needs --tree"),
         (("--edge-processes", "--workers", "1", "--tree", "2x3"), "2 edge servers need --workers 2"),
         (("--edge-processes", "--workers", "0", "--tree", "2x3"), "give --workers K"),
-        (("--edge-processes", "--workers", "2", "--tree", "2x3", "--keep-uploads"), "uploads stay at edge"),
         (
             ("--edge-processes", "--workers", "2", "--tree", "2x3", "--bad-uploads", "skip"),
             "the root sees no upload",

@@ -17,7 +17,7 @@ from tests.support.kept_runs import command, flip, kept_run
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     codecs = {"up.precision": "best:0.1", "up.mean": "delta+zstd"}
-    return kept_run(tmp_path / "run", keep=False, algo="fedlap_cov", codecs=codecs)
+    return kept_run(tmp_path / "run", algo="fedlap_cov", codecs=codecs)
 
 
 @pytest.mark.parametrize("batch", [1 << 16, 7])

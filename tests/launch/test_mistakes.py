@@ -168,7 +168,7 @@ def test_the_help_of_resume_and_plan_shows_what_they_use() -> None:
     assert "fedlap_cov" not in CliRunner().invoke(main, ["resume", "--help"]).stdout
     planned = {option for options in _sections("plan").values() for option in options}
     assert {"--algo", "--clients", "--codec", "--participation"} <= planned
-    assert not {"--lease", "--keep-uploads", "--verify-bytes", "--workers"} & planned
+    assert not {"--lease", "--verify-bytes", "--workers"} & planned
 
 
 def test_plan_takes_every_option_of_launch() -> None:

@@ -29,7 +29,6 @@ NEEDED = {
     ("schedule",): ("full",),
     ("describe",): (),
     ("verify",): ("nowhere",),
-    ("replay",): ("nowhere",),
     ("ledger",): ("nowhere",),
     ("watch",): ("nowhere",),
     ("report",): ("nowhere",),

@@ -147,7 +147,7 @@ def _row(one: dict[str, Any]) -> tuple[Any, ...]:
 def test_the_trace_has_each_row_of_the_timeline_and_the_bytes_of_the_ledger(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = kept_run(tmp_path / "run", keep=False, **changes)
+    run = kept_run(tmp_path / "run", **changes)
     trace = traced(run)
     compare_with_files(trace, run)
     ledger = pandas.read_csv(run / "ledger.csv", keep_default_na=False)
@@ -165,7 +165,7 @@ def test_a_flow_goes_from_broadcast_to_task_to_fold_and_that_of_a_lost_upload_en
     tmp_path: Path,
 ) -> None:
     options = {"participation": "coin:0.7+lost:0.3+gone:0.2", "rounds": 8, "clients": 5}
-    run = kept_run(tmp_path / "run", keep=False, algo="fedavg", **options)
+    run = kept_run(tmp_path / "run", algo="fedavg", **options)
     trace, summary = traced(run), json.loads((run / "summary.json").read_text())
     ends = Counter((e["pid"], len(flow)) for flow in trace.flows.values() for e in flow[-1:])
     took_part, folded = sum(summary["took_part"]), sum(summary["folded"])
@@ -184,7 +184,7 @@ def left(tmp_path: Path) -> Path:
     """What a run's folder held in one of its first rounds."""
 
     with at("evaluated", 2, lambda: snapshot(tmp_path / "whole", tmp_path / "left")):
-        kept_run(tmp_path / "whole", keep=False, algo="fedavg", rounds=6)
+        kept_run(tmp_path / "whole", algo="fedavg", rounds=6)
     return tmp_path / "left"
 
 
@@ -214,7 +214,7 @@ def test_a_run_that_was_interrupted_is_traced(tmp_path: Path) -> None:
         raise Interrupted("seen")
 
     with at("committed", 2, stop), pytest.raises(Interrupted):
-        kept_run(tmp_path / "run", keep=False, algo="fedavg", rounds=6)
+        kept_run(tmp_path / "run", algo="fedavg", rounds=6)
     compare_with_files(traced(tmp_path / "run"), tmp_path / "run")
 
 
@@ -266,7 +266,7 @@ def test_mistakes_are_one_line(left: Path, tmp_path: Path) -> None:
 
 
 def test_a_timeline_that_was_changed_is_refused(tmp_path: Path) -> None:
-    run = kept_run(tmp_path / "run", keep=False, algo="fedavg")
+    run = kept_run(tmp_path / "run", algo="fedavg")
     flip(run / "timeline.csv")
     output = command("trace", run)
     assert output.code == 2 and f"{run / 'timeline.csv'} was changed" in output.err

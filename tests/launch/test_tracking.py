@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with losses that is done. Not to be changed."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     options = {"algo": "ivon_admm", "clients": 5, "rounds": 6, "eval_every": 2, "participation": LOSSES}
-    return kept_run(folder, keep=False, **options)
+    return kept_run(folder, **options)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_bytes_by_field_are_those_of_the_ledger_and_add_up(run: Path) -> None:
 
 
 def test_participation_is_that_of_the_schedule(tmp_path: Path) -> None:
-    run = kept_run(tmp_path / "run", keep=False, algo="fedavg", clients=6, rounds=8, participation=LOSSES)
+    run = kept_run(tmp_path / "run", algo="fedavg", clients=6, rounds=8, participation=LOSSES)
     sizes = tuple(json.loads((run / "manifest.json").read_text())["experiment"]["client_sizes"])
     by_round = schedule(LOSSES, clients=6, seed=0, sizes=sizes)
     rows = RunRows(run).new()[1:]

@@ -21,7 +21,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_found_again_bit_for_bit(name: str, tmp_path: Path) -> None:
-    run = kept_run(tmp_path / "run", keep=False, **RUNS[name])
+    run = kept_run(tmp_path / "run", **RUNS[name])
     before = files(run)
     output = command("verify", run, "--twice")
     assert output.code == 0 and not output.err, output
@@ -45,7 +45,7 @@ def test_chosen_clients(plain: Path, tmp_path: Path) -> None:
         "round 6  2 tasks compared, 2 identical, 1 left out\n"
         in command("verify", plain, "--clients", "0, 2").out
     )
-    both = kept_run(tmp_path / "run", algo="mime", rounds=1, keep=False)
+    both = kept_run(tmp_path / "run", algo="mime", rounds=1)
     out = command("verify", both, "--clients", "1").out
     assert "round 1  4 tasks compared, 4 identical, 2 left out\n" in out  # all of exchange 1
 
@@ -57,7 +57,7 @@ def test_one_client_whose_code_reads_the_clock(tmp_path: Path) -> None:
         "        noise = time.time_ns() % 10**9 + 1 if task.client == 1 else 0\n"
         "        return client, replace(up, train_loss=up.train_loss + noise)\n"
     )
-    run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body), keep=False)
+    run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body))
     output = command("verify", run)
     assert output.code == 1
     assert "round 1  3 tasks compared, 2 identical, 1 different\n" in output.out
@@ -78,7 +78,7 @@ def test_what_differs_only_the_second_time_is_found_by_computing_twice(tmp_path:
         "        return client, replace(up, train_loss=float(seen.count(seen[-1])))\n\nseen = []\n"
     )
     spec = algorithm_file(tmp_path, body)
-    run = kept_run(tmp_path / "run", algo=spec, rounds=1, keep=False)
+    run = kept_run(tmp_path / "run", algo=spec, rounds=1)
     source = tmp_path / "mine.py"
     source.write_text(source.read_text() + "\n")  # another file is executed anew, as in another process
     assert "3 identical;" in command("verify", run).out
@@ -93,7 +93,7 @@ def test_what_depends_on_the_process_or_on_versions(tmp_path: Path, monkeypatch:
         "        client, up = super().client_update(client, down, shard, task)\n"
         "        return client, replace(up, mean=up.mean * float(os.environ.get('MINE', 1)))\n"
     )
-    run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body), keep=False)
+    run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body))
     monkeypatch.setenv("MINE", "2")
     output = command("verify", run)
     assert output.code == 1 and "9 of 9 tasks" in output.err and "field 'mean' differs" in output.err
@@ -110,7 +110,7 @@ def test_what_depends_on_the_process_or_on_versions(tmp_path: Path, monkeypatch:
 
 
 def test_a_difference_in_the_first_exchange_leaves_the_second_out(tmp_path: Path) -> None:
-    run = kept_run(tmp_path / "run", algo="mime", rounds=1, keep=False)
+    run = kept_run(tmp_path / "run", algo="mime", rounds=1)
     journal = (run / "journal").read_bytes()
     (run / "journal").write_bytes(journal[: len(journal) // 3])
     output = command("verify", run)
@@ -124,7 +124,7 @@ def test_a_server_that_is_not_deterministic(tmp_path: Path) -> None:
         "        made = super().server_update(server, down, ups, ctx)\n"
         "        return replace(made, mean=made.mean + time.time_ns() % 1000)\n"
     )
-    run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body), rounds=1, keep=False)
+    run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body), rounds=1)
     output = command("verify", run)
     assert output.code == 1 and "3 tasks compared, 3 identical\n" in output.out
     assert (
@@ -144,14 +144,14 @@ def test_a_server_that_is_not_deterministic(tmp_path: Path) -> None:
     ],
 )
 def test_one_bit_of_a_file(file: str, at: float, says: str, tmp_path: Path) -> None:
-    run = kept_run(tmp_path / "run", algo="fedlap_cov", keep=False)
+    run = kept_run(tmp_path / "run", algo="fedlap_cov")
     flip(run / file, at)
     output = command("verify", run)
     assert output.code in (1, 2) and says in output.err, output
 
 
 def test_a_run_that_was_not_finished_has_no_digests(tmp_path: Path) -> None:
-    run = kept_run(tmp_path / "run", rounds=1, keep=False)
+    run = kept_run(tmp_path / "run", rounds=1)
     (run / "summary.json").unlink()
     output = command("verify", run)
     assert output.code == 0 and "has no digests" in output.out

@@ -29,7 +29,7 @@ OPTIONS = ("--workers", "1", "--algo", "fedavg", "--model", "logistic", "--clien
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is done. Not to be changed."""
-    return kept_run(tmp_path_factory.mktemp("whole") / "run", keep=False, algo="fedavg", rounds=3)
+    return kept_run(tmp_path_factory.mktemp("whole") / "run", algo="fedavg", rounds=3)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_exit_code_is_that_of_the_run(status: str, code: int, run: Path) -> 
 
 
 def test_bytes_so_far_are_left_out_where_metrics_do_not_have_them_all(tmp_path: Path) -> None:
-    run = kept_run(tmp_path / "run", keep=False, algo="fedavg", rounds=4, eval_every=2)
+    run = kept_run(tmp_path / "run", algo="fedavg", rounds=4, eval_every=2)
     lines = [line for line in command("watch", run).out.splitlines() if line.startswith("round")]
     assert rounds_in(lines) == [0, 2, 4]
     assert ["so far" in line for line in lines] == [True, False, False]

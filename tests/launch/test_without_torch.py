@@ -107,7 +107,7 @@ REFUSED: Lines = (
     *("launch --codec mean=bf17", "launch --model nope", "launch --partition iidd", "launch --until 2"),
     *("launch --participation ful", "launch --devices x", "launch --workers x", "launch --preset nope"),
     *("launch --config EMPTY/no.toml", "launch --onn slurm", "plan --algo fedvag", "plan --rounds x"),
-    *("resume EMPTY", "resume RUN --rounds 1", "resume RUN --algo fedavg", "verify EMPTY", "replay EMPTY"),
+    *("resume EMPTY", "resume RUN --rounds 1", "resume RUN --algo fedavg", "verify EMPTY"),
     *("codecs EMPTY", "codecs --keep 7", "describe fedvag", "describe --model nope", "list nope", "nope"),
     *("worker --join EMPTY/no", "revoke EMPTY x", "devices generate --clients x"),
 )

@@ -152,7 +152,7 @@ def test_random_numbers_of_a_broadcast_are_not_those_of_an_upload() -> None:
 
 
 @pytest.mark.parametrize("flag", ["", "+random"])
-def test_a_run_is_resumed_verified_and_replayed(flag: str, tmp_path: Path) -> None:
+def test_a_run_is_resumed_and_verified(flag: str, tmp_path: Path) -> None:
     down = {field: name.replace("+own", f"{flag}+own") for field, name in down_of(find("fedlap_cov")).items()}
     codecs = UP | down
     options: dict[str, Any] = {"clients": 6, "participation": "2", "codecs": codecs}
@@ -161,7 +161,6 @@ def test_a_run_is_resumed_verified_and_replayed(flag: str, tmp_path: Path) -> No
     assert command("resume", out, "--rounds", "5", "--quiet").code == 0
     verified = command("verify", out)
     assert verified.code == 0 and "model_sha256 is identical" in verified.out
-    assert command("replay", out).code == 0
     assert [(out / f).read_bytes() for f in ("model.safetensors",)] == [
         (whole / f).read_bytes() for f in ("model.safetensors",)
     ]

@@ -1,4 +1,4 @@
-"""Short runs in this process that keep their uploads, and the commands that look at them."""
+"""Short runs in this process, and the commands that look at them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class Printed:
 
 def kept_run(folder: Path, **changes: Any) -> Path:
     described: dict[str, Any] = {"model": "logistic", "clients": 3, "rounds": 3} | changes
-    keep = described.pop("keep", True)
-    execution = Execution(workers=0, devices="cpu", out=str(folder), keep_uploads=keep)
+    execution = Execution(workers=0, devices="cpu", out=str(folder))
     return launch(Experiment(**described), execution, quiet=True)
 
 

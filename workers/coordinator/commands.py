@@ -1,4 +1,4 @@
-"""Execute the round machine's commands, in a run or a replay."""
+"""Execute the round machine's commands, in a run or a repetition of one round."""
 
 from __future__ import annotations
 

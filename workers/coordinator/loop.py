@@ -114,7 +114,7 @@ class Coordinator:
             target_reached=recovery is not None and recovery.target_reached,
         )
         self._wakeup = Wakeup()
-        spool = Spool(storage.folder / "spool", 0 if frugal else MEMORY_BYTES, storage.keep)
+        spool = Spool(storage.folder / "spool", 0 if frugal else MEMORY_BYTES)
         self.aggregation = AggregationThread(problem, spool.take, self._wakeup.set)
         self.dispatch = Dispatch(
             identity.name,

@@ -41,14 +41,12 @@ class RecordCallbacks(Protocol):
 class Storage:
     """The files of a run.
 
-    recovery: the state of an earlier start of the run. keep: the folder of the message trace, if any.
-    experiment: the digest of the manifest's experiment.
+    recovery: the state of an earlier start of the run. experiment: the digest of the manifest's experiment.
     """
 
     checkpoints: Checkpoints
     journal: Journal
     recovery: Recovery | None = None
-    keep: Path | None = None
     experiment: str = ""
 
     @property

@@ -8,24 +8,20 @@ from pathlib import Path
 from fedsim.wire.envelope import NONE, Envelope, slices_of, unpack
 from workers.storage.atomic_files import disk_errors
 from workers.storage.spill_file import Region, SpillFile
-from workers.storage.upload_archive import keep_upload
 
 MEMORY_BYTES = 64 * 2**20
 """The memory for waiting uploads, in bytes; one upload is kept in memory whatever its size."""
 
 
 class Spool:
-    """The waiting envelopes by client. Only frames are written to disk; headers stay in memory.
+    """The waiting envelopes by client. Only frames are written to disk; headers stay in memory."""
 
-    keep: the folder of the message trace, if any.
-    """
-
-    def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
+    def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES) -> None:
         """Remove the files of an earlier start of the run, which no fold will use."""
         with disk_errors(folder):
             for path in folder.glob("*.upload*") if folder.exists() else ():
                 path.unlink()
-        self.folder, self.room, self.keep = folder, memory_bytes, keep
+        self.folder, self.room = folder, memory_bytes
         self._lock = threading.Lock()
         """A lock, because put() runs in the main thread and take() in the fold thread."""
         self._envelopes: dict[int, tuple[Envelope, int]] = {}
@@ -34,8 +30,6 @@ class Spool:
 
     def put(self, client: int, envelope: Envelope, worker: int = NONE) -> None:
         """Keep an upload until its turn. worker: the worker that sent it."""
-        if self.keep is not None:
-            keep_upload(self.keep, envelope)
         size = envelope.total_bytes()
         with self._lock:
             if size <= self.room or len(self._envelopes) == len(self._spilled):

@@ -1,14 +1,13 @@
-"""Repeat committed rounds of a run in this process, without changing the run's folder.
+"""Repeat a committed round of a run in this process, without changing the run's folder.
 
 The round machine, broadcasts, codecs and folds are those of the run. A worker object computes the tasks
-again, or reads the uploads that the run has kept.
+again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,8 +35,8 @@ WAIT = 60.0
 """The timeout of one wait for an upload or a fold, in seconds."""
 
 
-class RoundReplayer:
-    """A replay of rounds with one worker in this process.
+class RoundRepeater:
+    """Repetition of a round with one worker in this process.
 
     worker: answers a task with an upload, or with 'absent' to leave the task out of the fold. scratch: a
     folder for data that does not fit into memory.
@@ -52,22 +51,20 @@ class RoundReplayer:
             run, 1, problem, self._endpoint, states, self._exchange_clock, None, Timeline()
         )
 
-    def rounds(
-        self,
-        before: Checkpoint[Any] | None,
-        last: int,
-        earlier: Mapping[int, Checkpoint[Any]] = MappingProxyType({}),
-    ) -> Iterator[Checkpoint[Any]]:
-        """Yield the checkpoint of each round after `before` (None: from the start) up to `last`.
+    def repeat(
+        self, round: int, before: Checkpoint[Any] | None, earlier: Mapping[int, Checkpoint[Any]]
+    ) -> Checkpoint[Any]:
+        """Return the new checkpoint of a round.
 
-        earlier: the checkpoints of the rounds in Asynchrony.origins of the round after `before`, by round.
+        before: the checkpoint of the round before it; None for the run's first round. earlier: the
+        checkpoints of the rounds in Asynchrony.origins of the round, by round.
 
         Raises:
             TaskError: If a task or a fold fails; the error names client and round.
             FedsimError: If the worker raises one.
         """
         self._dispatch.restore(before, earlier)
-        machine, records = self._machine(before, last), _Commits(self._endpoint.ledger)
+        machine, records = self._machine(before, round), _Commits(self._endpoint.ledger)
         wakeup, spool = Wakeup(), Spool(self._scratch / "spool")
         aggregation = AggregationThread(self.problem, spool.take, wakeup.set)
         server = before.server if before else self.problem.algorithm.server_init(self.problem.context(0, 0))
@@ -75,10 +72,7 @@ class RoundReplayer:
         try:
             executor.carry_out(machine.start(resumed=before is not None))
             executor.carry_out(machine.handle(Joined(0)))
-            while True:
-                yield from records.take()
-                if executor.finished:
-                    return
+            while not executor.finished:
                 incoming, ready = self._endpoint.wait([wakeup.fd], WAIT)
                 for envelope in (i.envelope for i in incoming):
                     executor.carry_out(machine.handle(self._arrived(envelope, spool)))
@@ -91,6 +85,8 @@ class RoundReplayer:
         finally:
             aggregation.stop()
             wakeup.close()
+        (created,) = records.checkpoints
+        return created
 
     def _machine(self, before: Checkpoint[Any] | None, last: int) -> RoundMachine:
         """Return a machine that gives tasks in ascending client id, so uploads are folded as they arrive."""
@@ -128,19 +124,15 @@ class RoundReplayer:
 
 
 class _Commits(RoundRecords):
-    """The checkpoints of replayed rounds. A replay records nothing else and evaluates no model."""
+    """The checkpoints of repeated rounds. Nothing else is recorded, and no model is evaluated."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._checkpoints: list[Checkpoint[Any]] = []
-
-    def take(self) -> list[Checkpoint[Any]]:
-        taken, self._checkpoints = self._checkpoints, []
-        return taken
+        self.checkpoints: list[Checkpoint[Any]] = []
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
         self._ledger.close(commit.round)
         r, versions, sent = commit.round, torch.tensor(commit.versions), broadcast
-        self._checkpoints.append(
+        self.checkpoints.append(
             Checkpoint(r, versions, server, commit.folded_rounds, broadcast=sent[0], broadcast_round=sent[1])
         )

@@ -1,1 +1,0 @@
-"""Repetition of a run's committed rounds."""
