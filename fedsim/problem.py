@@ -495,7 +495,9 @@ class Problem:
 
     def score(self, model: Model, chunk: int, round: int) -> ChunkScore:
         """Return the score of one test chunk (Evaluation.score)."""
-        return self.evaluation.score(model, chunk, round)
+        score = self.evaluation.score(model, chunk, round)
+        self.net.restore()
+        return score
 
 
 def _held_by(

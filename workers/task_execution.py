@@ -66,6 +66,7 @@ def execute(
         problem.shard(of.client),
         task,
     )
+    problem.net.restore()
     state = None  # free memory that is no longer needed
     if problem.net.layout.size >= LARGE:  # because the commit needs memory
         problem.net.release()

@@ -19,12 +19,10 @@ class Draws:
 class SeededDropout(nn.Dropout):
     """nn.Dropout with masks from `draws`; with a CPU generator the masks are those of nn.Dropout."""
 
-    def __init__(self, p: float, draws: Draws) -> None:
-        super().__init__(p)
-        self._draws = draws
+    draws: Draws
 
     def forward(self, input: Tensor) -> Tensor:
-        generator = self._draws.generator
+        generator = self.draws.generator
         if generator is None or not self.training or not 0.0 < self.p < 1.0:
             return F.dropout(input, self.p, self.training)
         keep = 1.0 - self.p
@@ -32,14 +30,13 @@ class SeededDropout(nn.Dropout):
 
 
 def seed_dropout(module: nn.Module) -> Draws | None:
-    """Replace every nn.Dropout by a SeededDropout; return their Draws, or None if there is no nn.Dropout."""
+    """Turn every nn.Dropout into a SeededDropout; return their Draws, or None if there is no nn.Dropout.
+
+    The layers stay the objects that they are, with their hooks and attributes.
+    """
     draws = Draws()
-    replaced = False
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if type(child) is nn.Dropout:
-                layer = SeededDropout(child.p, draws)
-                layer.train(child.training)
-                setattr(parent, name, layer)
-                replaced = True
-    return draws if replaced else None
+    layers = [layer for layer in module.modules() if type(layer) is nn.Dropout]
+    for layer in layers:
+        layer.__class__ = SeededDropout
+        layer.draws = draws  # type: ignore[assignment]
+    return draws if layers else None

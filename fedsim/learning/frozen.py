@@ -99,7 +99,7 @@ def kept_in_evaluation(module: nn.Module, statistics: str = "") -> list[nn.Modul
 
     These are frozen modules and, if `statistics` is 'frozen', batch normalisation. statistics: the rule for
     trained batch normalisation (Experiment.statistics). If it is '', trained batch normalisation raises a
-    UsageError. Other trained modules with floating-point buffers always raise a UsageError.
+    UsageError. Other floating-point buffers have to be constants, which the registry tries out.
     """
     kept, running = [], running_statistics(module)
     if statistics and not running:
@@ -117,16 +117,12 @@ def kept_in_evaluation(module: nn.Module, statistics: str = "") -> list[nn.Modul
                     "far (momentum=None), whose number does not travel; give the layer a momentum"
                 )
             continue
-        if not is_frozen(part) and not (name in running and statistics):
-            cure = (
-                "choose what happens to them: --statistics average (they travel), local (each client keeps "
-                "its own) or frozen; or freeze the layer (--freeze)"
-                if name in running
-                else "freeze it (--freeze)"
-            )
+        if name in running and not statistics:
             raise UsageError(
                 f"the model has floating-point buffers (running statistics) in {where}, which would be state "
-                f"outside the parameter vector; {cure}"
+                "outside the parameter vector; choose what happens to them: --statistics average (they "
+                "travel), local (each client keeps its own) or frozen; or freeze the layer (--freeze)"
             )
-        kept.append(part)
+        if is_frozen(part) or name in running:
+            kept.append(part)
     return kept

@@ -19,6 +19,7 @@ from fedsim.errors import UsageError
 from fedsim.learning.dropout import SeededDropout, seed_dropout
 from fedsim.learning.frozen import kept_in_evaluation, running_statistics
 from fedsim.learning.likelihoods import CATEGORICAL, Likelihood
+from fedsim.learning.module_state import ModuleState
 from fedsim.learning.recordings import Recordings
 from fedsim.seeds import RandomStream, seeded_torch
 
@@ -129,6 +130,8 @@ class Net:
         self.draws_globally = False
         """True inside a `noise` block that has seeded torch's global generators for this network."""
         self._trial: str | None = None
+        self.kept_state: ModuleState | None = None
+        """What the module keeps besides its parameters and is restored before every use; None: nothing."""
 
     @contextmanager
     def noise(self, key: int) -> Iterator[None]:
@@ -197,8 +200,30 @@ class Net:
             self._trial = _trial(self, self.recordings, shard, min(size, shard.size))
         return self._trial
 
+    def state(self) -> ModuleState:
+        """Record what the module keeps besides the buffers of this network (fedsim.learning.module_state)."""
+        return ModuleState(self.module, (self.weights, self.grads, self.statistics))
+
+    def restore(self) -> None:
+        """Remove what earlier uses have left in the module."""
+        if self.kept_state is not None:
+            self.kept_state.restore()
+
+    def before_forward(self, hook: Callable[..., None]) -> None:
+        """Call `hook` before every forward pass from now on."""
+        self.restore()
+        self.module.register_forward_pre_hook(hook)
+        if self.kept_state is not None:
+            self.kept_state = self.state()
+
+    def eval(self) -> None:
+        """Set evaluation mode. Nothing is left of earlier uses, such as a value cached for other weights."""
+        self.restore()
+        self.module.eval()
+
     def train(self) -> None:
-        """Set training mode, except for the modules in `kept`."""
+        """Set training mode, except for the modules in `kept`. Nothing is left of earlier uses."""
+        self.restore()
         self.module.train()
         for part in self.kept:
             part.eval()
@@ -261,7 +286,7 @@ class Net:
         of_batch: batch normalisation uses the statistics of `inputs`; running statistics do not change.
         """
         self.load(weights)
-        self.module.eval()
+        self.eval()
         before = self.statistics.clone() if of_batch else self.statistics
         for part in self._normalising.values() if of_batch else ():
             part.train()

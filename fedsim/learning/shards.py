@@ -154,6 +154,7 @@ class Shard:
         if not sequences:
             self.net.likelihood.classes_only("the diagonal GGN")
         self.net.load(weights)
+        self.net.eval()
         size = SEQUENCES_AT_ONCE if sequences else self.chunk
         counted = self.targets >= 0
         total = diagonal_ggn(
@@ -169,14 +170,14 @@ class Shard:
         """Return the GGN of the SUMMED loss at `weights`: (P, P) float32, symmetric."""
         self.net.likelihood.classes_only("the full GGN")
         self.net.load(weights)
-        self.net.module.eval()
+        self.net.eval()
         chunks = torch.split(self.inputs, self.chunk)
         return full_ggn(self.net.module, (self.floats(chunk) for chunk in chunks))
 
     def gradient(self, weights: Tensor) -> Tensor:
         """Return the gradient of the SUMMED loss over all examples, in evaluation mode: (P,) float32."""
         self.net.load(weights)
-        self.net.module.eval()
+        self.net.eval()
         total = torch.zeros_like(self.net.grads)
         chunks = (torch.split(part, self.chunk) for part in (self.inputs, self.targets))
         for inputs, targets in zip(*chunks, strict=True):

@@ -186,12 +186,12 @@ class RestoredRun:
 
 
 def trained_model(run: RunFolder) -> nn.Module:
-    """Return the final model: a module with the weights of model.safetensors, in eval mode."""
-    weights = load_file(run.file(MODEL))
+    """Return the final model: a module with all tensors of model.safetensors, in eval mode."""
     module = RestoredRun.open(run.path).problem.net.module
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            parameter.data.copy_(weights[name])
+    tensors = module.state_dict(keep_vars=True)
+    for name, tensor in load_file(run.file(MODEL)).items():
+        if name in tensors:  # others are of the posterior, such as its precision
+            tensors[name].data.copy_(tensor)
     return module.eval()
 
 

@@ -142,7 +142,7 @@ class Lanes:
         self._alone = problems[0] if len(problems) == 1 else None
         self._lanes: list[Lane] = []
         for problem in problems:
-            problem.net.module.register_forward_pre_hook(heartbeat)
+            problem.net.before_forward(heartbeat)
             if self._alone is None:
                 self._lanes.append(Lane(problem, stream(problem.net.device), heartbeat))
             elif problem.net.recordings is not None:

@@ -26,10 +26,10 @@ def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor
         UsageError: if neither method is exact.
     """
     net.load(weights)
+    net.eval()
     if net.likelihood.name not in SEQUENCES and contracts(net.module):
         with suppress(UsageError):  # vmap may still be exact
             return squared_pullback(net.module, inputs, lambda outputs: _uphill(net, outputs, targets))
-    net.module.eval()
     values = {name: p.detach() for name, p in net.module.named_parameters() if p.requires_grad}
     check_functional(net.module, values, inputs)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -40,7 +41,9 @@ from fedsim.learning.models.paper_models import (
     resnet20,
 )
 from fedsim.learning.models.tff_models import cnn_emnist, lstm, resnet18_gn
+from fedsim.learning.module_state import ModuleState
 from fedsim.learning.params import Net
+from fedsim.learning.shards import as_floats
 from fedsim.model_specs import ModelSpec, is_model_spec
 from fedsim.process_settings import settings_kept
 from fedsim.seeds import seeded_torch
@@ -130,14 +133,13 @@ def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.M
             f"{owner} is TorchScript (torch.jit), which is not trained here; bring the torch.nn.Module that "
             "it was made from"
         )
+    lazy = any(is_lazy(parameter) for parameter in module.parameters())
+    state = None if lazy else ModuleState(module, list(module.parameters()))
     with torch.no_grad():
         out = module.eval()(torch.zeros(2, *shape))
-    if not isinstance(out, Tensor) or out.shape != expected:
-        came = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
-        raise UsageError(
-            f"{owner} must give one logit per class: for two examples of shape {shape} a tensor of shape "
-            f"{expected}; it gave {came}"
-        )
+    _check_outputs(out, owner, shape, expected)
+    if state is not None:
+        state.restore()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
             why = "a lazy layer that is not called" if is_lazy(tensor) else "it is on the meta device"
@@ -147,13 +149,85 @@ def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.M
     return module.train()
 
 
+def _check_outputs(out: object, owner: str, shape: Shape, expected: Shape, mode: str = "") -> None:
+    """Refuse outputs of another shape than the expected one. mode: the mode that the error names."""
+    if isinstance(out, Tensor) and out.shape == expected:
+        return
+    came = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+    count = "one example" if expected[0] == 1 else "two examples"
+    raise UsageError(
+        f"{owner} must give one logit per class: for {count} of shape {shape} a tensor of shape "
+        f"{expected}; {mode}it gave {came}"
+    )
+
+
+def _tried_out(net: Net, model: str, rows: Tensor, classes: int) -> ModuleState:
+    """Check the outputs of a user's or library's network for two examples and for one, in both modes.
+
+    Also learn whether it draws random numbers, and refuse what fedsim could neither send nor restore. Return
+    what the module keeps, as it was before.
+
+    Raises:
+        UsageError: if outputs have another shape, if a training step changes a floating-point buffer, if
+            evaluation draws random numbers, or if the module keeps something that cannot be restored.
+    """
+    owner, shape = f"--model {plugins.short(model)}", tuple(rows.shape[1:])
+    state, statistics = net.state(), net.statistics.clone()
+    for name, kind in state.unrestorable.items():
+        raise UsageError(
+            f"{owner} keeps {kind} in {name}, which fedsim cannot restore before every task; keep a list and "
+            "a number instead, or make it in forward"
+        )
+    buffers = {
+        name: (buffer, buffer.clone())
+        for name, buffer in net.module.named_buffers()
+        if buffer.is_floating_point() and name not in {part.name for part in net.running.slices}
+    }
+
+    def doing(count: int) -> str:
+        return f"a forward pass of {'two examples' if count > 1 else 'one example'} in {mode} mode"
+
+    for mode, enter in (("training", net.module.train), ("evaluation", net.module.eval)):
+        enter()
+        for part in net.kept:
+            part.eval()
+        for count in sorted({len(rows), 1}, reverse=True):
+            with torch.random.fork_rng(devices=[]), plugins.user_code_errors(model, "--model", doing(count)):
+                before = torch.get_rng_state()
+                out = net.outputs(rows[:count])
+                drew = not torch.equal(torch.get_rng_state(), before)
+            like = (count, *shape, classes) if net.likelihood.name in SEQUENCES else (count, classes)
+            _check_outputs(out, owner, shape, like, f"in {mode} mode ")
+            if drew and mode == "evaluation":
+                raise UsageError(
+                    f"{owner} draws random numbers in evaluation mode, so its scores would differ each time; "
+                    "draw in training mode only: F.dropout(x, p, self.training), nn.Dropout"
+                )
+            net.stochastic |= drew
+        changed = [name for name, (buffer, value) in buffers.items() if not torch.equal(buffer, value)]
+        if changed:
+            raise UsageError(
+                f"{owner}: a forward pass in {mode} mode changes the floating-point buffer {changed[0]}, "
+                "which would be state outside the parameter vector; freeze its layer (--freeze), or use "
+                "batch normalisation of torch.nn with --statistics"
+            )
+    state.restore()
+    net.statistics.copy_(statistics)
+    return state
+
+
 def network_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:
     """Return the network of an experiment, on flat buffers, with its initial weights."""
     shape = tuple(dataset.train_inputs.shape[1:])
     with seeded_torch(experiment.seed):
         module = build_model(experiment.model, shape, dataset.classes, dataset.likelihood)
         freeze(module, experiment.train, experiment.freeze)
-        return Net(module, device, likelihood_of(dataset.likelihood), experiment.statistics)
+        net = Net(module, device, likelihood_of(dataset.likelihood), experiment.statistics)
+    if experiment.model not in MODELS:
+        rows = torch.from_numpy(np.array(dataset.train_inputs[:2])).to(device)
+        scale = dataset.scale if experiment.inputs == "scaled" else 1.0
+        net.kept_state = _tried_out(net, experiment.model, as_floats(rows, shape, scale), dataset.classes)
+    return net
 
 
 _ALL = (

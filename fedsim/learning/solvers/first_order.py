@@ -347,7 +347,7 @@ def minimise_memory(
 ) -> Tensor:
     """Minimise term - log cavity by `steps` full-batch Adam steps from `start` (P,), in evaluation mode."""
     net.load(start)
-    net.module.eval()
+    net.eval()
     cavity = cavity.to(net.weights)
     step = _adam(net.weights, LocalTraining(lr=lr), None)
     for _ in range(steps):
