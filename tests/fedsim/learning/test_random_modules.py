@@ -590,7 +590,7 @@ def test_the_full_ggn_and_squared_gradients_are_exact_or_refused(seed: int) -> N
 
     e = attempt(lambda: squared_pullback(net, x, uphill), one_by_one, what)
     assert (e is None and net.forbidden) or (e is not None and e < EXACT), f"{what}: {e}"
-    stand_in = SimpleNamespace(load=lambda weights: None, likelihood=CATEGORICAL, module=net)
+    stand_in = SimpleNamespace(load=lambda weights: None, eval=net.eval, likelihood=CATEGORICAL, module=net)
     e = attempt(lambda: squared_gradients(stand_in, torch.zeros(0), x, targets), one_by_one, what)
     assert (e is None and net.forbidden) or (e is not None and e < EXACT), f"{what}: {e}"
 
