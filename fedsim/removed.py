@@ -17,11 +17,14 @@ _FEDSCALE = "docs/examples/fedscale.py writes files for --link and trace:FILE"
 _HUB = "write FILE.py:NAME, as in docs/examples/hub.py"
 _TFF = "write FILE.py:NAME, as in docs/examples/tff.py"
 _FEDPM = "docs/examples/fedpm.py has it in a file of your own"
+_ROUND = "--round REGEX begins a round with a line of the command's output"
 
 OPTIONS: Mapping[str, str] = {
     "--edge-processes": _TREE,
     "--keep-uploads": _VERIFY,
     "--personalise": "docs/examples/personal.py trains a model per client from a run's last model",
+    "--silence": _ROUND,
+    "--smallest": _ROUND,
     "--durability none": "--durability process survives kill -9",
     "--codec edge.FIELD": "a --tree adds exact sums; leave it out",
 }
