@@ -135,7 +135,7 @@ class Run(RunFolder):
             DataError: if data is missing or damaged.
             DiskError: if the file cannot be written.
         """
-        from launch.commands.trace import write_trace
+        from launch.results.trace import write_trace
 
         return write_trace(self, self.path / "trace.json" if path is None else Path(path))
 

@@ -27,7 +27,6 @@ from launch.results.groups import ComparedRun, Group, settings_of
 from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.statistics import sides
 from launch.results.tables import NONE
-from launch.results.timeline import timeline
 from launch.runs.folder import RunFolder
 from launch.terminal import percentage
 from workers.numerics import DRIFT
@@ -69,7 +68,6 @@ def render(run: RunFolder) -> str:
             html.section("Participation", participation_grid(run, _rounds(summary, metrics))),
             html.section("Staleness", *staleness(summary)),
             html.section("Clients", *(clients(rows, experiment, summary, last) if len(rows) else ())),
-            html.section("Timeline", timeline(run)),
             html.section("Processes", *processes(run)),
             html.section("Data", *_data(run, metrics)),
             html.section("What a paper states", *_card(run)),

@@ -16,14 +16,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fedsim.errors import DataError
 from fedsim.learning.recordings import Recordings
 from launch.cli import main
 from launch.configuration.names import names
 from launch.results import report as page_module
 from launch.results.field_bars import bars, stack
 from launch.results.report import histogram, participation_grid, render, report
-from launch.results.timeline import timeline
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import COLUMNS, Make
 from workers.storage.metrics_file import LISTS
@@ -361,95 +359,6 @@ def test_a_ledger_of_a_run_without_a_round_says_that_nothing_is_recorded(
     result = CliRunner().invoke(main, ["ledger", str(folder), *options])
     assert result.exit_code == 0 and len(result.output.splitlines()) == 1, result.output
     assert "4 clients, nothing is recorded yet: no round is committed" in result.output
-
-
-HEAD = "round,exchange,client,worker,what,given,arrived,computing"
-
-
-def timed(folder: Path, *rows: str) -> str:
-    (folder / "timeline.csv").write_text("\n".join([HEAD, *rows, ""]))
-    return timeline(RunFolder(folder))
-
-
-def printed(picture: str, kind: str) -> list[str]:
-    """The tooltips of a kind of bar."""
-    return re.findall(rf'<rect class="{kind}"[^>]*><title>([^<]*)</title>', picture)
-
-
-def test_a_timeline_shows_who_computed_when(tmp_path: Path) -> None:
-    text = timed(
-        tmp_path,
-        "1,1,0,0,task,0.0,2.0,1.5",
-        "1,1,1,1,gone,0.0,3.0,3.0",
-        "1,0,-1,0,evaluate,3.5,4.0,-1",
-        "2,1,1,1,task,4.0,6.0,2.0",
-    )
-    assert printed(text, "odd") == [
-        "round 1, client 0: 2 s from giving it out to its answer, 1.5 s computing",
-        "round 1, client 1, gone after the download: 3 s from giving it out to its answer, 3 s computing",
-    ]
-    assert len(printed(text, "even")) == 1 and len(printed(text, "holding")) == 3
-    assert "evaluation after round 1, chunk 0" in printed(text, "scoring unsaid")[0]
-    assert printed(text, "folding") == ["between rounds 1 and 2: 1 s"]
-    # 6 s in all; the first bar of worker 0 begins after 0.5 s and takes a quarter of the width
-    assert 'class="odd" x="162.17" y="27.0" width="228.50"' in text
-    assert "Rounds 1 to 2: 6 s, of which a worker trained 54%" in text  # (1.5 + 3 + 2) / 6 / 2 workers
-    assert [name for name in ("coordinator", "worker 0", "worker 1", "worker 2") if f">{name}<" in text] == [
-        "coordinator",
-        "worker 0",
-        "worker 1",
-    ]
-    page = Checked()
-    page.feed(text)
-    assert page.open == []
-
-
-def test_a_long_timeline_is_its_first_and_last_rounds(tmp_path: Path) -> None:
-    text = timed(tmp_path, *(f"{r},1,0,0,task,{r},{r + 0.5},0.5" for r in range(1, 101)))
-    assert text.count("<svg") == 2 and "Rounds 1 to 3: 2.5 s" in text and "Rounds 98 to 100: 2.5 s" in text
-    tips = printed(text, "odd") + printed(text, "even")
-    assert sorted(int(re.findall(r"round (\d+)", tip)[0]) for tip in tips) == [1, 2, 3, 98, 99, 100]
-
-
-def test_a_timeline_that_is_being_written_or_missing_or_strange(tmp_path: Path) -> None:
-    assert timeline(RunFolder(tmp_path)) == ""
-    assert timed(tmp_path) == ""
-    text = timed(tmp_path, "1,1,0,0,task,0.0,2.0,1.5")
-    with (tmp_path / "timeline.csv").open("a") as growing:
-        growing.write("1,1,1,0,task,0.")
-    assert timeline(RunFolder(tmp_path)) == text and len(printed(text, "odd")) == 1
-    (tmp_path / "timeline.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="has the columns a, b"):
-        timeline(RunFolder(tmp_path))
-
-
-def test_the_part_after_a_resume_follows_the_part_before_it(tmp_path: Path) -> None:
-    """Each start counts seconds from 0: round 3 began at 0 again, 4 s after the run's first broadcast."""
-    text = timed(
-        tmp_path,
-        "1,1,0,0,task,0.0,2.0,2.0",
-        "2,1,0,0,task,2.0,3.0,1.0",
-        "2,0,-1,0,evaluate,3.0,4.0,1.0",
-        "3,1,0,0,task,0.0,2.0,2.0",
-        "4,1,0,0,task,3.0,4.0,1.0",
-    )
-    bar = r'<rect class="(?:odd|even)" x="([\d.]+)" [^>]*width="([\d.]+)"[^>]*><title>round (\d)'
-    drawn = {
-        int(number): ((float(x) - 86) / 114.25, float(width) / 114.25)
-        for x, width, number in re.findall(bar, text)
-    }
-    expected = {1: (0, 2), 2: (2, 1), 3: (4, 2), 4: (7, 1)}
-    assert drawn == {number: pytest.approx(times, abs=1e-3) for number, times in expected.items()}
-    assert printed(text, "folding") == ["between rounds 3 and 4: 1 s"], "none across the resume"
-    assert "Rounds 1 to 4: 8 s" in text and "resumed after round 2: " in text
-    assert "resumed" not in timed(tmp_path, "1,1,0,0,task,0.0,2.0,2.0", "2,1,0,0,task,2.0,3.0,1.0")
-
-
-def test_the_page_has_the_timeline(folder: Path) -> None:
-    (folder / "timeline.csv").unlink(missing_ok=True)
-    assert "Timeline" not in render(RunFolder.open(folder))
-    timed(folder, "1,1,0,0,task,0.0,2.0,1.5")
-    assert "<h2>Timeline</h2>" in render(RunFolder.open(folder))
 
 
 def test_the_page_says_which_steps_were_not_recorded(

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ from hypothesis import given, settings, strategies as st
 
 from fedsim.errors import Interrupted
 from fedsim.wire.ledger_rows import Entry
-from launch.results.trace import COORDINATOR, FOLDS, KINDS, WORKERS, Committed, TracedRun, events
+from launch.results.trace import COORDINATOR, FOLDS, WORKERS, Committed, events
 from launch.session.run import resume
 from tests.mutations import at
 from tests.support.commands import DEADLINE
@@ -88,7 +87,7 @@ class Read:
             assert "".join(e["ph"] for e in flow) in ("stf", "sf")
         for lines in self.counters.values():
             for one, after in pairwise(lines):
-                assert all(one["args"][kind] <= after["args"][kind] for kind in KINDS)
+                assert all(n <= after["args"][kind] for kind, n in one["args"].items())
 
     def of(self, *categories: str) -> list[dict[str, Any]]:
         return [s for lane in self.slices.values() for s in lane if s["cat"] in categories]
@@ -153,7 +152,6 @@ def test_the_trace_has_each_row_of_the_timeline_and_the_bytes_of_the_ledger(
     ledger = pandas.read_csv(run / "ledger.csv", keep_default_na=False)
     for one in trace.of("task", "gone"):
         args = one["args"]
-        assert args["algorithm"] == changes["algo"]
         own = ledger[(ledger["round"] == args["round"]) & (ledger.exchange == args["exchange"])]
         own = own[own.client == args["client"]]
         for side, messages in (("down", ("task", "gone")), ("up", ("upload",))):
@@ -176,7 +174,7 @@ def test_a_flow_goes_from_broadcast_to_task_to_fold_and_that_of_a_lost_upload_en
     assert sum(s["args"]["tasks"] for s in trace.of("broadcast")) == took_part
     for flow in trace.flows.values():
         assert flow[0]["pid"] == COORDINATOR and flow[1]["pid"] == WORKERS
-        assert [e["tid"] for e in flow[2:]] == [FOLDS] * (len(flow) - 2)
+        assert [(e["pid"], e["tid"]) for e in flow[2:]] == [FOLDS] * (len(flow) - 2)
 
 
 @pytest.fixture
@@ -311,8 +309,7 @@ def test_any_timeline_gives_a_sound_trace(
     history: tuple[list[Span], list[Entry], dict[int, Committed]],
 ) -> None:
     spans, entries, rounds = history
-    run = TracedRun("run", "fedavg", "digits", {}, rounds)
-    trace = Read(list(events(run, spans, entries)))
+    trace = Read(list(events(spans, entries, rounds)))
     assert len(trace.of("task")) == len(trace.flows) == len(spans)
     expected: Counter[tuple[str, str]] = Counter()
     for entry in entries:
@@ -320,27 +317,3 @@ def test_any_timeline_gives_a_sound_trace(
     assert trace.sums() == {key: n for key, n in expected.items() if n}
     folded = sum(s.client not in rounds[s.round].dropped for s in spans)
     assert sum(len(flow) == 3 for flow in trace.flows.values()) == folded
-
-
-def test_no_more_than_two_rounds_are_held() -> None:
-    """The files are read as the trace is written: a long run needs no more memory than a short one."""
-    taken = Counter[str]()
-
-    def counted(rows: Iterable[Any], name: str) -> Any:
-        for row in rows:
-            taken[name] = row.round
-            yield row
-
-    spans = [
-        Span(r, 1, k, 0, "task", r + k / 10, r + (k + 1) / 10, 0.1) for r in range(1, 50) for k in (0, 1)
-    ]
-    rows = [
-        Entry("algorithm", r, 1, k, 0, "down", "task", "", "header", "", 0, 1)
-        for r in range(1, 50)
-        for k in (0, 1)
-    ]
-    run = TracedRun("run", "fedavg", "digits", {}, {})
-    for event in events(run, counted(spans, "timeline"), counted(rows, "ledger")):
-        if event["ph"] == "X" and "client" in event["args"]:
-            assert max(taken.values()) <= event["args"]["round"] + 1
-    assert taken == {"timeline": 49, "ledger": 49}
