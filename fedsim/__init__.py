@@ -5,8 +5,8 @@
     run.metrics, run.ledger, run.bytes_to(accuracy=0.9), run.model(), run.report()
 
 __init__.pyi lists the public names (docs/python-api.md) and the module that defines each name. A name is
-imported when it is first used, so that `import fedsim` is quick and does not import torch. No other module
-imports a public name from this file.
+imported when it is first used, so that `import fedsim` is quick and does not import torch. Of our modules,
+only those of protocols/related import a public name from this file, as a user's file does.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from fedsim.algorithm import (
     Context as Context,
     Exchange as Exchange,
     Task as Task,
+    Unsent as Unsent,
 )
 from fedsim.data.datasets import Dataset as Dataset, load_dataset as load_dataset
 from fedsim.errors import (
@@ -26,13 +27,18 @@ from fedsim.errors import (
 from fedsim.experiment import Experiment as Experiment
 from fedsim.learning.gaussian import Gaussian as Gaussian, Point as Point, Samples as Samples
 from fedsim.learning.shards import Shard as Shard
-from fedsim.learning.solvers.first_order import LocalTraining as LocalTraining, minimise as minimise
+from fedsim.learning.solvers.first_order import (
+    LocalTraining as LocalTraining,
+    Moments as Moments,
+    minimise as minimise,
+)
 from fedsim.participation import ClientPopulation as ClientPopulation, Participation as Participation
 from fedsim.seeds import RandomStream as RandomStream
 from fedsim.step_rules import At as At, Step as Step, step_size as step_size
 from fedsim.wire.codecs.base import Bound as Bound, Codec as Codec, Part as Part, Spec as Spec
 from fedsim.wire.schema import (
     Check as Check,
+    Count as Count,
     Curvature as Curvature,
     Delta as Delta,
     Dual as Dual,
@@ -51,6 +57,7 @@ from fedsim.wire.schema import (
     Scalar as Scalar,
     Shift as Shift,
     Statistic as Statistic,
+    Sum as Sum,
     Total as Total,
     Weights as Weights,
 )

@@ -1,10 +1,15 @@
-"""The federated algorithms. A module has the messages and update rules of one algorithm, or of a few related
-ones, in the notation of the paper's pseudo-code. REGISTRY lists all algorithms.
+"""The federated algorithms. A module has the messages and update rules of one algorithm, or of a few of one
+paper, in the notation of the paper's pseudo-code. REGISTRY lists all algorithms: first those of the five
+papers, then those of protocols/related.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from fedsim import plugins
@@ -14,29 +19,21 @@ from fedsim.removed import removed
 from fedsim.returned_values import checked
 from fedsim.wire.schema import all_fields
 from protocols.ama import AMA
-from protocols.ba_ivon import BaIvon
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM
-from protocols.fald import FALD
 from protocols.fedadmm import FedADMM
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.feddyn import FedDyn
-from protocols.fedep import FedEP
-from protocols.fedgvi import FedGVI
-from protocols.fedivon import FedIvon
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedlap_cov_func import FedLapCovFunc
 from protocols.fedlap_func import FedLapFunc
 from protocols.fedlap_func_public import FedLapFuncPublic
-from protocols.fednova import FedNova
 from protocols.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from protocols.fedpa import FedPA
-from protocols.fedpd import FedPD
 from protocols.fedprox import FedProx
-from protocols.fisher_merge import FisherMerge
 from protocols.fola import FOLA
 from protocols.iso_bayes_admm import IsoBayesADMM
 from protocols.ivon_admm import IvonADMM
@@ -44,27 +41,34 @@ from protocols.ivon_pvi import IvonPVI
 from protocols.laplace_offline import LaplaceOffline
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
-from protocols.pooled import Pooled
 from protocols.precond_admm import PrecondADMM
-from protocols.proxskip import ProxSkip
 from protocols.pvi import PVI
-from protocols.scaffold import Scaffold
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
-REGISTRY: tuple[type[AnyAlgorithm], ...] = (
+PAPERS: tuple[type[AnyAlgorithm], ...] = (
     *(FedAvg, FedProx, FedAvgM, FedAdam, FedYogi, FedAdagrad, MBSGD, Mime, MimeLite),
-    *(Scaffold, FedNova, ProxSkip, FedPD),
     *(FedADMM, FedDyn, AMA, PrecondADMM),
-    *(BayesADMM, BregmanADMM, IvonADMM),
-    *(PVI, IvonPVI, FedGVI, BCM),
+    *(BayesADMM, BregmanADMM, IvonADMM, IsoBayesADMM),
+    *(PVI, IvonPVI, BCM),
     *(FedLap, FedLapCov, FedLapFunc, FedLapFuncPublic, FedLapCovFunc),
-    FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
-    *(FedIvon, BaIvon, IsoBayesADMM, FedEP),
-    Pooled,
-    FALD,
 )
+"""The algorithms of the five papers, with the baselines that they compare with."""
+
+
+def _related() -> Iterator[type[AnyAlgorithm]]:
+    """Yield the algorithms of the files in protocols/related, which no module imports by a statement."""
+    for file in iter_modules([str(Path(__file__).with_name("related"))]):
+        module = import_module(f"{__name__}.related.{file.name}")
+        classes = [value for value in vars(module).values() if inspect.isclass(value)]
+        yield from (c for c in classes if c.__module__ == module.__name__ and issubclass(c, Algorithm))
+
+
+RELATED = tuple(_related())
+"""Algorithms of other papers, for comparison."""
+
+REGISTRY = (*PAPERS, *RELATED)
 
 
 NEEDED = ("name", "default_model", "server_type", "client_type")

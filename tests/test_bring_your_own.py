@@ -45,7 +45,7 @@ def test_the_guide_has_algorithms_a_model_and_data() -> None:
 
 
 def test_the_guides_scaffold_is_the_registered_file() -> None:
-    assert FILES["mine.py"] == (ROOT / "protocols" / "scaffold.py").read_text(encoding="utf-8")
+    assert FILES["mine.py"] == (ROOT / "protocols" / "related" / "scaffold.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.process

@@ -30,16 +30,19 @@ def print_list(kind: str, as_json: bool = False) -> None:
         return print_json(to_json(kind))
     if kind == "presets":
         return _show_presets()
-    heads = names.heads(kind)
-    table = Table(show_header=bool(heads), header_style="bold")
-    known = names.names(kind).values()
+    heads, known = names.heads(kind), names.names(kind).values()
     columns = len(next(iter(known)).cells)
-    for column in range(columns + 1):
-        style, label = "" if column else "bold", heads[column] if heads else ""
-        table.add_column(label, style=style, no_wrap=column < columns)
-    for name in known:
-        table.add_row(name.usage, *name.cells)
-    print_table(console(), table)
+    for number, group in enumerate(dict.fromkeys(name.group for name in known)):
+        if number:
+            console().print()
+        table = Table(show_header=bool(heads), header_style="bold", title=names.GROUPS.get(group))
+        for column in range(columns + 1):
+            style, label = "" if column else "bold", heads[column] if heads else ""
+            table.add_column(label, style=style, no_wrap=column < columns)
+        for name in known:
+            if name.group == group:
+                table.add_row(name.usage, *name.cells)
+        print_table(console(), table)
 
 
 def to_json(kind: str) -> list[dict[str, Any]]:
@@ -53,6 +56,7 @@ def to_json(kind: str) -> list[dict[str, Any]]:
     keys = names.heads(kind)[1:] or ("description",)
     return [
         {"name": name, "usage": known.usage, **dict(zip(keys, known.cells, strict=True))}
+        | ({"group": known.group} if known.group else {})
         for name, known in names.names(kind).items()
     ]
 

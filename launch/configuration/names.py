@@ -25,6 +25,8 @@ from fedsim.user_files import is_table
 
 FILE = Path(__file__).with_name("names.json")
 KINDS = ("algorithms", "datasets", "models", "partitions", "codecs", "schedules")
+GROUPS = {"papers": "of the five papers, with their baselines", "related": "of other papers, for comparison"}
+"""The headings of the groups of algorithms (protocols.PAPERS and protocols.RELATED)."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Name:
         defaults: An algorithm's defaults for an experiment.
         url: The address of an algorithm's paper.
         differs: The differences of an algorithm from its paper; "" if there are none.
+        group: The group of an algorithm, a key of GROUPS.
         steps: The defaults of an algorithm's step sizes that count all K clients, such as 1/K, by name. These
             step sizes also accept |S|, the number of clients asked in a round, in place of K.
     """
@@ -72,6 +75,7 @@ class Name:
     url: str = ""
     differs: str = ""
     edge: tuple[str, ...] = ()
+    group: str = ""
 
 
 @cache
@@ -95,6 +99,7 @@ def names(kind: str) -> Mapping[str, Name]:
             entry.get("url", ""),
             entry.get("differs", ""),
             tuple(entry.get("edge", ())),
+            entry.get("group", ""),
         )
         for name, entry in _file()[kind].items()
     }

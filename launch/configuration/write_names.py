@@ -24,7 +24,7 @@ from fedsim.wire.schema import all_fields
 from launch.configuration import names
 from launch.results.describe import all_exchanges, edge_codecs
 from launch.runs.client_costs import sent_once
-from protocols import REGISTRY, AnyAlgorithm
+from protocols import REGISTRY, RELATED, AnyAlgorithm
 
 
 def text() -> str:
@@ -69,6 +69,7 @@ def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
     return {
         "usage": algorithm.name,
         "cells": [*costs, algorithm.paper],
+        "group": "related" if type(algorithm) in RELATED else "papers",
         "url": algorithm.url,
         **({"differs": differs} if (differs := _differs(algorithm)) else {}),
         "hyperparameters": sorted(hyperparameter_names(type(algorithm))),

@@ -65,8 +65,9 @@ def test_every_algorithm_has_a_page_with_its_cost_and_hyperparameters() -> None:
 
 def test_the_overview_links_every_algorithm_to_its_file() -> None:
     text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
-    files = {kind.name: Path(inspect.getfile(kind)).name for kind in REGISTRY}
-    assert re.findall(r"\[(\w+)\]\(\.\./protocols/(\w+\.py)\)", text) == list(files.items())
+    folder = DOCS.parent / "protocols"
+    files = {kind.name: str(Path(inspect.getfile(kind)).relative_to(folder)) for kind in REGISTRY}
+    assert re.findall(r"\[(\w+)\]\(\.\./protocols/([\w/]+\.py)\)", text) == list(files.items())
 
 
 def test_a_page_shows_signs_of_formulas_as_they_are() -> None:

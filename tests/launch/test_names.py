@@ -7,14 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
+from launch.cli import main
 from launch.configuration import names, write_names
 from launch.configuration.config import Overrides
 from launch.runs.client_costs import sent_once
 from launch.sweep.recipe import Recipe, Row, Variant
-from protocols import REGISTRY
+from protocols import PAPERS, REGISTRY, RELATED
 from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +30,16 @@ def test_the_file_is_what_the_registries_say() -> None:
 
 def test_every_algorithm_is_listed_in_the_order_of_the_registry() -> None:
     assert list(names.names("algorithms")) == [kind.name for kind in REGISTRY]
+
+
+def test_algorithms_of_other_papers_are_a_group_behind_the_papers_own() -> None:
+    groups = {name: entry.group for name, entry in names.names("algorithms").items()}
+    assert groups == {a.name: "papers" for a in PAPERS} | {a.name: "related" for a in RELATED}
+    assert len(RELATED) == 11 and groups["scaffold"] == "related" and groups["mime"] == "papers"
+    shown = CliRunner().invoke(main, ["list", "algorithms"]).stdout
+    first, heading, second = shown.partition(names.GROUPS["related"])
+    assert heading and first.startswith(names.GROUPS["papers"])
+    assert [line.split()[0] for line in second.strip().splitlines()[1:]] == [a.name for a in RELATED]
 
 
 def test_what_a_client_gets_once_does_not_depend_on_switches() -> None:

@@ -17,8 +17,8 @@ from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.ivon import IvonTraining
 from fedsim.seeds import RandomStream, seeded_torch
-from protocols.ba_ivon import BaIvon
-from protocols.fedivon import FedIvon
+from protocols.related.ba_ivon import BaIvon
+from protocols.related.fedivon import FedIvon
 
 SIZES = (10, 20, 40, 80, 160)
 EXACT = IvonTraining(optimiser="exact")

@@ -22,11 +22,11 @@ from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
 from protocols.fedadmm import FedADMM
 from protocols.fedavg import FedAvg
-from protocols.fednova import FedNova
-from protocols.fedpd import FedPD
-from protocols.fisher_merge import Down, FisherMerge
-from protocols.proxskip import ProxSkip
-from protocols.scaffold import Scaffold
+from protocols.related.fednova import FedNova
+from protocols.related.fedpd import FedPD
+from protocols.related.fisher_merge import Down, FisherMerge
+from protocols.related.proxskip import ProxSkip
+from protocols.related.scaffold import Scaffold
 
 K, D = 5, 6
 Shards = tuple[QuadraticShard, ...]

@@ -21,7 +21,7 @@ from protocols.fedadmm import FedADMM
 from protocols.fedlap import Client, Down, FedLap, Server, Up
 from protocols.ivon_admm import IvonADMM
 from protocols.precond_admm import PrecondADMM
-from protocols.scaffold import Scaffold, Sums
+from protocols.related.scaffold import Scaffold, Sums
 
 
 def test_the_types_are_read_from_the_generic_base() -> None:

@@ -18,9 +18,9 @@ from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.tilted import Chain, tilted_moments
 from fedsim.learning.solvers.von import VonTraining
 from fedsim.seeds import RandomStream
-from protocols.fedep import FedEP
 from protocols.fedlap_cov import FedLapCov
 from protocols.pvi import PVI
+from protocols.related.fedep import FedEP
 
 EXACT = LocalTraining(optimiser="exact")
 DELTA = 0.7

@@ -21,7 +21,7 @@ from fedsim.learning.robust_losses import RobustLoss
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.ivon import IvonTraining, _Ivon, ivon
 from fedsim.seeds import RandomStream, seeded_torch
-from protocols.fedgvi import FedGVI
+from protocols.related.fedgvi import FedGVI
 
 EXACT = IvonTraining(optimiser="exact")
 P = 6

@@ -16,7 +16,7 @@ from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.ivon import IvonTraining, ivon
 from fedsim.seeds import RandomStream, seeded_torch
-from protocols.fedivon import FedIvon
+from protocols.related.fedivon import FedIvon
 
 SIZES = (10, 20, 40, 80, 160)
 EXACT = IvonTraining(optimiser="exact")

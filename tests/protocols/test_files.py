@@ -15,7 +15,7 @@ import protocols
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("fedsim", "protocols", "workers", "launch")
 MODULES = sorted(f for p in PACKAGES for f in (ROOT / p).rglob("*.py"))
-ALGORITHMS = sorted(f for f in (ROOT / "protocols").glob("*.py") if not f.name.startswith("_"))
+ALGORITHMS = sorted(f for f in (ROOT / "protocols").rglob("*.py") if not f.name.startswith("_"))
 
 ALGORITHM_LINES, LINES = 150, 600
 EXCEPTIONS: dict[str, int] = {

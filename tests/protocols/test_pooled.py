@@ -17,7 +17,7 @@ from fedsim.problem import Problem, _held_by
 from launch.results.plan import plan
 from launch.runs.folder import RunFolder
 from protocols.fedavg import FedAvg
-from protocols.pooled import Pooled
+from protocols.related.pooled import Pooled
 from tests.support.harness import exchanged, play
 from tests.support.reproducible import without_seconds
 

@@ -101,7 +101,13 @@ Watch = Callable[[Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class Moments:
-    """Adam's first and second moment (P,) float32 and the number of steps taken."""
+    """Adam's first and second moment (P,) float32 and the number of steps taken.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> fedsim.Moments(first=torch.zeros(2), second=torch.zeros(2), steps=0).steps
+        0
+    """
 
     first: Tensor
     second: Tensor

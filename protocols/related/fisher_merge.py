@@ -37,10 +37,8 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
-from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.wire.schema import Curvature, Mean, Scalar
+import fedsim
+from fedsim import Algorithm, AnyShard, Context, Gaussian, LocalTraining, Point, Task, minimise
 
 
 @dataclass(frozen=True)
@@ -66,9 +64,9 @@ class Down:
 class Up:
     """Upload of w_k and F_k."""
 
-    mean: Mean
-    curvature: Curvature
-    train_loss: Scalar
+    mean: fedsim.Mean
+    curvature: fedsim.Curvature
+    train_loss: fedsim.Scalar
 
 
 @dataclass(frozen=True)

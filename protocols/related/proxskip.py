@@ -40,13 +40,11 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+import fedsim
+from fedsim import Algorithm, AnyShard, Context, Point, RandomStream, Task
 from fedsim.hyperparameters import BatchSize
 from fedsim.learning.blocks import accumulating
-from fedsim.learning.gaussian import Point
 from fedsim.learning.shards import endless_batches
-from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Mean, Scalar
 
 
 @dataclass(frozen=True)
@@ -65,15 +63,15 @@ class Client:
 
 @dataclass(frozen=True)
 class Down:
-    mean: Mean
+    mean: fedsim.Mean
 
 
 @dataclass(frozen=True)
 class Up:
     """Upload of x_k after the last step."""
 
-    mean: Mean
-    train_loss: Scalar
+    mean: fedsim.Mean
+    train_loss: fedsim.Scalar
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim import Gaussian
 from fedsim.hyperparameters import PriorPrecision, Tempering
-from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import IvonTraining, LossName, by_ivon, robust_loss
 from protocols._site_algorithm import (
     DIAGONAL,

@@ -31,15 +31,18 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task, Unsent
-from fedsim.errors import UsageError
+import fedsim
+from fedsim import Algorithm, AnyShard, Context, LocalTraining, Point, Task, Unsent, UsageError, minimise
 from fedsim.learning.blocks import accumulating
-from fedsim.learning.gaussian import Point
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.wire.schema import Count, Delta, FieldKind, Scalar, Sum
-from protocols._averaging import Down, Server
 
-Steps = Annotated[float, FieldKind("scalar", (), positive=True, dtype="f64")]
+Steps = Annotated[float, fedsim.FieldKind("scalar", (), positive=True, dtype="f64")]
+
+
+@dataclass(frozen=True)
+class Server:
+    """State of the server. mean: w_g, (P,) float64."""
+
+    mean: Tensor
 
 
 @dataclass(frozen=True)
@@ -48,21 +51,26 @@ class Client:
 
 
 @dataclass(frozen=True)
+class Down:
+    mean: fedsim.Mean
+
+
+@dataclass(frozen=True)
 class Up:
     """Upload of Delta_k, the initial minus the trained weights, and of a_k."""
 
-    delta: Delta
+    delta: fedsim.Delta
     effective_steps: Steps
-    train_loss: Scalar
+    train_loss: fedsim.Scalar
 
 
 @dataclass(frozen=True)
 class Sums:
     """Sums over clients of N_k Delta_k / a_k, of N_k a_k and of N_k."""
 
-    direction: Sum
-    effective_steps: Count
-    weight: Count
+    direction: fedsim.Sum
+    effective_steps: fedsim.Count
+    weight: fedsim.Count
 
 
 @dataclass(frozen=True)

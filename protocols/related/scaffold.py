@@ -28,12 +28,9 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Task
-from fedsim.errors import UsageError
+import fedsim
+from fedsim import Algorithm, AnyShard, At, Context, Gaussian, LocalTraining, Point, Task, minimise
 from fedsim.learning.blocks import accumulating
-from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.wire.schema import Count, Gradient, Mean, Scalar, Sum
 
 
 # The server's state, kept by the coordinator and in every checkpoint. Sums are float64.
@@ -53,23 +50,23 @@ class Client:
 # The ledger books the bytes under the field's name.
 @dataclass(frozen=True)
 class Down:
-    mean: Mean
-    control: Gradient
+    mean: fedsim.Mean
+    control: fedsim.Gradient
 
 
 # The upload of every participant.
 @dataclass(frozen=True)
 class Up:
-    mean: Mean  # y
-    train_loss: Scalar
+    mean: fedsim.Mean  # y
+    train_loss: fedsim.Scalar
 
 
 # The sums over all uploads that the server needs, in float64.
 @dataclass(frozen=True)
 class Sums:
-    moved: Sum  # of y - x
-    controls: Sum  # of all c_k
-    count: Count  # of the uploads
+    moved: fedsim.Sum  # of y - x
+    controls: fedsim.Sum  # of all c_k
+    count: fedsim.Count  # of the uploads
 
 
 # The fields are the hyperparameters (the paper's "Require:" line). `fedsim describe` lists them, and --set
@@ -89,7 +86,9 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
 
     def check(self, params: int) -> None:
         if self.local.optimiser != "sgd" or self.local.momentum or self.local.clip:
-            raise UsageError("scaffold: option II holds for plain SGD: optimiser=sgd, no momentum, no clip")
+            raise fedsim.UsageError(
+                "scaffold: option II holds for plain SGD: optimiser=sgd, no momentum, no clip"
+            )
 
     def server_init(self, ctx: Context) -> Server:
         start = ctx.start.double()

@@ -25,10 +25,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
-from fedsim.learning.gaussian import Point
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from protocols._averaging import Server, Up
+import fedsim
+from fedsim import Algorithm, AnyShard, Context, LocalTraining, Moments, Point, Task, minimise
+
+
+@dataclass(frozen=True)
+class Server:
+    """State of the server. mean: w, (P,) float64."""
+
+    mean: Tensor
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,12 @@ class Client:
 @dataclass(frozen=True)
 class Down:
     """Empty message: the client keeps its weights."""
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: fedsim.Mean
+    train_loss: fedsim.Scalar
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,9 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Task
+from fedsim import Gaussian, LocalTraining, Task
 from fedsim.hyperparameters import PriorPrecision
-from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.tilted import Chain, LocalTraining, check_chain, tilted_moments
+from fedsim.learning.solvers.tilted import Chain, check_chain, tilted_moments
 from protocols._site_algorithm import (
     DIAGONAL,
     At,

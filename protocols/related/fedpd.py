@@ -41,13 +41,9 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+import fedsim
+from fedsim import Algorithm, AnyShard, Context, Gaussian, LocalTraining, Point, RandomStream, Task, minimise
 from fedsim.learning.blocks import accumulating
-from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Delta, Scalar
-from protocols._averaging import Down
 
 
 @dataclass(frozen=True)
@@ -64,15 +60,20 @@ class Client:
     sent: Tensor
     dual: Tensor
     weights: Tensor
-    moments: Moments | None = None
+    moments: fedsim.Moments | None = None
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: fedsim.Mean
 
 
 @dataclass(frozen=True)
 class Up:
     """Upload of the change of z_k."""
 
-    delta: Delta
-    train_loss: Scalar
+    delta: fedsim.Delta
+    train_loss: fedsim.Scalar
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,10 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+import fedsim
+from fedsim import Algorithm, AnyShard, Context, Gaussian, Point, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.blocks import elementwise
-from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.wire.schema import Mean, Precision, Scalar
 from protocols._averaging import WeightedPair
 from protocols._local_solvers import IvonMoments, IvonTraining, ivon_without_dual
 
@@ -65,15 +64,15 @@ class Client:
 
 @dataclass(frozen=True)
 class Down:
-    mean: Mean
-    precision: Precision
+    mean: fedsim.Mean
+    precision: fedsim.Precision
 
 
 @dataclass(frozen=True)
 class Up:
-    mean: Mean
-    precision: Precision
-    train_loss: Scalar
+    mean: fedsim.Mean
+    precision: fedsim.Precision
+    train_loss: fedsim.Scalar
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,10 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+import fedsim
+from fedsim import Algorithm, AnyShard, Context, Gaussian, Point, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.blocks import accumulating
-from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.wire.schema import Count, Curvature, Mean, Scalar, Sum
 from protocols._local_solvers import IvonMoments, IvonTraining, ivon_without_dual
 
 
@@ -65,27 +64,27 @@ class Client:
 
 @dataclass(frozen=True)
 class Down:
-    mean: Mean
-    curvature: Curvature
+    mean: fedsim.Mean
+    curvature: fedsim.Curvature
 
 
 @dataclass(frozen=True)
 class Up:
     """Upload of m_k and of h_k, clamped to at least 0."""
 
-    mean: Mean
-    curvature: Curvature
-    train_loss: Scalar
+    mean: fedsim.Mean
+    curvature: fedsim.Curvature
+    train_loss: fedsim.Scalar
 
 
 @dataclass(frozen=True)
 class Sums:
     """Sums over clients of N_k h_k, of N_k h_k m_k, of N_k m_k and of N_k."""
 
-    curvature: Sum
-    weighted: Sum
-    mean: Sum
-    weight: Count
+    curvature: fedsim.Sum
+    weighted: fedsim.Sum
+    mean: fedsim.Sum
+    weight: fedsim.Count
 
 
 @dataclass(frozen=True)

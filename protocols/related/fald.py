@@ -41,10 +41,8 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task, Unsent
-from fedsim.errors import UsageError
+from fedsim import Algorithm, AnyShard, Context, Point, Samples, Task, Unsent, UsageError
 from fedsim.hyperparameters import PriorPrecision
-from fedsim.learning.gaussian import Point, Samples
 from fedsim.learning.solvers.langevin import LangevinTraining, langevin
 from protocols._averaging import Down, Up, WeightedSum
 
