@@ -16,7 +16,8 @@ _VERIFY = "fedsim verify RUN computes tasks again and compares the bits"
 _FEDSCALE = "docs/examples/fedscale.py writes files for --link and trace:FILE"
 _HUB = "write FILE.py:NAME, as in docs/examples/hub.py"
 _TFF = "write FILE.py:NAME, as in docs/examples/tff.py"
-_FEDPM = "docs/examples/fedpm.py has it in a file of your own"
+_FEDPM = "docs/examples/fedpm.py has the algorithm, and an entropy code for its masks"
+_MASKS = f"{_FEDPM}; commit cac19ee has this code"
 _ROUND = "--round REGEX begins a round with a line of the command's output"
 
 OPTIONS: Mapping[str, str] = {
@@ -34,7 +35,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "command": {"replay": _VERIFY, "edge": _TREE, "devices": _FEDSCALE},
     "algorithm": {"fedpm": _FEDPM},
     "class variable": {"default_codecs": "--codec names the codec of every field"},
-    "codec": dict.fromkeys(("bernoulli", "mrc", "levels"), _FEDPM),
+    "codec": {"bernoulli": _FEDPM, "mrc": _MASKS, "levels": _MASKS},
     "model": {**dict.fromkeys(("cnn_emnist", "resnet18_gn", "lstm"), _TFF), "hf": _HUB, "+lora": _HUB},
     "data set": {
         **dict.fromkeys(("emnist62", "cifar100_lda", "stackoverflow_lr", "stackoverflow_nwp"), _TFF),
