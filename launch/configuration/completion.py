@@ -82,8 +82,8 @@ def preset_names(ctx: click.Context, parameter: click.Parameter, incomplete: str
 def trackers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
     """Complete a comma-separated list of trackers."""
     before, comma, _ = incomplete.rpartition(",")
-    left = [choice for choice in TRACKERS.values() if choice.name not in before.split(",")]
-    return _items(((f"{before}{comma}{choice.name}", choice.title) for choice in left), incomplete)
+    left = [(name, title) for name, title in TRACKERS.items() if name not in before.split(",")]
+    return _items(((f"{before}{comma}{name}", title) for name, title in left), incomplete)
 
 
 def run_folders(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:

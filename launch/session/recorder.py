@@ -26,7 +26,7 @@ from launch.runs.folder import json_of, json_or_empty
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
 from launch.session.display import Display
-from launch.tracking.processes import Tracking
+from launch.tracking import Tracking
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
 from workers.numerics import DRIFT, Facts
@@ -172,16 +172,13 @@ class Recorder:
         self.display.evaluated(metrics, self._bytes_until(metrics["round"]))
         self._show(self.tracking.notes() if self.tracking else ())
 
-    def finish_tracking(self, report: bool) -> None:
+    def finish_tracking(self) -> None:
         """Wait until the trackers have read all rounds, and report trackers that have failed.
-
-        A signal now ends only this wait, and the trackers continue by themselves. If `report`, write
-        RUN/report.html first, which the trackers upload with the run.
-        """
+        A signal now ends only this wait, and the trackers continue by themselves."""
         if self.tracking is not None:
             self.display.status("waiting for the trackers")
             with suppress(Interrupted, KeyboardInterrupt):
-                self._show(self.tracking.finish(report))
+                self._show(self.tracking.finish())
             self.display.status("")
 
     def _show(self, notes: Iterable[str]) -> None:

@@ -32,8 +32,7 @@ from launch.session.endpoint import open_endpoint
 from launch.session.recorder import NotCompared, Recorder
 from launch.session.stop_signals import StopRequested
 from launch.terminal import counted
-from launch.tracking import selected
-from launch.tracking.processes import Tracking
+from launch.tracking import Tracking, selected
 from workers.assembly import assemble
 from workers.coordinator.loop import Coordinator, Outcome
 from workers.coordinator.membership import Registration, Timeouts, Workers
@@ -192,7 +191,6 @@ class Session:
         recorder, supervisor, display = self.recorder, self.recorder.supervisor, self.recorder.display
         supervisor.changed = recorder.rundir.write_processes
         set_malloc_thresholds()
-        interrupted = False
         try:
             if self.execution.durability == "none":
                 self._memory = memory_folder.put_in_memory(self.folder)
@@ -211,7 +209,7 @@ class Session:
             if not self._began and self.recovery is None:
                 supervisor.changed = lambda _: None
                 recorder.rundir.discard()
-            elif interrupted := isinstance(e, Interrupted):
+            elif isinstance(e, Interrupted):
                 recorder.write_summary("interrupted", self.start)
                 where = f"interrupted after round {recorder.last_round}; " + (
                     f"fedsim resume {self.folder} continues"
@@ -225,7 +223,7 @@ class Session:
             raise
         finally:
             display.stop()
-            recorder.finish_tracking(report=not interrupted)
+            recorder.finish_tracking()
             if self._memory is not None:
                 memory_folder.remove(self.folder, self._memory)
             recorder.rundir.close()

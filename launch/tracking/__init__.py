@@ -8,11 +8,15 @@ the last round that its tracker has. This module imports nothing heavy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 from fedsim.errors import unknown
 from fedsim.extras import not_installed
@@ -20,100 +24,95 @@ from fedsim.extras import not_installed
 FOLDER = "tracking"
 """The folder in a run folder for the state of all trackers, and for the data of local trackers."""
 NONE = "none"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A tracker. name: its package and extra. title: shown in completions. adapter: its module and class."""
-
-    name: str
-    title: str
-    adapter: tuple[str, str]
-
-
+END = 120.0
+"""The seconds after the run in which trackers may write the remaining rounds before they are killed."""
 TRACKERS = {
-    choice.name: choice
-    for choice in (
-        Choice("tensorboard", "event files for TensorBoard", ("tensorboard_events", "TensorboardTracker")),
-        Choice("mlflow", "a run in MLflow", ("mlflow_client", "MlflowTracker")),
-        Choice("wandb", "a run in Weights & Biases, offline", ("wandb_offline", "WandbTracker")),
-        Choice("trackio", "a run in Trackio", ("trackio_storage", "TrackioTracker")),
-    )
+    "tensorboard": "event files for TensorBoard",
+    "mlflow": "a run in MLflow",
+    "wandb": "a run in Weights & Biases, offline",
+    "trackio": "a run in Trackio",
 }
+"""The trackers by name, which is also the name of the package and the extra, with what each one writes."""
 
 
-def selected(text: str) -> tuple[Choice, ...]:
+def selected(text: str) -> tuple[str, ...]:
     """Return the trackers that a text such as tensorboard,mlflow names; () for "" and "none"."""
-    texts = [name.strip() for name in text.split(",") if name.strip()] if text.strip() != NONE else []
-    for name in texts:
+    names = [name.strip() for name in text.split(",") if name.strip()] if text.strip() != NONE else []
+    for name in names:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
-    return tuple(TRACKERS[name] for name in dict.fromkeys(texts))
+    return tuple(dict.fromkeys(names))
 
 
-def check_installed(choices: tuple[Choice, ...]) -> None:
+def check_installed(names: Sequence[str]) -> None:
     """Refuse trackers whose package is not installed, before a run begins. Import no package."""
-    for choice in choices:
-        spec = find_spec(choice.name)
+    for name in names:
+        spec = find_spec(name)
         if spec is None or spec.origin is None:  # a plain folder of this name, such as wandb creates
-            raise not_installed(choice.name, f"--track {choice.name}", choice.name)
+            raise not_installed(name, f"--track {name}", name)
 
 
-PROJECT = "fedsim"
-"""The default project, for trackers that have one."""
+@dataclass
+class Tracking:
+    """The trackers of a run, by name. No method raises an error of a tracker."""
 
-Value = str | int | float | bool
-
-
-class Row(NamedTuple):
-    """An evaluated round and its numbers, all of them finite."""
-
-    round: int
-    numbers: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """A run as a tracker sees it.
-
-    folder: the tracker's own folder in the run folder. config: the run's parameters by dotted name
-    (run_rows.config). id: the tracker's own name of the run, "" unless an earlier start has begun it.
-    last: the last round that the tracker has logged; -1 for none.
-    """
-
-    name: str
     folder: Path
-    config: Mapping[str, Value]
-    id: str = ""
-    last: int = -1
+    names: Sequence[str]
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _unsaid: list[str] = field(default_factory=list)
 
+    def start(self) -> None:
+        """Start the processes. Each one ends when its input is closed or when this process ends."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        for name in self.names:
+            try:
+                with self._log(name).open("ab") as log:
+                    self._running[name] = subprocess.Popen(
+                        [sys.executable, "-m", "launch.tracking.follow", str(self.folder.resolve()), name],
+                        stdin=subprocess.PIPE,
+                        stdout=log,
+                        stderr=log,
+                        env=environment,
+                        start_new_session=True,  # Ctrl-C is for the coordinator
+                    )
+            except OSError as e:
+                self._unsaid.append(f"--track {name} is off, and the run continues: {e}")
 
-@dataclass(frozen=True)
-class Ending:
-    """The end of a run, or of one start of a run. status: done, failed, interrupted or killed. last: the last
-    evaluated round. numbers: the numbers of summary.json. files: the files that the tracker keeps, which are
-    the report (if there is one), the summary and the manifest."""
+    def notes(self) -> Iterator[str]:
+        """Yield a line for each tracker that has failed since the last call. Do not wait for any."""
+        while self._unsaid:
+            yield self._unsaid.pop(0)
+        for name, process in [*self._running.items()]:
+            code = process.poll()
+            if code is None:
+                continue
+            self._closed(name)
+            if code:
+                last = self._log(name).read_text(errors="replace").strip().rpartition("\n")[2]
+                reason = last if code == 1 else f"its process has ended with {code}"
+                yield f"--track {name} is off, and the run continues: {reason} ({self._log(name)})"
 
-    status: str
-    last: int
-    numbers: Mapping[str, float]
-    files: Sequence[Path]
+    def finish(self, seconds: float = END) -> Iterator[str]:
+        """Let the trackers write the last rounds; wait at most `seconds`. Yield a line for each failure."""
+        for process in self._running.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        until = time.monotonic() + seconds
+        for name, process in [*self._running.items()]:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                self._closed(name).wait()
+                yield f"--track {name} has not ended within {seconds:g} s ({self._log(name)})"
+        yield from self.notes()
 
-    @property
-    def final(self) -> Row:
-        """The summary's numbers, under their names in trackers, at the last round."""
-        return Row(max(0, self.last), {f"summary/{key}": x for key, x in self.numbers.items()})
+    def _closed(self, name: str) -> subprocess.Popen[bytes]:
+        """Return the process of a tracker, whose input is now closed and which is forgotten."""
+        process = self._running.pop(name)
+        assert process.stdin is not None
+        process.stdin.close()
+        return process
 
-
-class Tracker(Protocol):
-    """A connection to a tracker, for one run. It may raise any error: the run continues without it."""
-
-    def start(self, run: TrackedRun) -> str:
-        """Begin the run, or resume run.id; return the id with which a later start resumes the run."""
-
-    def log(self, rows: Sequence[Row]) -> None:
-        """Write rounds so that they remain if this process is killed afterwards. Rounds are written together,
-        because many trackers need as long for one row as for many."""
-
-    def finish(self, ending: Ending) -> None:
-        """Write the end, keep the files, and close."""
+    def _log(self, name: str) -> Path:
+        return self.folder / "logs" / f"track-{name}.log"

@@ -23,7 +23,7 @@ from launch.configuration.execution import Execution
 from launch.runs.folder import RunFolder
 from launch.runs.writer import RunDir
 from launch.session.run import launch, resume
-from launch.tracking.run_rows import RunRows
+from launch.tracking.follow import RunRows
 from tests.mutations import at
 from tests.support.kept_runs import Printed, command, flip
 from tests.support.snapshots import snapshot

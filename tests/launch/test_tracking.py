@@ -19,16 +19,14 @@ from click.testing import CliRunner
 from hypothesis import given, strategies as st
 
 from fedsim.errors import UsageError
-from fedsim.participation import schedule
 from launch import tracking
 from launch.cli import main
 from launch.configuration.config import Overrides
 from launch.runs.folder import RunFolder
 from launch.runs.growing import GrowingLines
-from launch.tracking import TRACKERS, Ending, Row, TrackedRun, Tracker, follow as module, selected
-from launch.tracking.follow import Followed, follow
-from launch.tracking.processes import Tracking
-from launch.tracking.run_rows import LONGEST, RunRows, config
+from launch.tracking import TRACKERS, Tracking, follow as module, selected
+from launch.tracking.adapters import ADAPTERS, Row, TrackedRun, Tracker
+from launch.tracking.follow import Follower, RunRows, config, follow
 from tests.support.commands import DEADLINE, fedsim, start
 from tests.support.kept_runs import kept_run
 from tests.support.reproducible import without_seconds
@@ -59,8 +57,7 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def test_names_are_split_and_each_is_taken_once() -> None:
-    names = [choice.name for choice in selected("wandb, tensorboard,wandb")]
-    assert names == ["wandb", "tensorboard"]
+    assert selected("wandb, tensorboard,wandb") == ("wandb", "tensorboard")
     assert selected("") == selected("none") == ()
 
 
@@ -99,7 +96,7 @@ def test_a_folder_of_a_trackers_name_is_no_package(tmp_path: Path, monkeypatch: 
 
 def test_every_tracker_has_an_extra() -> None:
     extras = (ROOT / "setup.cfg").read_text().partition("[options.extras_require]")[2].splitlines()
-    assert {f"{name} =" for name in TRACKERS} <= set(extras)
+    assert {f"{name} =" for name in TRACKERS} <= set(extras) and [*TRACKERS] == [*ADAPTERS]
 
 
 # ---- what a round is
@@ -148,25 +145,18 @@ def test_bytes_by_field_are_those_of_the_ledger_and_add_up(run: Path) -> None:
         assert numbers["bytes/so_far"] == sums[round]
 
 
-def test_participation_is_that_of_the_schedule(tmp_path: Path) -> None:
-    run = kept_run(tmp_path / "run", algo="fedavg", clients=6, rounds=8, participation=LOSSES)
-    sizes = tuple(json.loads((run / "manifest.json").read_text())["experiment"]["client_sizes"])
-    by_round = schedule(LOSSES, clients=6, seed=0, sizes=sizes)
-    rows = RunRows(run).new()[1:]
-    for round, numbers in rows:
-        due = by_round(round)
-        n = {key.removeprefix("participation/"): x for key, x in numbers.items() if "participation/" in key}
-        assert n["asked"] == len(due.participants)
-        assert n["dropouts"] == len(due.dropouts)
-        assert n["lost"] == len(due.lost_uploads - due.dropouts)
-        assert n["asked"] == sum(x for key, x in n.items() if key != "asked")
-    assert any(numbers["participation/lost"] for _, numbers in rows)
-    assert any(numbers["participation/dropouts"] for _, numbers in rows)
+def test_participation_is_the_length_of_the_lists_of_clients(run: Path) -> None:
+    line = {"participants": [1, 2, 5], "folded": [1], "late": [2, 5], "round": 7, "staleness": [1, 2]}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    numbers = RunRows(run).new()[-1].numbers
+    shown = {key: x for key, x in numbers.items() if not key.startswith("bytes/")}
+    assert shown == {"participation/asked": 3, "participation/folded": 1, "participation/late": 2}
 
 
 def test_the_configuration_has_hyperparameters_data_and_digest(run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
-    known = config({**manifest, "experiment": {**manifest["experiment"], "client_sizes": [100] * LONGEST}})
+    known = config(manifest)
     for key in ("algo", "dataset", "data", "seed", "experiment_sha256", "versions.torch"):
         assert key in known
     assert known["hyperparameters.local.lr"] == manifest["experiment"]["hyperparameters"]["local.lr"]
@@ -183,7 +173,7 @@ class Memory:
 
     starts: list[TrackedRun] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    endings: list[Ending] = field(default_factory=list)
+    endings: list[tuple[str, Row, Sequence[Path]]] = field(default_factory=list)
     fails: str = ""
 
     def start(self, run: TrackedRun) -> str:
@@ -195,9 +185,9 @@ class Memory:
         self._fail("log")
         self.rows += rows
 
-    def finish(self, ending: Ending) -> None:
+    def finish(self, status: str, final: Row, files: Sequence[Path]) -> None:
         self._fail("finish")
-        self.endings.append(ending)
+        self.endings.append((status, final, files))
 
     def _fail(self, method: str) -> None:
         if self.fails == method:
@@ -205,25 +195,21 @@ class Memory:
 
 
 def whole_run(run: Path, tracker: Tracker) -> None:
-    follow(Followed.begin(run, "mlflow", tracker), lambda seconds: True)
+    follow(Follower(run, "mlflow", tracker), lambda seconds: True)
 
 
 def test_all_rounds_and_the_end_are_written(run: Path) -> None:
     memory = Memory()
     whole_run(run, memory)
     assert [row.round for row in memory.rows] == [0, 2, 4, 6]
-    (ending,), summary = memory.endings, json.loads((run / "summary.json").read_text())
-    assert (ending.status, ending.last) == ("done", 6)
-    assert ending.numbers["test_accuracy"] == summary["test_accuracy"]
-    assert [path.name for path in ending.files] == ["summary.json", "manifest.json"]
+    ((status, final, files),), summary = memory.endings, json.loads((run / "summary.json").read_text())
+    assert (status, final.round) == ("done", 6)
+    assert final.numbers["summary/test_accuracy"] == summary["test_accuracy"]
+    assert [path.name for path in files] == ["summary.json", "manifest.json"]
     assert memory.starts[0].name == "run" and memory.starts[0].config["algo"] == "ivon_admm"
-
-
-def test_a_run_without_summary_was_killed(run: Path) -> None:
     (run / "summary.json").unlink()
-    memory = Memory()
     whole_run(run, memory)
-    assert memory.endings[0].status == "killed" and memory.endings[0].numbers == {}
+    assert memory.endings[1][:2] == ("killed", Row(6, {}))
 
 
 def test_a_later_start_goes_on_in_the_same_run_and_repeats_no_round(run: Path) -> None:
@@ -231,11 +217,10 @@ def test_a_later_start_goes_on_in_the_same_run_and_repeats_no_round(run: Path) -
     (run / "metrics.jsonl").write_text("".join(lines[:3]))
     whole_run(run, memory)
     (run / "metrics.jsonl").write_text("".join(lines[:2]))  # as a resume cuts it, before it goes on
-    followed = Followed.begin(run, "mlflow", memory)
-    rows = RunRows(run)
-    followed.write(rows)
+    follower = Follower(run, "mlflow", memory)
+    follower.write()
     (run / "metrics.jsonl").write_text("".join(lines))
-    followed.write(rows)
+    follower.write()
     assert [row.round for row in memory.rows] == [0, 2, 4, 6]
     assert [(start.id, start.last) for start in memory.starts] == [("", -1), ("seven", 4)]
     assert memory.rows == RunRows(run).new()
@@ -251,12 +236,13 @@ def test_a_run_that_replaces_a_failed_start_in_its_folder_is_a_new_one(run: Path
 
 
 @pytest.mark.parametrize("method", ["start", "log", "finish"])
-def test_a_tracker_that_raises_is_one_line(method: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "tracker_of", lambda name: Memory(fails=method))
+def test_a_tracker_that_raises_is_one_line(
+    method: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "ADAPTERS", {"mlflow": lambda: Memory(fails=method)})
     monkeypatch.setattr(module, "input_closed", lambda seconds: True)
-    notes: list[str] = []
-    assert module.main(run, "mlflow", notes.append) == 1
-    assert notes == [f"ValueError: no {method} and a second line"]
+    assert module.main(run, "mlflow") == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"ValueError: no {method} and a second line"
 
 
 def test_it_computes_a_hundredth_of_the_time_at_most(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +254,7 @@ def test_it_computes_a_hundredth_of_the_time_at_most(run: Path, monkeypatch: pyt
         pauses.append(seconds)
         return len(pauses) == 3
 
-    follow(Followed.begin(run, "mlflow", Memory()), ended)
+    follow(Follower(run, "mlflow", Memory()), ended)
     assert pauses == pytest.approx([0, 5, 1])
 
 
@@ -316,9 +302,9 @@ def test_a_tracker_that_hangs_is_ended(run: Path, tmp_path: Path, monkeypatch: p
     trackers = Tracking(run, selected("trackio"))
     trackers.start()
     assert list(trackers.notes()) == []
-    (note,) = trackers.finish(report=False, seconds=0.5)
+    (note,) = trackers.finish(seconds=0.5)
     assert note.startswith("--track trackio has not ended within 0.5 s")
-    assert list(trackers.notes()) == list(trackers.finish(report=False)) == []
+    assert list(trackers.notes()) == list(trackers.finish()) == []
 
 
 def events(run: Path) -> dict[str, list[tuple[int, float]]]:
@@ -344,18 +330,7 @@ def agrees(series: dict[str, list[tuple[int, float]]], run: Path, precision: flo
 @pytest.mark.filterwarnings("ignore")
 def test_a_killed_run_goes_on_in_the_same_tensorboard_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    options = (
-        "--workers",
-        "2",
-        "--clients",
-        "4",
-        "--rounds",
-        "12",
-        "--model",
-        "logistic",
-        "--algo",
-        "fedavg",
-    )
+    options = [*OPTIONS, "--workers", "2", "--rounds", "12"]
     running = start("launch", "--out", str(folder), *options, "--track", "tensorboard")
     running.wait_for("round  7/12")
     running.kill()
@@ -364,17 +339,16 @@ def test_a_killed_run_goes_on_in_the_same_tensorboard_run(tmp_path: Path) -> Non
     agrees(series, folder, 1e-6)
     summary = json.loads((folder / "summary.json").read_text())
     assert series["summary/test_nll"] == [(12, pytest.approx(summary["test_nll"], rel=1e-6))]
-    assert (folder / "report.html").is_file()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_shows_a_round_once_if_the_last_round_was_not_kept(run: Path) -> None:
     """A power cut may lose the file that names the last round."""
     name = "tensorboard"
-    follow(Followed.begin(run, name, module.tracker_of(name)), lambda seconds: True)
+    follow(Follower(run, name, ADAPTERS[name]()), lambda seconds: True)
     known = run / "tracking" / "tensorboard.json"
     known.write_text(json.dumps(json.loads(known.read_text()) | {"last": 2}))
-    follow(Followed.begin(run, name, module.tracker_of(name)), lambda seconds: True)
+    follow(Follower(run, name, ADAPTERS[name]()), lambda seconds: True)
     agrees(events(run), run, 1e-6)
 
 
