@@ -7,6 +7,7 @@ line ask it before they guess at a misspelling.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 
 VERSION = "0.2"
 """The version in which all of these names left."""
@@ -42,6 +43,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "hf": _HUB,
         "leaf": "write FILE.py:NAME, as in docs/examples/leaf.py",
         ".npz": "write FILE.py:NAME that reads it (docs/datasets.md)",
+        "category=": "a column of text with few values is one feature a value; write such numbers as text",
     },
     "partition": {
         "pachinko": "it was the split of cifar100_lda; docs/examples/tff.py has its clients",
@@ -54,7 +56,11 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 def removed(kind: str, name: str) -> str | None:
     """Return the error message for a removed name of a kind; None for any other name.
 
-    kind: "option", where the name has its dashes, or a key of NAMES.
+    kind: "option", where the name has its dashes, or a key of NAMES. The name of a file, which may have a
+    comma and more behind it, is removed if its extension is.
     """
-    instead = (OPTIONS if kind == "option" else NAMES.get(kind, {})).get(name)
+    names = OPTIONS if kind == "option" else NAMES.get(kind, {})
+    if (extension := PurePath(name.partition(",")[0]).suffix.lower()) in names:
+        name = extension
+    instead = names.get(name)
     return None if instead is None else f"{name} left in {VERSION}: {instead}"

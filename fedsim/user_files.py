@@ -15,7 +15,7 @@ from typing import BinaryIO, TextIO, cast
 
 from fedsim.errors import DataError
 
-TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".npz")
+TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 """File name extensions that --dataset reads as tables (fedsim.data.readers.table_files)."""
 
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")

@@ -33,7 +33,7 @@ import numpy as np
 from fedsim.data.arrays import REQUIRED, Arrays
 
 # Increase FORMAT when a reader's output for the same source files changes.
-FORMAT = 3
+FORMAT = 4
 LARGEST = 1 << 30
 """Largest total size of sources whose content is hashed, in bytes; hashing takes about a second."""
 FROM = "from-"

@@ -36,7 +36,7 @@ def text() -> str:
             d.name: _entry(d.form, f"{d.description}{_needs(d.files)}", d.name) for d in DATASETS.values()
         }
         | {
-            "...file": _entry(Form(table_files.FORM.name), "a table of yours: csv, tsv, parquet or npz"),
+            "...file": _entry(Form(table_files.FORM.name), "a table of yours: csv, tsv or parquet"),
             "...hf": _entry(
                 Form(hub.FORM.usage), "a local folder of the datasets package (docs/datasets.md)"
             ),

@@ -45,6 +45,11 @@ def launch(out: Path, *arguments: str) -> Result:
             "--partition 'iid+noise:20%': +noise left in 0.2: wrong labels are a",
         ),
         (["--partition", "rows:nowhere.json"], "nowhere.json does not exist"),
+        (["--dataset", "d.npz,label=y"], ".npz left in 0.2: write FILE.py:NAME that reads it"),
+        (
+            ["--dataset", "d.csv,category=zip"],
+            "category= left in 0.2: a column of text with few values is one",
+        ),
         (["--dataset", "leaf:nowhere"], "leaf left in 0.2: write FILE.py:NAME, as in docs/examples/leaf.py"),
         (["--set", "drop_last=1"], "drop_last = 1: must be true or false"),
         (["--model", "cnn_acar"], "cnn_acar"),

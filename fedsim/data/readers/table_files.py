@@ -1,63 +1,56 @@
-"""Reader of a user's table in one file: FILE.csv, .tsv (also .gz), .parquet or .npz.
+"""Reader of a user's table in one file: FILE.csv or .tsv (also .gz), or .parquet, read by pandas.
 
-    FILE[,label=COLUMN,input=COLUMN,category=COLUMN,client=COLUMN,classes=C,test=FILE,missing=drop,na=TEXT]
+    FILE[,label=COLUMN,client=COLUMN,test=FILE,input=COLUMN,classes=C,missing=drop,na=TEXT]
 
-The keys have the same meaning as for hf: (fedsim.data.readers.hub). Without `input`, all columns but label
-and client are features. `test` names a file with the same columns in the folder of FILE. Without `test`,
-every fifth row of each class, in file order, is a test row (every fifth row of all if targets are numbers to
-predict). This split does not depend on the run's seed.
-
-In a csv file, an empty cell or a cell with a text of `na` has no value; every other text is a value. A row
-that has no value in a used column is an error. With missing=drop, it is left out before test rows are chosen.
-
-The arrays of an npz file are its columns. An array with several values per row, (n, ...), must be the only
-input. A uint8 array stays uint8 ("scaled" inputs are divided by 255); others become float32. Arrays with the
-names that Keras uses, x_train, y_train, x_test and y_test, are read as training and test data.
+docs/datasets.md has the rules. Whatever is not clear is an error that names its place and the remedy.
 """
 
 from __future__ import annotations
 
 import csv
-import zipfile
+import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsim.data.arrays import Array, Arrays, bundle, rounded
-from fedsim.data.readers import tables
 from fedsim.data.readers.digits import TEST_EVERY, every_nth_of_class
-from fedsim.errors import DataError, UsageError
+from fedsim.errors import FEW, DataError, UsageError, unknown
 from fedsim.extras import needed
-from fedsim.specs import Form, whole
+from fedsim.removed import removed
+from fedsim.specs import Form, key_values, number, whole
 from fedsim.user_files import no_file, opened_text, other_separator
 
-KEYS = ("label", "input", "category", "client", "classes", "test", "missing", "na")
-TEXTS = (".csv", ".tsv")
-NO_VALUE = "; a text that stands for no value is na=TEXT"
-DROP = "; missing=drop leaves such rows out"
+KEYS = ("label", "client", "test", "input", "classes", "missing", "na")
+REPEATABLE = ("input", "na")
 FORM = Form("FILE.csv,label=COLUMN[,KEY=VALUE,...]", help=f"where KEY is one of {', '.join(KEYS)}")
-LABELS = ("label", "labels")
-KERAS = ("x_train", "y_train", "x_test", "y_test")
+MOST_VALUES = 100
+"""Largest number of values in a column of text that is a feature for each of them."""
+
+NO_CLIENT = "(no client)"
+
+_PREPARE = "Prepare the file, name the columns that are features (input=COLUMN), or write FILE.py:NAME"
+_WHOLE = re.compile("-?[0-9]{1,18}")
+_NUMBER_IN_TEXT = re.compile(r"(?<!\w)\d")
+"""Matches texts such as 1,234, 5%, EUR 5 and dates, but not stage2."""
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """The parts of a spec; `classes` is 0 if the spec does not give it.
-
-    categories: columns whose values are names. drop: True to leave out rows with a missing value. na: texts
-    that mean a missing value.
-    """
+    """The parts of a spec; `classes` is 0 if the spec does not give it. drop: True for missing=drop."""
 
     path: Path
     test: Path | None
     label: str
     client: str
     inputs: tuple[str, ...]
-    categories: tuple[str, ...]
     classes: int
     drop: bool
     na: tuple[str, ...]
@@ -66,36 +59,28 @@ class TableFile:
     def parse(spec: str, root: Path | None) -> TableFile:
         """Parse a spec. root: the data folder, for relative files that are not in the working directory."""
         name, _, rest = spec.partition(",")
-        values, repeated = tables.options(rest, spec, FORM, KEYS)
+        pairs = key_values(rest, f"data set {spec!r}", REPEATABLE)
+        for key, _ in pairs:
+            if gone := removed("data set", f"{key}="):
+                raise UsageError(f"data set {spec!r}: {gone}")
+            if key not in KEYS:
+                raise unknown(f"key of data set {spec!r}:", key, KEYS)
+        values = dict(pairs)
+        classes, missing = whole(values.get("classes", "0")), values.get("missing", "refuse")
+        if not all(values.values()) or classes < 0 or missing not in ("refuse", "drop"):
+            raise FORM.misuse("data set", spec)
         path = Path(name).expanduser()
         path = path if root is None or path.exists() else root / path
         test = path.parent / Path(values["test"]).expanduser() if "test" in values else None
         for file in filter(None, (path, test)):
             if wrong := no_file(file):
-                where = (
-                    "" if file == test else "; relative files lie in the working directory or in --data-dir"
-                )
+                where = "" if file == test else "; relative files lie in the working directory or --data-dir"
                 raise DataError(f"--dataset {path.name}: {file} {wrong}{where}")
-        classes, missing = whole(values.get("classes", "0")), values.get("missing", "refuse")
-        if classes < 0:
-            raise FORM.misuse("data set", spec)
-        if missing not in ("refuse", "drop"):
-            raise UsageError(
-                f"--dataset {path.name}: missing={missing}: write missing=drop or missing=refuse"
-            )
-        if repeated["na"] and not set(TEXTS) & set(path.suffixes):
+        inputs, na = (tuple(value for key, value in pairs if key == several) for several in REPEATABLE)
+        if na and _is_parquet(path):
             raise UsageError(f"--dataset {path.name}: na= is for csv and tsv files; others have empty cells")
-        return TableFile(
-            path,
-            test,
-            values.get("label", ""),
-            values.get("client", ""),
-            repeated["input"],
-            repeated["category"],
-            classes,
-            missing == "drop",
-            repeated["na"],
-        )
+        label, client = values.get("label", "label"), values.get("client", "")
+        return TableFile(path, test, label, client, inputs, classes, missing == "drop", na)
 
     @property
     def owner(self) -> str:
@@ -116,191 +101,274 @@ class TableFile:
         return (self.path, self.test) if self.test else (self.path,)
 
     def read(self) -> Arrays:
-        """Read the arrays, and `facts`: number of classes, scale of the inputs, number of dropped rows."""
-        parts = [part for path in self.files() for part in self._parts(path)]
-        names, keras = parts[0].names, len(parts) == 2 and self.test is None
-        label = self.label or next((name for name in ("y",) if keras), "")
-        label = label or next((name for name in LABELS if name in names), "")
-        columns = [("label", label), ("client", self.client or label), *(("input", n) for n in self.inputs)]
-        columns += [("category", name) for name in self.categories]
-        for key, column in columns:
-            if column not in names:
-                raise tables.unknown_column(self.path.name, key, column, names)
-        features = tuple(dict.fromkeys((*self.inputs, *self.categories))) if self.inputs else ()
-        features = features or tuple(n for n in names if n not in (label, self.client))
-        if lacking := [n for n in (label, *features) if n not in parts[-1].names]:
-            raise DataError(f"{self.owner}: {parts[-1].table.title} has no column {', '.join(lacking)}")
-        if unused := [name for name in self.categories if name == label or name not in features]:
-            raise UsageError(f"{self.owner}: category={unused[0]} is the label or the client, no feature")
-        dropped = 0
-        if self.drop:
-            used = (label, *features, *([self.client] if self.client else ()))
-            complete = [part.complete(used) for part in parts]
-            dropped = sum(len(part.table.frame) for part in parts) - sum(len(p.table.frame) for p in complete)
-            parts = complete
-        targets, classes = tables.targets([part.table for part in parts], label, self.classes)
-        inputs, white, labels = self._inputs(parts, features)
-        named = [part.table for part in parts if self.client in part.table.frame]
-        centres, *tested = tables.clients(named, self.client) if self.client else [None]
-        if len(parts) == 1:
-            groups = targets[0] if targets[0].ndim == 1 else np.zeros(len(targets[0]))
-            test = every_nth_of_class(groups, TEST_EVERY)
-            if not test.any():
-                raise DataError(
-                    f"{self.owner}: of every class each {TEST_EVERY}th row is a test row, and no class has "
-                    "as many; name a file of test rows: test=FILE"
-                )
-            inputs, targets = ([rows[0][~test], rows[0][test]] for rows in (inputs, targets))
-            if centres is not None:
-                kept, rows = np.unique(centres[~test], return_inverse=True)
-                number = np.full(int(centres.max()) + 1, -1)
-                number[kept] = np.arange(len(kept))
-                centres, tested = rows, [number[centres[test]]]
-        arrays = bundle(inputs[0], targets[0], inputs[1], targets[1], centres, targets[0].dtype.type)
-        more: Arrays = {"features": np.array(labels)} if labels else {}
-        if tested:
-            more["test_centres"] = np.asarray(tested[0])
-        return {**arrays, **more, "facts": np.array([classes, white, dropped])}
+        """Read the arrays, `features`, and `facts`: number of classes, scale, number of rows left out."""
+        import pandas
 
-    def _inputs(
-        self, parts: Sequence[_Part], names: Sequence[str]
-    ) -> tuple[list[Array], float, tuple[str, ...]]:
-        """Return the inputs of every part, their scale (255 for uint8, else 1), and feature names, if any."""
-        if not any(name in parts[0].arrays for name in names):
-            inputs, labels = tables.features(
-                [part.table for part in parts], names, bool(self.inputs), self.categories, NO_VALUE
-            )
-            return inputs, 1.0, labels
-        if len(names) > 1:
+        frames = [self._frame(path) for path in self.files()]
+        features = self._features(frames)
+        used = [self.label, *features, *filter(None, [self.client])]
+        # a file of test rows may lack the column of clients; then its rows belong to none
+        parts = [frame.reindex(columns=used, fill_value=NO_CLIENT) for frame in frames]
+        rows = pandas.concat(parts, keys=range(len(parts)))
+        table = _Table(self, rows).complete()
+        targets, classes = table.targets(self.label, self.classes)
+        inputs, names = table.features(features)
+        test = ~table.first
+        if self.test is None:
+            test = every_nth_of_class(targets if targets.ndim == 1 else np.zeros(len(targets)), TEST_EVERY)
+        if not test.any():
             raise DataError(
-                f"{self.owner} has the arrays {', '.join(names)}: say which is the input, input=NAME"
+                f"{self.owner}: of every class each {TEST_EVERY}th row is a test row, and no class has as "
+                "many; name a file of test rows: test=FILE"
             )
-        arrays = [part.arrays[names[0]] for part in parts]
-        if all(array.dtype == np.uint8 for array in arrays):
-            return arrays, 255.0, ()
-        for array in arrays:
-            if array.dtype.kind not in "biuf" or (array.dtype.kind in "iu" and rounded(array).any()):
-                raise DataError(
-                    f"{self.owner}: {names[0]} has {array.dtype}, not all of which float32 holds; convert it"
-                )
-        return [array.astype(np.float32) for array in arrays], 1.0, ()
+        divided = (inputs[~test], targets[~test], inputs[test], targets[test])
+        arrays = bundle(*divided, targets=targets.dtype.type)
+        if self.client:
+            arrays |= table.centres(self.client, test)
+        facts = np.array([classes, 1.0, len(rows) - len(table.rows)])
+        return arrays | {"features": np.array(names), "facts": facts}
 
-    def _parts(self, path: Path) -> list[_Part]:
-        """Read a file as one part, or as two if it has Keras's arrays and the user does not name a label."""
+    def _features(self, frames: Sequence[Any]) -> tuple[str, ...]:
+        """Return the columns of features, after checking that all columns exist."""
+        names = tuple(frames[0].columns)
+        columns = [("label", self.label), ("client", self.client), *(("input", name) for name in self.inputs)]
+        for key, column in columns:
+            if column and column not in names:
+                several = "" if len(names) <= MOST_VALUES else f"the {len(names):,} columns of the file"
+                raise unknown(f"column of {self.path.name} ({key}=):", column, names, command=several)
+        features = self.inputs or tuple(name for name in names if name not in (self.label, self.client))
+        if not features or {self.label, self.client} & set(features):
+            raise UsageError(f"{self.owner}: features are columns beside the label and the client")
+        if lacking := [name for name in (self.label, *features) if name not in frames[-1]]:
+            raise DataError(f"{self.owner}: {self.files()[-1].name} has no column {_listed(lacking)}")
+        return features
+
+    def _frame(self, path: Path) -> Any:
+        """Read a file as a pandas frame."""
         import pandas
 
-        owner = self.owner
         try:
-            if path.suffix == ".npz":
-                return _of_arrays(path, owner, bool(self.label))
-            if path.suffix == ".parquet":
-                needed("pyarrow", f"the parquet file {path.name}", "parquet")
-                frame = pandas.read_parquet(path)
-                frame = frame.reset_index(drop=not any(frame.index.names)).rename(columns=str)
-                return [_Part(tables.Table(owner, path.name, frame, _row(path), DROP))]
-            return [_Part(self._csv(path))]
-        except (OSError, EOFError, ValueError, csv.Error, zlib.error, zipfile.BadZipFile) as e:
+            if not _is_parquet(path):
+                return self._csv(path)
+            needed("pyarrow", f"the parquet file {path.name}", "parquet")
+            frame = pandas.read_parquet(path)
+            return frame.reset_index(drop=not any(frame.index.names)).rename(columns=str)
+        except (OSError, EOFError, ValueError, csv.Error, zlib.error) as e:
             text = " ".join(str(e).split())[:300]
-            raise DataError(f"{owner}: {path.name} cannot be read: {text}") from None
+            raise DataError(f"{self.owner}: {path.name} cannot be read: {text}") from None
 
-    def _csv(self, path: Path) -> tables.Table:
+    def _csv(self, path: Path) -> Any:
+        """Read a csv or tsv file; the label and the client stay text."""
         import pandas
 
-        owner = self.owner
-        separator = "\t" if ".tsv" in path.suffixes else ","
+        separator = _separator(path)
         with opened_text(path) as file:
-            rows = csv.reader(file, delimiter=separator)
-            heads, cells = next(rows, []), next(rows, [])
+            lines = csv.reader(file, delimiter=separator)
+            heads, cells = next(lines, []), next(lines, [])
         wrong = other_separator(",".join(heads)) if separator == "," else ""
-        twice = next((name for name in heads if heads.count(name) > 1), None)
-        if twice is not None:
-            wrong = f"its first line has the name {twice!r} twice"
-        elif all(name.strip().lstrip("-").replace(".", "", 1).isdigit() for name in heads):
+        name, times = Counter(heads).most_common(1)[0] if heads else ("", 0)
+        if all(name.strip().lstrip("-").replace(".", "", 1).isdigit() for name in heads):
             wrong = "its first line must have the names of the columns"
+        elif not heads[-1].strip():
+            wrong = f"its first line ends with {separator!r}, and no name follows; remove it from all lines"
+        elif not all(name.strip() for name in heads):
+            wrong = "a column has no name (pandas writes row numbers so, without to_csv(index=False))"
+        elif times > 1:
+            wrong = f"its first line has the name {name!r} twice"
         elif len(cells) > len(heads):  # pandas would use the first cells as an index
-            wrong = f"line {rows.line_num} has {len(cells)} cells, and the first line {len(heads)} names"
+            wrong = f"line {lines.line_num} has {len(cells)} cells, and the first line {len(heads)} names"
         if wrong:
-            raise DataError(f"{owner}: {wrong}")
+            raise DataError(f"{self.owner}: {wrong}")
         with opened_text(path) as file:
-            frame = pandas.read_csv(
+            return pandas.read_csv(
                 file,
                 sep=separator,
+                dtype={name: str for name in (self.label, self.client) if name in heads},
                 keep_default_na=False,
                 na_values=["", *self.na],
                 low_memory=False,
                 # integers stay integers in a column with missing values
                 **({"dtype_backend": "numpy_nullable"} if self.drop else {}),
             )
-        return tables.Table(
-            owner, path.name, frame, lambda row: f"line {_line(path, separator, row)} of {path.name}", DROP
-        )
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
-    """Rows of a file: columns, and arrays with several values per row."""
+class _Table:
+    """All rows as a pandas frame, whose index has the numbers of the file and of the file's row, from 0."""
 
-    table: tables.Table
-    arrays: Mapping[str, Array] = field(default_factory=dict)
+    file: TableFile
+    rows: Any
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return (*self.table.frame.columns, *self.arrays)
+    def first(self) -> npt.NDArray[np.bool_]:
+        """A mask, (n,), of the rows of the first file, whose names are the known ones."""
+        return np.asarray(self.rows.index.get_level_values(0) == 0)
 
-    def complete(self, names: Sequence[str]) -> _Part:
-        """Return the rows that have a value in all columns `names`.
+    def complete(self) -> _Table:
+        """Return the table without rows that lack a value; without missing=drop, refuse such rows."""
+        missing = self.rows.isna()
+        for name in self.rows.columns:
+            if not self._numeric(name):
+                missing[name] |= self._text(name).str.strip() == ""
+        lacking = missing.any()
+        if lacking.any() and not self.file.drop:
+            error = self._wrong(lacking.idxmax(), missing[lacking.idxmax()], "has no value")
+            raise DataError(f"{error}; missing=drop leaves such rows out")
+        rows = self.rows[~missing.any(axis=1)]
+        if rows.index.get_level_values(0).nunique() < len(self.file.files()):
+            raise DataError(f"{self.file.owner}: every row of a file lacks a value (missing=drop)")
+        return _Table(self.file, rows)
 
-        Raises:
-            DataError: If there are no such rows.
+    def features(self, names: Sequence[str]) -> tuple[Array, list[str]]:
+        """Convert columns to inputs, (n, features) float32, and return the names of the features.
+
+        A column of numbers is one feature; one of text is a feature of 0 and 1 for each of its values.
         """
-        table, missing = self.table, np.zeros(len(self.table.frame), dtype=bool)
+        labels: list[str] = []
+        blocks = []
         for name in names:
-            if name in table.frame.columns:
-                missing |= tables.without_value(table, name)
-            elif (array := self.arrays.get(name)) is not None and array.dtype.kind == "f":
-                missing |= np.isnan(array.reshape(len(array), -1)).any(axis=1)
-        if missing.all():
-            raise DataError(f"{table.owner}: every row of {table.title} lacks a value (missing=drop)")
-        kept, place = np.flatnonzero(~missing), table.place
-        frame = table.frame[~missing].reset_index(drop=True)
-        table = replace(table, frame=frame, place=lambda row: place(int(kept[row])))
-        return _Part(table, {name: array[kept] for name, array in self.arrays.items()})
+            if self._numeric(name):
+                labels.append(name)
+                blocks.append(self._numbers(name)[:, None])
+            else:
+                self._check_values(name)
+                codes, values = self._coded(name)
+                labels += [f"{name}={value}" for value in values]
+                blocks.append(np.eye(len(values), dtype=np.float32)[codes])
+        return np.concatenate(blocks, axis=1), labels
+
+    def targets(self, name: str, classes: int) -> tuple[Array, int]:
+        """Return the targets of all rows and the number of outputs; classes=1: numbers to predict."""
+        if classes == 1:
+            return self._numbers(name)[:, None], 1
+        codes, names = self._coded(name)
+        owner, count = f"{self.file.owner}: column {name}", len(names)
+        if classes not in (0, count):
+            raise DataError(f"{owner}: classes={classes}, but it has {count:,}: {_listed(names)}")
+        numbers = not any(map(isnan, map(number, names))) and not all(map(_WHOLE.fullmatch, names))
+        if not classes and (numbers or count > max(self.first.sum() // 2, 2)):
+            raise DataError(
+                f"{owner} has {count:,} values in {self.first.sum():,} rows, such as {names[-1]!r}: say "
+                f"classes=1 if they are numbers to predict, or classes={count} if they are names of classes"
+            )
+        return codes, count
+
+    def centres(self, name: str, test: npt.NDArray[np.bool_]) -> Arrays:
+        """Return `centres` and `test_centres`, the clients of training and of test rows; -1 is none."""
+        codes, names = self._coded(name, others=True)
+        meant = {_meaning(known): known for known in names}
+        for other in sorted(set(self._text(name)[codes < 0])):
+            if known := meant.get(_meaning(other)):
+                raise DataError(
+                    f"{self.file.owner}: column {name} has {known!r} in {self.file.path.name} and "
+                    f"{other!r} in {self.file.files()[-1].name}; write them alike if they are one client"
+                )
+        trained, centres = np.unique(codes[~test], return_inverse=True)
+        client = np.full(len(names) + 1, -1)  # the last entry is for index -1
+        client[trained] = np.arange(len(trained))
+        return {"centres": centres, "test_centres": client[codes[test]]}
+
+    def _numeric(self, name: str) -> bool:
+        """Return whether a column has numbers, or true and false."""
+        from pandas.api.types import is_numeric_dtype
+
+        return bool(is_numeric_dtype(self.rows[name].dtype))
+
+    def _text(self, name: str) -> Any:
+        return self.rows[name].astype(object).map(str)
+
+    def _wrong(self, name: str, rows: Any, what: str) -> DataError:
+        """Return the error for the marked rows of a column."""
+        marked = np.asarray(rows, dtype=bool)
+        file, row = self.rows.index[marked.argmax()]
+        path = self.file.files()[file]
+        place = f"row {row} of {path.name} (counted from 0)"
+        if not _is_parquet(path):
+            place = f"line {_line(path, row)} of {path.name}"
+        return DataError(f"{self.file.owner}: {place}, column {name} {what} (the first of {marked.sum():,})")
+
+    def _numbers(self, name: str) -> Array:
+        """Convert a column of numbers to float32, (n,)."""
+        import pandas
+
+        series = self.rows[name]
+        if not self._numeric(name):
+            series = pandas.to_numeric(self._text(name), errors="coerce")
+            if (wrong := series.isna()).any():
+                raise self._wrong(name, wrong, f"is {self.rows[name][wrong].iloc[0]!r}, which is no number")
+        exact = {"i": np.int64, "u": np.uint64}.get(series.dtype.kind, np.float64)
+        values = series.to_numpy(dtype=exact)
+        with np.errstate(over="ignore"):
+            result = np.asarray(values.astype(np.float32))
+        wrong = rounded(values) if values.dtype.kind in "iu" else ~np.isfinite(result)
+        if wrong.any():
+            what = f"is {values[wrong.argmax()]}, which float32 does not hold; an id is no feature"
+            raise self._wrong(name, wrong, what)
+        return result
+
+    def _check_values(self, name: str) -> None:
+        """Refuse a column of text that has numbers in another notation, or too many values for features."""
+        import pandas
+
+        text = self._text(name)
+        if text.str.contains(_NUMBER_IN_TEXT).any():
+            wrong = pandas.to_numeric(text, errors="coerce").isna()
+            if not wrong.any():  # a whole number of more than 64 bits, or numbers that parquet has as text
+                wrong = text.str.len() == text.str.len().max()
+            what = f"is {self.rows[name][wrong].iloc[0]!r}, no plain number such as 1234.5"
+            raise DataError(f"{self._wrong(name, wrong, what)}; na=TEXT is a missing value. {_PREPARE}")
+        text = text[self.first]
+        if text.nunique() > min(MOST_VALUES, max(len(text) // 2, 2)):
+            raise DataError(
+                f"{self.file.owner}: column {name} is text of {text.nunique():,} values in {len(text):,} "
+                f"rows, such as {text.iloc[0]!r}; each would be a feature. {_PREPARE}"
+            )
+
+    def _coded(self, name: str, others: bool = False) -> tuple[Array, list[str]]:
+        """Number the names in a column, (n,), and return the names, which are those of the first file.
+
+        Names are in sorted order, or by value if all are plain whole numbers. others: the other file may have
+        more names, numbered -1.
+        """
+        text = self._text(name)
+        names = sorted(set(text[self.first]))
+        names = sorted(names, key=int) if all(map(_WHOLE.fullmatch, names)) else names
+        if spaced := [known for known, times in Counter(map(str.strip, names)).items() if times > 1]:
+            raise DataError(f"{self.file.owner}: column {name} has {spaced[0]!r} with and without spaces")
+        numbers = {known: i for i, known in enumerate(names)}
+        codes = np.array([numbers.get(value, -1) for value in text], dtype=np.int64)
+        if not others and (new := codes < 0).any():
+            what = f"is {text[new].iloc[0]!r}, which {self.file.path.name} has not: {_listed(names)}"
+            raise self._wrong(name, new, what)
+        return codes, names
+
+
+def _meaning(name: str) -> str | float:
+    """Return what may be meant by a name: its value if it is a number, else the name without spaces."""
+    value = number(name)
+    return name.strip() if isnan(value) else value
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List the first FEW names as text."""
+    more = f", ... ({len(names):,} in all)" if len(names) > FEW else ""
+    return ", ".join(map(repr, names[:FEW])) + more
 
 
 # ---- files
 
 
-def _row(path: Path) -> Callable[[int], str]:
-    return lambda row: f"{path.name}, row {row} (counted from 0)"
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
 
 
-def _line(path: Path, separator: str, row: int) -> int:
+def _separator(path: Path) -> str:
+    return "\t" if path.name.lower().endswith((".tsv", ".tsv.gz")) else ","
+
+
+def _line(path: Path, row: int) -> int:
     """Return the line of the file, from 1, on which a row of the table ends; blank lines are no rows."""
     with opened_text(path) as file:
-        rows = csv.reader(file, delimiter=separator)
+        rows = csv.reader(file, delimiter=_separator(path))
         filled = (rows.line_num for cells in rows if cells)
         return next(line for at, line in enumerate(filled, start=-1) if at == row)
-
-
-def _of_arrays(path: Path, owner: str, labelled: bool) -> list[_Part]:
-    import pandas
-
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{owner}: {path.name} is no file that numpy.savez wrote")
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    if not labelled and all(name in arrays for name in KERAS):
-        groups = [{"x": arrays[f"x_{title}"], "y": arrays[f"y_{title}"]} for title in ("train", "test")]
-    else:
-        groups = [arrays]
-    parts = []
-    for group in groups:
-        lengths = {name: len(array) if array.ndim else 0 for name, array in group.items()}
-        if len(set(lengths.values())) != 1:
-            listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise DataError(f"{owner}: its arrays have different numbers of rows: {listed}")
-        native = {n: a.astype(a.dtype.newbyteorder("="), copy=False) for n, a in group.items()}
-        columns: dict[str, Any] = {n: a.reshape(len(a)) for n, a in native.items() if a.size == len(a)}
-        wide = {n: a for n, a in native.items() if n not in columns}
-        parts.append(_Part(tables.Table(owner, path.name, pandas.DataFrame(columns), _row(path), DROP), wide))
-    return parts
