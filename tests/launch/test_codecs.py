@@ -142,7 +142,7 @@ def test_the_table_of_a_run(run: Path, tmp_path: Path) -> None:
         "> best:0.2",
         "> delta+zstd",
         "csr:0.5 *",
-        "the least for positions",
+        "entropy of independent positions",
     ):
         assert words in done.stdout
     with file.open() as opened:
