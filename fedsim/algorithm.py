@@ -142,8 +142,6 @@ class Task:
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
     weight: float = 1.0
     """The weight of the client's upload in an asynchronous run (Arrival.weight)."""
-    personal: bool = False
-    """True if the task trains the client's personal model (--personalise), which is not sent."""
 
     @property
     def K(self) -> int:
@@ -376,11 +374,6 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         An algorithm takes its dual step here, with the decoded upload.
         """
         return client
-
-    def local_mean(self, down: Down, up: Up) -> Tensor:
-        """Return the weights (P,) after local training, or their posterior mean (fedsim.personalisation)."""
-        mean: Tensor = up.mean  # type: ignore[attr-defined]
-        return mean
 
     # ---- participants that compute an upload and do not send it (fedsim.event_trigger)
 

@@ -154,7 +154,7 @@ def unknown(
     shown: formats a known name. command: the command that lists all names; by default from COMMANDS. For a
     name that an earlier version had, the error names what replaces it.
     """
-    if gone := removed(what, name):
+    if gone := removed(what.partition(" of ")[0], name):  # a hyperparameter, of any algorithm
         return UsageError(gone)
     names = sorted(known)
     meant = nearest(name, names)

@@ -237,17 +237,6 @@ class Experiment:
             default="none",
         ),
     ] = ""
-    personalise: Annotated[
-        int,
-        option(
-            "At the end, N local epochs per client from the last model, which is scored by client.",
-            "N",
-            "evaluation",
-            default="none",
-            ge=0,
-        ),
-    ] = 0
-    """0: there are no personal models."""
     bad_uploads: Annotated[
         Literal["stop", "skip", "retry"],
         option("An upload with NaN, Inf, a precision that is not positive or too large a norm.", "", "wire"),
@@ -417,7 +406,8 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
     spelled = {names.get(key, key): key for key, _ in dotted(hyperparameters)}
     for key, value in dotted(hyperparameters):
         if key not in names:
-            raise unknown(f"key in {where}:", key, names)
+            gone = removed("hyperparameter", key)
+            raise UsageError(f"{where}: {gone}") if gone else unknown(f"key in {where}:", key, names)
         *path, last = names[key].split(".")
         into, default = nested, algorithm
         for part in path:  # a group keeps the algorithm's own defaults where they are not overridden

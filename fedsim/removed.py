@@ -34,6 +34,7 @@ OPTIONS: Mapping[str, str] = {
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "command": {"replay": _VERIFY, "edge": _TREE, "devices": _FEDSCALE},
+    "hyperparameter": {"prior_power": "only personal models had it, and never the rounds"},
     "algorithm": {"fedpm": _FEDPM},
     "class variable": {"default_codecs": "--codec names the codec of every field"},
     "codec": {"bernoulli": _FEDPM, "mrc": _MASKS, "levels": _MASKS},

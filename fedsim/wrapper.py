@@ -53,7 +53,6 @@ class Wrapper(AnyAlgorithm):
     sum_of = _of_inner("sum_of")
     sums_for = _of_inner("sums_for")
     merged = _of_inner("merged")
-    local_mean = _of_inner("local_mean")
     unsent = _of_inner("unsent")
     client_unsent = _of_inner("client_unsent")
     dual_damping = _of_inner("dual_damping")

@@ -42,6 +42,7 @@ from launch.runs.resume import Resumption
 from launch.session import run as runs
 
 if TYPE_CHECKING:
+    import numpy.typing
     from torch import nn
 
     from launch.configuration.arguments import (
@@ -67,6 +68,8 @@ class Run(RunFolder):
         (10892, None)
         >>> run.model()(torch.zeros(1, 64)).shape
         torch.Size([1, 10])
+        >>> sum(len(rows) for rows in run.client_rows())
+        1437
         >>> run.report().name, run.trace().name
         ('report.html', 'trace.json')
     """
@@ -109,6 +112,18 @@ class Run(RunFolder):
         from launch.runs.restored import trained_model
 
         return trained_model(self)
+
+    def client_rows(self) -> tuple[numpy.typing.NDArray[Any], ...]:
+        """Return the rows of the data set's training examples that each client has, by client.
+
+        The data set's files must be available, because the rows are divided again.
+
+        Raises:
+            UsageError: if the run's task cannot be set up here.
+        """
+        from launch.runs.restored import RestoredRun
+
+        return RestoredRun.open(self.path).problem.split
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the run's report, one HTML file without external resources, and return its path.
@@ -168,7 +183,6 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
         freeze (str): Patterns of the parameters that are not trained; they never cross the wire.
         statistics (str): The treatment of running statistics of batch normalisation: "average", "local" or
             "frozen"; "" (the default) refuses models that have them.
-        personalise (int): Local epochs for each client's personal model, trained and scored at the end.
         until (float | str): The test accuracy (0.78, "78%") at which the run ends, after the first evaluated
             round that reaches it; 0 means none.
         participation (str | float | int | Callable): A schedule as on the command line, a share of the

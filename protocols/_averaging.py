@@ -177,9 +177,6 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
         result = self.delta(client, down.mean, shard, task)
         return Client(result.carried), DeltaUp(result.solution, result.loss)
 
-    def local_mean(self, down: Down, up: DeltaUp) -> Tensor:
-        return down.mean.double() - up.delta.double()
-
     def add(self, sums: WeightedSum, down: Down, k: int, up: DeltaUp, ctx: Context) -> WeightedSum:
         return sums.plus(up.delta, ctx.sizes[k])
 

@@ -17,11 +17,5 @@ CLIENT_NUMBERS = (
 )
 """Keys of scores summarised over clients."""
 
-PERSONAL_NUMBERS = (
-    *("personal_accuracy_mean", "personal_accuracy_worst", "personal_accuracy_gain"),
-    *("personal_nll_mean", "personal_nll_worst", "personal_nll_gain"),
-)
-"""Keys of summary.json: scores of the clients' own models (fedsim.personalisation)."""
-
 CLIENT_LISTS = ("client_accuracies", "client_nlls")
 """Keys of lists with a score for each client."""

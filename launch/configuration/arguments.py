@@ -82,7 +82,6 @@ class ExperimentOptions(TypedDict, total=False):
     deadline: str
     asynchronous: str
     tree: str
-    personalise: int
     bad_uploads: Literal["stop", "skip", "retry"]
     max_norm: float
 

@@ -29,7 +29,7 @@ from launch.runs.folder import RunFolder
 
 SCORES = (
     *("test_accuracy", "test_nll", "test_ece", "test_brier", "client_accuracy_worst"),
-    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "personal_accuracy_mean"),
+    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece"),
 )
 DIGESTS = ("experiment_sha256", "model_sha256", "clients_sha256", "ledger.csv")
 SIDES = ("down", "up")

@@ -52,10 +52,6 @@ def clients(
     devices = summary.get("devices") or {}
     spent = {title: devices[key] for title, key in SPENT.items() if key in devices}
     scores = {title: last[key] for title, key in SCORES.items() if isinstance(last.get(key), list)}
-    own = summary.get("personalised") or {}
-    scores |= {
-        f"{title}, personal": own[key] for title, key in SCORES.items() if isinstance(own.get(key), list)
-    }
     lines = [
         [
             *(str(k), _at(sizes, k), _at(took_part, k), _at(folded, k)),

@@ -49,8 +49,6 @@ MORE_HEADS = {
     "test_ece": "ECE",
     "test_brier": "Brier",
     "client_accuracy_worst": "worst\nclient %",
-    "personal_accuracy_mean": "personal\nmean %",
-    "personal_accuracy_gain": "gain over\nglobal %",
 }
 MORE = {f"{metric}@end": metric for metric in MORE_HEADS}
 FOLDER = Path("comparisons")

@@ -134,7 +134,6 @@ TILES = {
     "ECE": ("test_ece", ".4f"),
     "Brier score": ("test_brier", ".4f"),
     "accuracy, worst client": ("client_accuracy_worst", "%"),
-    "accuracy, personal models": ("personal_accuracy_mean", "%"),
     "accuracy, posterior samples": ("ensemble_accuracy", "%"),
     "NLL, posterior samples": ("ensemble_nll", ".4f"),
     "ECE, posterior samples": ("ensemble_ece", ".4f"),

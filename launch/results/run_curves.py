@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas
 
-from fedsim.learning.score_names import CLIENT_NUMBERS, EXTRA, PERSONAL_NUMBERS
+from fedsim.learning.score_names import CLIENT_NUMBERS, EXTRA
 from launch.results import html
 from launch.results.figures import Line, chart, wide
 from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
@@ -119,7 +119,6 @@ def _others(metrics: pandas.DataFrame) -> list[str]:
         *ECES,
         *BRIERS,
         *CLIENT_NUMBERS,
-        *PERSONAL_NUMBERS,
         "train_loss",
     }
     names = [str(name) for name in metrics.columns if name not in drawn]

@@ -29,7 +29,7 @@ MEASURES = {
 MORE_MEASURES = {
     f"{name}@end": name
     for name in (
-        *(*CALIBRATION, "client_accuracy_worst", "personal_accuracy_mean", "personal_accuracy_gain"),
+        *(*CALIBRATION, "client_accuracy_worst"),
         *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
     )
 }

@@ -22,7 +22,6 @@ import msgspec
 
 from fedsim.errors import DataError, DiskError, MismatchError, UsageError, WireError
 from fedsim.experiment import Experiment, convert
-from fedsim.learning.score_names import PERSONAL_NUMBERS
 from fedsim.wire.ledger_rows import Entry
 from launch.configuration.config_files import check_lanes
 from launch.runs.growing import rows_of
@@ -347,8 +346,7 @@ class RunFolder:
     def lines(self) -> tuple[dict[str, Any], ...]:
         """The lines of metrics.jsonl, without a last line that is still being written.
 
-        The traffic of rounds that were not evaluated is added to the next line, and PERSONAL_NUMBERS of
-        summary.json to the last line.
+        The traffic of rounds that were not evaluated is added to the next line.
 
         Raises:
             UsageError: if there is no metrics.jsonl.
@@ -365,8 +363,6 @@ class RunFolder:
                 raise DataError(f"{path} is damaged: line {number} is not the record of a round") from None
         if len(rounds) < len(lines):
             raise DataError(f"{path} is damaged: a line has no bytes_down or bytes_up")
-        if lines:  # personal models are scored at the end of the run
-            lines[-1] |= {name: self.summary[name] for name in PERSONAL_NUMBERS if name in self.summary}
         if every_round(rounds):
             return tuple(lines)
         own = self.ledger[self.ledger.kind == "algorithm"]

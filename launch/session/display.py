@@ -90,8 +90,6 @@ class Display(ProgressDisplay):
                     f"scores by client: mean accuracy {percentage(summary['client_accuracy_mean'])}, "
                     f"worst {percentage(summary['client_accuracy_worst'])}"
                 )
-        if personal := summary.get("personalised"):
-            self.console.print(personal_text(summary, personal), soft_wrap=True)
         if summary.get("ensemble_accuracy") is not None:
             message = [
                 f"accuracy [bold]{percentage(summary['ensemble_accuracy'])}[/]",
@@ -118,19 +116,6 @@ class Display(ProgressDisplay):
         if target.until:
             spent = summary["bytes_to_until"]
             self.console.print(target.outcome(sum(spent.values()) if spent else None), soft_wrap=True)
-
-
-def personal_text(summary: Mapping[str, Any], personal: Mapping[str, Any]) -> str:
-    """Describe the scores of the clients' own models."""
-    mean, gain = summary["personal_accuracy_mean"], summary["personal_accuracy_gain"]
-    if mean is None:
-        return "personalised: no client has a score"
-    epochs = counted(personal["epochs"], "local epoch")
-    return (
-        f"personalised by {epochs}: mean accuracy {percentage(mean)}, {100 * gain:+.1f} points over the "
-        f"global model; worst {percentage(summary['personal_accuracy_worst'])}; {personal['better']} of "
-        f"{personal['scored']} clients gain"
-    )
 
 
 def on_the_clock(devices: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 from rich.markup import escape
 
 from fedsim.errors import FedsimError, Interrupted
-from fedsim.personalisation import PersonalScores
 from fedsim.printable import one_line
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
@@ -225,10 +224,9 @@ class Recorder:
         states: ClientStates | None = None,
         outcome: Outcome | None = None,
         error: str | None = None,
-        personal: PersonalScores | None = None,
     ) -> dict[str, Any]:
-        """Write summary.json, and return its content. `states` and `outcome` are None unless the run is done.
-        `personal` has the scores of the clients' personal models, if there are any."""
+        """Write summary.json, and return its content. `states` and `outcome` are None unless the run is
+        done."""
         clients = range(len(self.problem.clients))
         summary = summarise(
             self.problem,
@@ -251,9 +249,6 @@ class Recorder:
             "files": {d.name: {"rows": d.rows, "bytes": d.bytes, "sha256": d.sha256} for d in digests},
             "experiment_sha256": self.experiment_sha256,
         }
-        if personal is not None:
-            summary |= personal.numbers()
-            summary["personalised"] = personal.to_json(self.problem.experiment.personalise)
         if self.problem.clock is not None:
             summary |= device_costs(self.problem, self.rundir.ledger_rows(), self.last_round)
         if drift := json_or_empty(self.rundir.path / manifest.MANIFEST).get("drift"):

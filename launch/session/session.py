@@ -16,7 +16,6 @@ from rich.markup import escape
 from fedsim.errors import FedsimError, Interrupted, UsageError
 from fedsim.experiment import Experiment
 from fedsim.participation import Schedule
-from fedsim.personalisation import PersonalScores, check_personalised, personal_scores
 from fedsim.problem import Problem
 from launch.configuration.execution import Execution
 from launch.configuration.worker_count import decide, lanes_of
@@ -127,8 +126,6 @@ class Session:
             raise UsageError("--numerics tf32 needs a GPU, and this run computes on the CPU; leave it out")
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = assemble(experiment, data_dir, "cpu" if execution.workers else device)
-        if experiment.personalise:
-            check_personalised(problem)
         check_repeatable(problem, data_dir)
         remarks: tuple[str, ...] = ()
         if auto:
@@ -197,8 +194,7 @@ class Session:
             if self._own_workers:
                 display.status(f"starting {counted(self.execution.workers, 'worker')}")
             outcome = self._coordinate(wakeup, started)
-            personal = self._personalised(outcome) if self.problem.experiment.personalise else None
-            summary = recorder.write_summary("done", self.start, self._states(), outcome, personal=personal)
+            summary = recorder.write_summary("done", self.start, self._states(), outcome)
             display.traffic_summary(summary, str(self.folder), recorder.target)
             if self.execution.verify_bytes:
                 recorder.verify_bytes(outcome)
@@ -227,19 +223,6 @@ class Session:
             if self._memory is not None:
                 memory_folder.remove(self.folder, self._memory)
             recorder.rundir.close()
-
-    def _personalised(self, outcome: Outcome) -> PersonalScores:
-        """Train and score a model for every client, in this process."""
-        problem, states, versions = self.problem, self._states(), outcome.versions
-        self.recorder.display.status("training a model for each client")
-
-        def state(client: int) -> Any:
-            version = versions[client]
-            if version:
-                return states.load(client, version)
-            return problem.algorithm.client_init(problem.context(0, 0), client)
-
-        return personal_scores(problem, outcome.server, state, self.recorder.last_round, outcome.folds)
 
     def _states(self) -> ClientStates:
         return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.run_name)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fedsim.errors import UsageError, nearest
-from fedsim.learning.score_names import PERSONAL_NUMBERS
 from fedsim.round_events import evaluates
 from launch.results.statistics import SUMMED, Column, parsed
 from launch.sweep.recipe import Differences, Recipe, Table, Trial
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from protocols import AnyAlgorithm
 
 EVERY_RUN = (
-    *("test_accuracy", "test_nll", *OPTIONAL_SCORES, *PERSONAL_NUMBERS),
+    *("test_accuracy", "test_nll", *OPTIONAL_SCORES),
     *("bytes_down", "bytes_up", "simulated_seconds", "joules", "seconds", "seconds_clients"),
 )
 """Numbers that a line of metrics.jsonl may have for any algorithm."""

@@ -58,8 +58,6 @@ FIRST = (
 their default values, so that the digests of old runs stay valid."""
 LATER = {"drop_last": False, "inexact": 0.0, "balance": 0.0, "factor": 2.0}
 """Later hyperparameters, also left out if they have these values. A key is the last part of a dotted name."""
-PERSONAL = ("prior_power",)
-"""Later hyperparameters of personal models alone, left out without --personalise."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +299,6 @@ class Trial:
             name: value
             for name, value in described["hyperparameters"].items()
             if (last := name.rpartition(".")[2]) not in LATER or LATER[last] != value
-            if last not in PERSONAL or self.experiment.personalise
         }
         if model_specs.is_model_spec(self.experiment.model):
             described["model"] = model_specs.fingerprint(self.experiment.model)

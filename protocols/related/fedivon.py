@@ -10,11 +10,6 @@ N(0, I/delta), it starts from the prior, and it does not weight clients by N_k.
 The model is N(m_g, diag(s_g)^-1) with s_g = (N / tau) h_g + delta, on the scale of the summed loss. With the
 clients' precisions s_k = lambda_k h_k + delta, this is s_g = delta + sum_k (s_k - delta).
 
-Personal models (--personalise) have the posterior of the other clients as prior. N - N_k examples of the
-model's N are theirs, and their likelihood is raised to the power c = prior_power (1: as it is, 0: none):
-
-    p_k  ~  N(0, I/delta) N(m_g, diag(c s_o)^-1),   s_o = ((N - N_k) / tau) h_g
-
 Local training is IVON. Its momentum and step count begin at zero in every task; with the option `carry`, each
 client keeps them from round to round, as in ivon_admm.
 
@@ -22,7 +17,7 @@ Wire: 2P down, 2P up.
 
 Differs: IVON keeps h + delta / lambda positive, but not h. A negative h_k is set to 0, and where all h_k are
 0 the mean is weighted by N_k alone. A round's average includes only the clients that take part. In the paper
-the server provides the prior of a personal model; leaving out the client's share, and the power, are ours.
+the server also provides the prior of a personal model, which is left out here.
 
 References:
     Pal et al. 2025: https://arxiv.org/abs/2411.18385
@@ -33,10 +28,9 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 import fedsim
@@ -92,9 +86,6 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
     delta: PriorPrecision = 1.0
     tau: Tempering = 0.1
     local: IvonTraining = IvonTraining(carry=False)
-    prior_power: Annotated[
-        float, Meta(ge=0, le=1, description="of the others' likelihood in the prior of a personal model")
-    ] = 0.1
 
     name: ClassVar[str] = "fedivon"
     paper: ClassVar[str] = "Pal et al. 2025, FedIvon"
@@ -115,14 +106,13 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         h0 = down.curvature.clamp(min=0)  # a codec may round it below 0
         fit, h = ivon_without_dual(
-            shard, task, self.local, down.mean, h0, client.moments, self.tau, lambda: self.prior(down, task)
+            shard, task, self.local, down.mean, h0, client.moments, self.tau, lambda: self.prior(down.mean)
         )
         return Client(fit.carried), Up(fit.solution.mean, h.clamp(min=0), fit.loss)
 
-    def prior(self, down: Down, task: Task) -> Gaussian:
-        h, others = down.curvature.double().clamp(min=0), sum(task.sizes) - task.sizes[task.client]
-        s_o, power = others / self.tau * h, self.prior_power if task.personal else 0.0
-        return Gaussian(power * s_o * down.mean.double(), power * s_o + self.delta)
+    def prior(self, like: Tensor) -> Gaussian:
+        zero = torch.zeros_like(like, dtype=torch.float64)
+        return Gaussian(zero, zero + self.delta)
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         before = (sums.curvature, sums.weighted, sums.mean)

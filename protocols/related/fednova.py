@@ -109,9 +109,6 @@ class FedNova(Algorithm[Server, Client, Down, Up]):
         delta = down.mean.double() - fit.weights.double()
         return client, Up(delta, self.effective_steps(shard.size), fit.loss)
 
-    def local_mean(self, down: Down, up: Up) -> Tensor:
-        return down.mean.double() - up.delta.double()
-
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         weight = ctx.sizes[k]
         direction = self.summed(sums.direction, up, weight=weight)

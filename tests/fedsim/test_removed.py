@@ -43,7 +43,15 @@ def test_masks_are_an_example(words: list[str], name: str) -> None:
     assert f"{name} left in 0.2: docs/examples/fedpm.py has the algorithm" in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("line", ["replay RUN", "launch --keep-uploads"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "replay RUN",
+        "launch --keep-uploads",
+        "launch --personalise 5",
+        "launch --algo fedivon --set prior_power=1",
+    ],
+)
 def test_a_typed_name_that_left_is_refused_in_one_line(line: str) -> None:
     done = CliRunner().invoke(main, line.split())
     assert done.exit_code == UsageError.exit_code

@@ -245,18 +245,6 @@ def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Pat
     assert [t.id for t in plain.trials()] == [t.id for t in printed.trials()]
 
 
-def test_a_hyperparameter_of_personal_models_identifies_only_runs_that_have_them(tmp_path: Path) -> None:
-    def identified(personalise: int, power: float) -> list[str]:
-        text = (
-            f'title = "a"\n[experiment]\npersonalise = {personalise}\n[[variant]]\nlabel = "x"\n'
-            f'experiment = {{algo = "fedivon"}}\nhyperparameters = {{prior_power = {power}}}'
-        )
-        return [t.id for t in Recipe.read(recipe(tmp_path, text)).trials()]
-
-    assert identified(0, 0.1) == identified(0, 0.5)
-    assert identified(2, 0.1) != identified(2, 0.5)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,26 +51,6 @@ def test_weights_without_curvature_are_averaged_by_size(quadratics: SimpleNamesp
     federation = quadratics.Federation(FedIvon(1.0, 1.0, EXACT), shards)
     federation.play()
     assert federation.mean[1] == pytest.approx((1 * 1.0 + 3 * 5.0) / 4, rel=1e-14)
-
-
-def test_the_posterior_of_the_other_clients_is_a_personal_models_prior(
-    quadratics: SimpleNamespace, shards: Any
-) -> None:
-    """The minimiser of l_k / tau + (delta/2) ||th||^2 + (1/2) (th - m_g)' diag(c s_o) (th - m_g)."""
-    delta, tau, k = 3.0, 0.5, 1
-    for power in (0.0, 0.3, 1.0):
-        federation = quadratics.Federation(FedIvon(delta, tau, EXACT, prior_power=power), shards)
-        federation.play()
-        algorithm, server = federation.algorithm, federation.server
-        down = algorithm.broadcast(server, federation.context())
-        task = Task(server.mean, SIZES, 2, 1, k, RandomStream(0, "client.1", 2, k), 1)
-        _, common = algorithm.client_update(federation.clients[k], down, shards[k], task)
-        _, own = algorithm.client_update(federation.clients[k], down, shards[k], replace(task, personal=True))
-        s_o = power * (sum(SIZES) - SIZES[k]) / tau * server.curvature
-        hessian = shards[k].hessian / tau + torch.diag(s_o + delta)
-        exact = torch.linalg.solve(hessian, shards[k].linear / tau + s_o * server.mean)
-        assert quadratics.error(own.mean, exact) < 1e-12
-        assert torch.equal(own.mean, common.mean) == (power == 0.0)  # rounds have the prior N(0, I/delta)
 
 
 def test_a_first_upload_is_that_of_our_own_ivon_bit_for_bit() -> None:

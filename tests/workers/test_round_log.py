@@ -14,7 +14,7 @@ from fedsim.evaluation import ChunkScore
 from fedsim.learning.calibration import SIZE
 from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.likelihoods import LIKELIHOODS
-from fedsim.learning.score_names import EXTRA, PERSONAL_NUMBERS
+from fedsim.learning.score_names import EXTRA
 from tests.support.reproducible import without_seconds
 from workers.coordinator.run_records import RoundLog
 from workers.storage.metrics_file import RESERVED
@@ -128,7 +128,7 @@ def test_reserved_names_are_all_that_a_line_has() -> None:
     often |= {"staleness": (0, 3), "limits": {"kl": 0.1}, "edge_bytes": (1, 2)}
     record = RoundRecord(1, (0, 1), (0,), scores=scores, **often)
     keys = set(*without_seconds([record.line(1, CATEGORICAL, SHARES)]))
-    assert keys == RESERVED - {*EXTRA, *PERSONAL_NUMBERS}
+    assert keys == RESERVED - {*EXTRA}
     tags = RoundRecord(1, scores={0: ChunkScore((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3, *[0.0] * SIZE))})
     keys = set(*without_seconds([tags.line(1, LIKELIHOODS["bernoulli"])]))
     now_and_then = {
@@ -142,7 +142,7 @@ def test_reserved_names_are_all_that_a_line_has() -> None:
         "limits",
     }
     now_and_then |= {"edge_bytes_down", "edge_bytes_up"}
-    besides = ("ensemble", "client", "personal")
+    besides = ("ensemble", "client")
     assert keys == {k for k in RESERVED - now_and_then if not k.startswith(besides)}
 
 

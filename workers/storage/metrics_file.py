@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedsim.learning.score_names import CALIBRATION, CLIENT_LISTS, CLIENT_NUMBERS, EXTRA, PERSONAL_NUMBERS
+from fedsim.learning.score_names import CALIBRATION, CLIENT_LISTS, CLIENT_NUMBERS, EXTRA
 
 _RELIABILITY = ("reliability", "ensemble_reliability")
 LISTS = (*_RELIABILITY, "client_accuracy_histogram", *CLIENT_LISTS, "staleness", "limits")
@@ -22,7 +22,7 @@ EDGE_BYTES = ("edge_bytes_down", "edge_bytes_up")
 """Names of a round's bytes between edge servers and the root, down and up."""
 _ROUND = {"round", "participants", "folded", "late", "refused", "unchanged", "simulated_seconds", "joules"}
 _ROUND |= {"test_accuracy", "test_nll", "bytes_down", "bytes_up"}
-RESERVED = {*_ROUND, *EDGE_BYTES, *OPTIONAL_SCORES, *PERSONAL_NUMBERS, *LISTS}
+RESERVED = {*_ROUND, *EDGE_BYTES, *OPTIONAL_SCORES, *LISTS}
 """Names in metrics.jsonl that an algorithm must not report."""
 
 
