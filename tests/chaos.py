@@ -1,14 +1,11 @@
-"""Chaos: real processes under seeded faults, against the bits of an undisturbed run.
+"""Chaos: one run under seeded faults of real processes, against the bits of an undisturbed run.
 
-    python -m tests.chaos --trials 200 --seed 0      by hand; prints every trial's plan and outcome
+    python -m tests.chaos --faults 100 --seed 0      by hand; prints what happened
 
-Trials of odd seeds are of remote workers (tests.chaos_remote), the others of workers of this machine;
---local and --remote ask for one kind only, --edges for runs with two edge servers as processes.
-
-A plan is drawn from its seed. Here: kill -9 or SIGSTOP of a random worker or edge server, kill -9 of the
-coordinator (then the run is resumed, sometimes with another number of workers), Ctrl-C, each after a
-random while, also while processes start. One seed replays one plan; when exactly a fault hits depends on
-the machine.
+Each fault is drawn from the seed: kill -9 or SIGSTOP of a random worker, kill -9 of the coordinator (then the
+run is resumed, sometimes with another number of workers), or Ctrl-C, a random while after a report or a
+start, so also while processes start. One seed replays one plan; when exactly a fault hits depends on the
+machine.
 """
 
 from __future__ import annotations
@@ -16,115 +13,125 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import signal
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from tests import chaos_remote
 from tests.support.commands import DEADLINE, Command, fedsim, start
-from tests.support.trials import EXPERIMENT, ROUNDS, Fault, Trial, facts, same
+from tests.support.process_tree import alive
+from tests.support.reproducible import without_seconds
 
-FAULTS = ("kill worker", "kill worker", "stop worker", "kill coordinator", "kill coordinator", "interrupt")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is disturbed: options of the experiment, options of its launch, faults, and numbers of workers."""
-
-    experiment: tuple[str, ...] = ()
-    launch: tuple[str, ...] = ()
-    faults: tuple[str, ...] = FAULTS
-    sizes: tuple[int, ...] = (1, 2, 2, 3)
-
-
-LOCAL = Kind()
-EDGES = Kind(
-    ("--tree", "2x3"),
-    ("--edge-processes",),
-    (*FAULTS, "kill edge server", "kill edge server", "stop edge server"),
-    (2, 2, 3),
+EXPERIMENT = (
+    *("--algo", "fedlap_cov", "--clients", "6", "--model", "logistic"),
+    *("--participation", "0.7+lost:0.2", "--set", "local.epochs=20"),
 )
+FAULTS = ("kill worker", "kill worker", "stop worker", "kill coordinator", "kill coordinator", "interrupt")
+EARLY = 0.4
+"""The share of first faults after a start that come within 1.5 seconds, whatever the run does then."""
 GONE_WITHIN = 60.0
 """Seconds in which no process of a killed coordinator may be left."""
 
 
-def plan(seed: int, kind: Kind = LOCAL) -> tuple[list[Fault], list[int]]:
-    """Faults in order, and how many workers each start has."""
-    rng = random.Random(seed)
-    rounds = sorted(rng.randrange(ROUNDS) for _ in range(rng.randint(2, 4)))
-    faults = [
-        Fault(rng.choice(kind.faults), None, rng.uniform(0.0, 3.0))
-        if rng.random() < 0.25
-        else Fault(rng.choice(kind.faults), r, rng.uniform(0.0, 0.3))
-        for r in rounds
-    ]
-    return faults, [rng.choice(kind.sizes) for _ in range(len(faults) + 1)]
+@dataclass
+class Outcome:
+    """What happened to a run, and what came of it."""
+
+    hit: list[str] = field(default_factory=list)
+    identical: bool = False
+    left: list[int] = field(default_factory=list)
+    """Processes that outlived their coordinator."""
+
+    def __str__(self) -> str:
+        end = "identical" if self.identical else "DIFFERENT"
+        return f"{', '.join(self.hit) or 'nothing hit'}; {end}; left over: {self.left or 0}"
 
 
-def undisturbed(folder: Path, kind: Kind = LOCAL) -> dict[str, Any]:
-    fedsim("launch", "--workers", "0", "--out", str(folder), *EXPERIMENT, *kind.experiment)
-    return facts(folder)
+def rounds_for(faults: int) -> int:
+    """Return how many rounds a run has: more than it can do between its faults."""
+    return 4 * faults + 20
 
 
-def trial(seed: int, folder: Path, expected: dict[str, Any], kind: Kind = LOCAL) -> Trial:
-    """One run from its launch to its end, through the plan of `seed`."""
-    faults, sizes = plan(seed, kind)
-    first = ("launch", "--out", str(folder), *EXPERIMENT, *kind.experiment, *kind.launch)
-    created, pending = Trial(seed, faults), list(faults)
-    for size in sizes:
-        workers = ("--workers", str(size), "--lease", "2")
+def facts(folder: Path) -> dict[str, Any]:
+    """Read all that must be the same: digests, who took part, metrics."""
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    keys = ("status", "rounds", "model_sha256", "clients_sha256", "took_part", "folded")
+    keys += ("bytes_up", "bytes_down")
+    return {key: summary[key] for key in keys} | {"metrics": without_seconds(lines)}
+
+
+def disturbed(seed: int, faults: int, home: Path) -> Outcome:
+    """Carry a run out in peace, and one from its launch to its end through so many faults."""
+    draw, rounds, outcome, folder = Random(seed), rounds_for(faults), Outcome(), home / "disturbed"
+    experiment = (*EXPERIMENT, "--rounds", str(rounds))
+    fedsim("launch", *experiment, "--workers", "0", "--out", str(home / "undisturbed"))
+    while not _done(folder):
+        workers = ("--workers", str(draw.choice((1, 2, 2, 3))), "--lease", "2")
         known = (folder / "manifest.json").exists()
-        running = start(*(("resume", str(folder)) if known else first), *workers)
-        while pending and _reached(running, pending[0]):
-            _inject(created, running, folder, pending.pop(0).what)
-        if not pending:
+        words = ("resume", str(folder)) if known else ("launch", *experiment, "--out", str(folder))
+        running = start(*words, *workers)
+        early = draw.random() < EARLY
+        while len(outcome.hit) < faults and _waited(running, draw, early):
+            outcome.hit.append(_inject(draw, running, folder))
+            early = False
+        if running.process.poll() is None:
             running.wait()
-        _note_orphans(created, folder)
-        ended = running.process.wait(DEADLINE)
+        outcome.left += _left_over(folder)
+        running.process.wait(DEADLINE)
         running.kill()
-        if ended == 0:
-            break
-    created.identical = same(folder, expected)
-    return created
+    outcome.identical = _done(folder) and facts(folder) == facts(home / "undisturbed")
+    return outcome
 
 
-def _reached(running: Command, fault: Fault) -> bool:
-    """Whether the coordinator still runs when this fault is due; reads on, so that it never waits for us."""
-    if fault.round is not None:
-        with suppress(AssertionError):  # it has ended before, or a resumed run is past it already
-            running.wait_for(f" {fault.round}/{ROUNDS} ")
-    running.listen(fault.seconds)
+def _done(folder: Path) -> bool:
+    """Look whether the run has ended by itself, as its summary says."""
+    path = folder / "summary.json"
+    return path.exists() and bool(json.loads(path.read_text())["status"] == "done")
+
+
+def _waited(running: Command, draw: Random, early: bool) -> bool:
+    """Wait for the next fault's instant, reading on so that the run never waits; False if it has ended."""
+    del running.lines[:-1]
+    if early:
+        running.listen(draw.uniform(0.0, 1.5))
+    else:
+        with suppress(AssertionError):  # it has ended before
+            running.wait_for("round ")
+        running.listen(draw.uniform(0.0, 0.3))
     return running.process.poll() is None
 
 
-def _inject(created: Trial, running: Command, folder: Path, what: str) -> None:
-    created.hit.append(what)
+def _inject(draw: Random, running: Command, folder: Path) -> str:
+    """Let a fault happen, and say which."""
+    what = draw.choice(FAULTS)
     if what == "kill coordinator":
         running.process.kill()
+        running.process.wait(DEADLINE)
     elif what == "interrupt":
         running.process.send_signal(signal.SIGINT)
+        running.process.wait(DEADLINE)
     else:
-        verb, role = what.split(" ", 1)
-        victims = [p["pid"] for p in _processes(folder) if p["role"] == role and not p["ended"]]
+        victims = [p["pid"] for p in _processes(folder) if p["role"] == "worker" and not p["ended"]]
         if not victims:
-            created.hit[-1] += " (none yet)"
-            return
-        number = signal.SIGKILL if verb == "kill" else signal.SIGSTOP
+            return f"{what} (none yet)"
+        number = signal.SIGKILL if what == "kill worker" else signal.SIGSTOP
         with suppress(ProcessLookupError):
-            os.kill(random.Random(created.seed + len(created.hit)).choice(victims), number)
+            os.kill(draw.choice(victims), number)
+    return what
 
 
-def _note_orphans(created: Trial, folder: Path) -> None:
+def _left_over(folder: Path) -> list[int]:
+    """Return the processes that are still there when all should have ended."""
     until = time.monotonic() + GONE_WITHIN
     pids = [p["pid"] for p in _processes(folder)]
-    while (left := [pid for pid in pids if _exists(pid)]) and time.monotonic() < until:
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
-    created.left += left
+    return left
 
 
 def _processes(folder: Path) -> list[dict[str, Any]]:
@@ -132,42 +139,16 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
     return list(json.loads(path.read_text())) if path.exists() else []
 
 
-def _exists(pid: int) -> bool:
-    """A zombie is gone: it only waits for its parent to read its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the first trial; then one more each")
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--local", action="store_true", help="all with workers of this machine")
-    one.add_argument("--remote", action="store_true", help="all with remote workers")
-    one.add_argument("--edges", action="store_true", help="all with edge servers as processes")
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
     selected = parser.parse_args()
-    good = faults = 0
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        expected: dict[Kind | None, dict[str, Any]] = {}
-        for seed in range(selected.seed, selected.seed + selected.trials):
-            home, here = Path(folder), selected.local or selected.edges
-            kind: Kind | None = EDGES if selected.edges else LOCAL
-            if selected.remote or (seed % 2 == 1 and not here):
-                kind = None
-            if kind not in expected:
-                whole = home / f"undisturbed-{seed}"
-                expected[kind] = chaos_remote.undisturbed(whole) if kind is None else undisturbed(whole, kind)
-            if kind is None:
-                created = chaos_remote.trial(seed, home / str(seed), expected[kind])
-            else:
-                created = trial(seed, home / str(seed), expected[kind], kind)
-            good, faults = good + created.good, faults + len(created.hit)
-            print(created, flush=True)
-    print(f"{good} of {selected.trials} identical with nothing left over, {faults} faults")
-    raise SystemExit(good < selected.trials)
+        outcome = disturbed(selected.seed, selected.faults, Path(folder))
+    print(f"{outcome}, in {time.monotonic() - began:.0f} s")
+    raise SystemExit(bool(outcome.left) or not outcome.identical)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ from launch.cli import main
 from launch.runs import manifest
 from launch.runs.folder import RunFolder
 from launch.runs.restored import RestoredRun
-from tests.mutations import at
 from tests.support.commands import fedsim
 from tests.support.kept_runs import command, files, kept_run
-from tests.support.snapshots import snapshot
+from tests.support.snapshots import at, snapshot
 from workers.probe import probe_digest
 
 EARLIER = sorted((Path(__file__).parent / "earlier").glob("*.tar.gz"))

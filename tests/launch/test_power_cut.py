@@ -1,6 +1,6 @@
-"""The power is cut after any operation of a run, and the disk may hold whatever POSIX allows then: no round
-is lost whose checkpoint was durable, and the run goes on to the same bits (fault F3; ALICE, OSDI
-2014).
+"""The power is cut, or the process dies, after any operation of a run, and the disk may hold whatever POSIX
+allows then: no round is lost whose checkpoint was durable, and the run goes on to the same bits (fault F3;
+ALICE, OSDI 2014).
 
 A file surely holds what it held at its last fsync, a folder names what it named at its own. Of what was
 written, created, renamed, linked and removed since, any part may have reached the disk: see RULES.
@@ -206,6 +206,7 @@ class Disk:
 
 
 RULES: dict[str, Callable[[Disk, Random], Tree]] = {
+    "all that was written": lambda disk, _: disk.tree(lambda v: v[-1], lambda v: v[-1]),
     "only what was synced": lambda disk, _: disk.tree(lambda v: v[0], lambda v: v[0]),
     "names, and files as synced": lambda disk, _: disk.tree(lambda v: v[-1], lambda v: v[0]),
     "names, and zeros": lambda disk, _: disk.tree(lambda v: v[-1], lambda v: zeros(v[0], v[-1])),

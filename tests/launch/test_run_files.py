@@ -24,9 +24,8 @@ from launch.runs.folder import RunFolder
 from launch.runs.writer import RunDir
 from launch.session.run import launch, resume
 from launch.tracking.follow import RunRows
-from tests.mutations import at
 from tests.support.kept_runs import Printed, command, flip
-from tests.support.snapshots import snapshot
+from tests.support.snapshots import at, snapshot
 from workers.worker.runtime import WorkerRuntime
 
 FILES = ("ledger.csv", "metrics.jsonl", "timeline.csv", "journal")

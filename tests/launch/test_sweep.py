@@ -30,11 +30,10 @@ from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
 from launch.sweep.table import Results, _split
-from tests.mutations import at
 from tests.support.commands import DEADLINE
 from tests.support.kept_runs import kept_run
 from tests.support.process_tree import alive, children_of
-from tests.support.snapshots import snapshot
+from tests.support.snapshots import at, snapshot
 from workers.scratch import remove_left
 from workers.storage.client_states import ClientStates
 

@@ -25,10 +25,9 @@ from fedsim.errors import Interrupted
 from fedsim.wire.ledger_rows import Entry
 from launch.results.trace import COORDINATOR, FOLDS, WORKERS, Committed, events
 from launch.session.run import resume
-from tests.mutations import at
 from tests.support.commands import DEADLINE
 from tests.support.kept_runs import command, flip, kept_run
-from tests.support.snapshots import snapshot
+from tests.support.snapshots import at, snapshot
 from workers.coordinator.task_timeline import Span
 
 KEYS = {

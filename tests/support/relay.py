@@ -1,15 +1,13 @@
-"""A TCP relay that counts, and that is as bad a network as it is told to be. It knows nothing of ZeroMQ: the
-ledger's second oracle.
+"""A TCP relay that counts, and that can hold what it carries or cut its connections. It knows nothing of
+ZeroMQ: the ledger's second oracle.
 
-Nothing that passes is lost, doubled or out of order, for TCP loses nothing while a connection lives: what a
-relay carries can be late, slow, held back or rejected, and its connections can be cut.
+Nothing that passes is lost, doubled or out of order, for TCP loses nothing while a connection lives.
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
-import random
 import socket
 import struct
 import threading
@@ -27,36 +25,16 @@ class Relay:
     them: up is what those who connect send. All that is said of the network holds for the connections that
     are open and for those to come."""
 
-    def __init__(self, target: int, seed: int = 0) -> None:
-        """seed: of what is random."""
+    def __init__(self, target: int) -> None:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.bytes = {"up": 0, "down": 0}
-        self._random = random.Random(seed)
-        self._delay = (0.0, 0.0)
-        self._rate = 0.0
-        self._flips = {"up": 0, "down": 0}
         self._silent_until = {"up": 0.0, "down": 0.0}
         self._changed = threading.Condition()
-        """Guards all of this, and wakes who waits for a chunk to be due."""
+        """Guards all of this, and wakes who waits for the end of a silence."""
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
-
-    def delay(self, seconds: float, jitter: float = 0.0) -> None:
-        """What is read from now on arrives so much later, and up to `jitter` more; still in order."""
-        with self._changed:
-            self._delay = (seconds, jitter)
-
-    def throttle(self, bytes_per_second: float) -> None:
-        """Each direction of a connection carries so much, from now on; 0: as much as it can."""
-        with self._changed:
-            self._rate = bytes_per_second
-
-    def flip(self, direction: Direction) -> None:
-        """One bit of what is read next arrives as the other."""
-        with self._changed:
-            self._flips[direction] += 1
 
     def mute(self, direction: Direction, seconds: float) -> None:
         """A silence one way: what goes there is held for so long and comes then, as from a network that is
@@ -97,15 +75,13 @@ class Relay:
             self._join(ours, theirs, "down")
 
     def _join(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
-        chunks: queue.Queue[tuple[float, bytes]] = queue.Queue(IN_FLIGHT)
+        chunks: queue.Queue[bytes] = queue.Queue(IN_FLIGHT)
         for work in (self._read, self._write):
             end = source if work == self._read else sink
             threading.Thread(target=work, args=(end, chunks, direction), daemon=True).start()
 
-    def _read(self, source: socket.socket, chunks: queue.Queue[tuple[float, bytes]], direction: str) -> None:
+    def _read(self, source: socket.socket, chunks: queue.Queue[bytes], direction: str) -> None:
         """Until the stream ends, which is a chunk too: an empty one."""
-        free = 0.0
-        """When what was read before has passed a link of `rate`."""
         chunk = b"some"
         while chunk:
             try:
@@ -114,27 +90,15 @@ class Relay:
                 chunk = b""
             with self._changed:
                 self.bytes[direction] += len(chunk)
-                if chunk and self._flips[direction]:
-                    self._flips[direction] -= 1
-                    chunk = self._rejected(chunk)
-                now, (seconds, jitter) = time.monotonic(), self._delay
-                free = max(now, free) + (len(chunk) / self._rate if self._rate else 0.0)
-                due = free + seconds + self._random.uniform(0.0, jitter)
-            chunks.put((due, chunk))
+            chunks.put(chunk)
 
-    def _rejected(self, chunk: bytes) -> bytes:
-        bit = self._random.randrange(8 * len(chunk))
-        rejected = bytearray(chunk)
-        rejected[bit // 8] ^= 1 << bit % 8
-        return bytes(rejected)
-
-    def _write(self, sink: socket.socket, chunks: queue.Queue[tuple[float, bytes]], direction: str) -> None:
-        """Each chunk when it is due. What cannot be written any more is thrown away, so that who reads can
-        go on to the end."""
+    def _write(self, sink: socket.socket, chunks: queue.Queue[bytes], direction: str) -> None:
+        """Write each chunk when nothing holds it. What cannot be written any more is thrown away, so that who
+        reads can go on to the end."""
         chunk = b"some"
         while chunk:
-            due, chunk = chunks.get()
-            if not self._wait(sink, due, direction):
+            chunk = chunks.get()
+            if not self._wait(sink, direction):
                 continue
             with contextlib.suppress(OSError):
                 if chunk:
@@ -142,11 +106,11 @@ class Relay:
                 else:
                     sink.shutdown(socket.SHUT_WR)
 
-    def _wait(self, sink: socket.socket, due: float, direction: str) -> bool:
+    def _wait(self, sink: socket.socket, direction: str) -> bool:
         """Until a chunk may be written; False if its connection was cut."""
         with self._changed:
             while sink in self._open:
-                left = max(due, self._silent_until[direction]) - time.monotonic()
+                left = self._silent_until[direction] - time.monotonic()
                 if left <= 0:
                     return True
                 self._changed.wait(left)

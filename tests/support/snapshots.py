@@ -1,12 +1,34 @@
-"""Copies of a run's folder while the run goes on."""
+"""Copies of a run's folder while the run goes on, at an instant that a test names."""
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from launch.session.recorder import Recorder
 from tests.support.commands import DEADLINE
+
+
+@contextmanager
+def at(when: str, round: int, do: Callable[[], None]) -> Iterator[None]:
+    """Call `do` when a round of a run of this process was committed or evaluated."""
+    method = getattr(Recorder, when)
+
+    def watched(self: Recorder, what: Any, *more: Any) -> Any:
+        result = method(self, what, *more)
+        if (what["round"] if when == "evaluated" else what.round) == round:
+            do()
+        return result
+
+    setattr(Recorder, when, watched)
+    try:
+        yield
+    finally:
+        setattr(Recorder, when, method)
 
 
 def snapshot(folder: Path, to: Path) -> Path:
