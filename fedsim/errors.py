@@ -105,7 +105,7 @@ ALIASES = {
 
 COMMANDS = {
     "algorithm": "fedsim list algorithms",
-    "data set": "fedsim list datasets; yours: FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER",
+    "data set": "fedsim list datasets",
     "model": "fedsim list models",
     "partition": "fedsim list partitions",
     "codec": "fedsim list codecs",
@@ -113,6 +113,9 @@ COMMANDS = {
     "preset": "fedsim list presets",
 }
 """The command that shows all names of a kind."""
+
+OWN = {"data set": "FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER"}
+"""How users name things of their own of a kind."""
 
 
 def nearest(name: str, known: Iterable[str], close: float | None = None) -> str | None:
@@ -169,4 +172,6 @@ def unknown(
     parts = [f"{label}: {', '.join(map(shown, listed))}"] if listed else []
     if command and len(names) > FEW:
         parts.append(f"all: {command}")
+    if what in OWN:
+        parts.append(f"yours: {OWN[what]}")
     return UsageError(f"unknown {what} {name!r}{hint}" + (f" ({'; '.join(parts)})" if parts else ""))

@@ -46,6 +46,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         ".npz": "write FILE.py:NAME that reads it (docs/datasets.md)",
         "category=": "a column of text with few values is one feature a value; write such numbers as text",
     },
+    "likelihood": {"tokens": "token_classes scores every place that has a target (-1: none)"},
     "partition": {
         "pachinko": "it was the split of cifar100_lda; docs/examples/tff.py has its clients",
         "+noise": "wrong labels are a data set of your own, as in docs/examples/label_noise.py",

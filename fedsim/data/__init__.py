@@ -4,7 +4,6 @@ catalogue    descriptions of the data sets, available without opening a file
 datasets     Dataset and load_dataset: read files into arrays, decoded once per machine (cache)
 arrays       dtypes, shapes, checks and digest of the arrays of a data set
 readers      one module per file format
-vocabulary   ids of words
 partitions   partitions by name (computed by splits) or by a user (own_partitions)
 holdout      training rows held out for evaluation
 """

@@ -3,8 +3,7 @@
     likelihood    inputs (n, *shape)    targets
     categorical   float32, uint8, int32 (n,) int64, 0..C-1
     bernoulli     float32 or uint8      (n, C) uint8, 0 or 1
-    tokens        int32 or int64 ids    (n, *shape) int64, -1..C-1 (fedsim/data/vocabulary.py)
-    token_classes int32 or int64 ids    (n, *shape) int64, -1..C-1
+    token_classes int32 or int64 ids    (n, *shape) int64, -1..C-1 (-1: none)
     gaussian      float32 or uint8      (n, C) float32
 
 The likelihoods are those of fedsim/learning/likelihoods.py. A reader of one file format makes the arrays, and
@@ -22,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from fedsim.data import vocabulary
 from fedsim.errors import DataError
 
 Array = npt.NDArray[Any]
@@ -35,6 +33,9 @@ It is a plain mapping because each entry becomes one file of the cache.
 
 EXACT = 1 << 24
 """The number up to which float32 represents all whole numbers."""
+
+NO_TARGET = -1
+"""The target of a place of a sequence that has none, and so no loss."""
 
 REQUIRED = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
@@ -77,7 +78,6 @@ ARRAY_RULES: Mapping[str, ArrayRules] = MappingProxyType(
     {
         "categorical": ArrayRules((*_NUMBERS, "int32"), "int64", 2),
         "bernoulli": ArrayRules(_NUMBERS, "uint8", 1),
-        "tokens": ArrayRules(("int32", "int64"), "int64", vocabulary.SPECIALS + 1),
         "token_classes": ArrayRules(("int32", "int64"), "int64", 2),
         "gaussian": ArrayRules(_NUMBERS, "float32", 1),
     }
@@ -101,7 +101,7 @@ def checked(
             raise DataError(
                 f"{owner}: {len(inputs)} {part} inputs but {len(targets)} labels; they do not belong together"
             )
-        row = {"categorical": (), "tokens": shape, "token_classes": shape}.get(likelihood, (classes,))
+        row = {"categorical": (), "token_classes": shape}.get(likelihood, (classes,))
         if targets.shape[1:] != row:
             raise DataError(
                 f"{owner}: the {part} targets have shape {targets.shape[1:]} each; {likelihood} targets of "
@@ -110,8 +110,6 @@ def checked(
         _check_numbers(f"{owner}: {part}_targets", targets)
         if likelihood != "gaussian":
             _check_labels(f"{owner}: {part} labels", targets, classes, likelihood)
-        if likelihood == "tokens" and (inputs.min() < 0 or inputs.max() >= classes):
-            raise DataError(f"{owner}: {part} inputs reach {_reach(inputs)}, not 0 to {classes - 1}")
         _check_numbers(f"{owner}: {part}_inputs", inputs)
         if inputs.dtype.kind == "i" and rounded(inputs).any():
             raise DataError(
@@ -146,7 +144,7 @@ def _first(selected: npt.NDArray[np.bool_]) -> tuple[tuple[int, ...], str]:
 
 
 def _check_labels(what: str, targets: Array, classes: int, likelihood: str) -> None:
-    lowest = vocabulary.NO_TARGET if likelihood in ("tokens", "token_classes") else 0
+    lowest = NO_TARGET if likelihood == "token_classes" else 0
     highest = 1 if likelihood == "bernoulli" else classes - 1
     if targets.min() < lowest or targets.max() > highest:
         raise DataError(f"{what} reach {_reach(targets)}, not {lowest} to {highest}")

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from fedsim.specs import Form
-
 Inputs = Literal["scaled", "raw"]
 
 
@@ -22,9 +20,6 @@ class DatasetInfo:
     source          origin and licence of the public data
     scale           "scaled" inputs are x / scale (images: in [0, 1]); 1 for tables
     default_inputs  the kind of inputs in the published experiments on this data set
-    likelihood      meaning of the targets: a name in fedsim.learning.likelihoods
-    clients         default number of clients read from a data set that is too large to be read whole
-                    (NAME:CLIENTS sets another number); 0 if all clients are always read
     """
 
     name: str
@@ -35,28 +30,12 @@ class DatasetInfo:
     source: str
     scale: float = 1.0
     default_inputs: Inputs = "scaled"
-    likelihood: str = "categorical"
-    clients: int = 0
-
-    @property
-    def form(self) -> Form:
-        """The syntax of the data set's name."""
-        if not self.clients:
-            return Form(self.name, help="which is always read whole")
-        return Form(self.name, ("CLIENTS",), 1, "the number of clients to read")
 
 
 def _idx_files(folder: str) -> tuple[str, ...]:
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     return tuple(f"{folder}/raw/{part}-{kind}" for part in ("train", "t10k") for kind in kinds)
 
-
-def _stackoverflow_files(*counts: str) -> tuple[str, ...]:
-    files = ("stackoverflow_train.h5", "stackoverflow_test.h5", *(f"stackoverflow.{c}" for c in counts))
-    return tuple(f"stackoverflow/{file}" for file in files)
-
-
-_TFF = "https://storage.googleapis.com/tff-datasets-public/"
 
 _CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
@@ -138,52 +117,6 @@ _ALL = (
         ),
         default_inputs="raw",
         source="UCI Heart Disease (the processed.*.data files of heart+disease.zip), CC BY 4.0",
-    ),
-    DatasetInfo(
-        name="emnist62",
-        description="28x28 digits and letters by 3400 writers, 1 is background; 671585 train, 77483 test",
-        shape=(1, 28, 28),
-        classes=62,
-        scale=255.0,
-        files=("fed_emnist/fed_emnist_train.h5", "fed_emnist/fed_emnist_test.h5"),
-        source=f"unpack {_TFF}fed_emnist.tar.bz2 into DIR/fed_emnist; cite Cohen 2017 (EMNIST), "
-        "Caldas 2018 (LEAF)",
-    ),
-    DatasetInfo(
-        name="cifar100_lda",
-        description="CIFAR-100 as divided among 500 clients (two-step LDA) by TFF; 50000 train, 10000 test",
-        shape=(3, 32, 32),
-        classes=100,
-        scale=255.0,
-        files=("fed_cifar100/fed_cifar100_train.h5", "fed_cifar100/fed_cifar100_test.h5"),
-        source=f"unpack {_TFF}fed_cifar100.tar.bz2 into DIR/fed_cifar100; no licence stated, "
-        "cite Krizhevsky 2009",
-    ),
-    DatasetInfo(
-        name="stackoverflow_lr",
-        description="tags of Stack Overflow sentences (500, bag of 10000 words); the first 200 users, "
-        "or N with stackoverflow_lr:N (5 MB each), at most 10000 test",
-        shape=(10_000,),
-        classes=500,
-        files=_stackoverflow_files("word_count", "tag_count"),
-        default_inputs="raw",
-        source=f"unpack {_TFF}stackoverflow.tar.bz2, stackoverflow.word_count.tar.bz2 and "
-        "stackoverflow.tag_count.tar.bz2 into DIR/stackoverflow; CC BY-SA 3.0",
-        likelihood="bernoulli",
-        clients=200,
-    ),
-    DatasetInfo(
-        name="stackoverflow_nwp",
-        description="next word of Stack Overflow sentences (20 places, 10004 ids); the first 500 users, "
-        "or N with stackoverflow_nwp:N (30 kB each), at most 10000 test",
-        shape=(20,),
-        classes=10_004,
-        files=_stackoverflow_files("word_count"),
-        default_inputs="raw",
-        source=f"unpack {_TFF}stackoverflow.tar.bz2 and stackoverflow.word_count.tar.bz2 into "
-        "DIR/stackoverflow; CC BY-SA 3.0",
-        likelihood="tokens",
-        clients=500,
     ),
 )
 

@@ -17,20 +17,11 @@ from fedsim import plugins
 from fedsim.data.arrays import ARRAY_RULES, REQUIRED, Array, Arrays, check_array, checked
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
-from fedsim.data.readers import (
-    cifar,
-    credit,
-    digits,
-    heart,
-    hub,
-    idx,
-    stackoverflow,
-    table_files,
-    tff,
-)
+from fedsim.data.readers import cifar, credit, digits, heart, hub, idx, table_files
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.experiment import plain_number
-from fedsim.specs import parse, whole
+from fedsim.removed import removed
+from fedsim.specs import Form, parse
 from fedsim.user_files import is_table, no_file, no_folder
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
@@ -81,11 +72,11 @@ class Dataset:
 
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
-    """Load a data set: NAME[:CLIENTS], FILE.py:NAME, hf:FOLDER or FILE.csv,label=COLUMN.
+    """Load a data set: NAME, FILE.py:NAME, hf:FOLDER or FILE.csv,label=COLUMN.
 
-    NAME is in DATASETS, with files in `data_dir` (default: $FEDSIM_DATA); CLIENTS is the number of clients
-    to read (DatasetInfo.clients). FILE.py:NAME is a Dataset, or a function without arguments that returns
-    one. The other forms are described in fedsim.data.readers: hub and table_files.
+    NAME is in DATASETS, with files in `data_dir` (default: $FEDSIM_DATA). FILE.py:NAME is a
+    Dataset, or a function without arguments that returns one. The other forms are described in
+    fedsim.data.readers: hub and table_files.
 
     Raises:
         UsageError: If the name is unknown or a user's Python file is wrong.
@@ -101,22 +92,22 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
         return _users(name)
     if name.startswith(hub.PREFIX) or is_table(name):
         return _of_columns(name, data_dir)
-    info = _selected(name)
+    parse(name, "data set", {known: Form(known) for known in DATASETS})
+    info = DATASETS[name]
     if not info.files:
         arrays = digits.read_digits(digits.digits_file())
     else:
         sources, read = _source(info, _data_dir(data_dir))
-        folder = f"{info.name}-{info.clients}" if info.clients else info.name
         owner, hint = f"data set {info.name!r}", "a file is not the public one"
 
         def build() -> Arrays:
-            return checked(owner, info.shape, info.classes, read(), hint, info.likelihood)
+            return checked(owner, info.shape, info.classes, read(), hint, "categorical")
 
-        arrays = cached(folder, sources, build)
+        arrays = cached(info.name, sources, build)
     for array in arrays.values():
         array.setflags(write=False)
     named: dict[str, Any] = dict(arrays)
-    return Dataset(name=name, classes=info.classes, scale=info.scale, likelihood=info.likelihood, **named)
+    return Dataset(name=name, classes=info.classes, scale=info.scale, **named)
 
 
 def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
@@ -149,17 +140,6 @@ def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
     return _checked(dataset, described.owner)
 
 
-def _selected(name: str) -> DatasetInfo:
-    """Return the catalogue entry for NAME or NAME:CLIENTS, with the number of clients to read."""
-    base, arguments = parse(name, "data set", {key: info.form for key, info in DATASETS.items()})
-    info = DATASETS[base]
-    if not arguments:
-        return info
-    if whole(arguments[0]) < 1:
-        raise info.form.misuse("data set", name)
-    return replace(info, clients=whole(arguments[0]))
-
-
 def _data_dir(data_dir: Path | None) -> Path | None:
     selected = data_dir if data_dir is not None else os.environ.get("FEDSIM_DATA") or None
     return Path(selected).expanduser() if selected else None
@@ -186,10 +166,6 @@ def _source(info: DatasetInfo, root: Path | None) -> tuple[tuple[Path, ...], Cal
         "cifar10_jpeg": partial(cifar.read_jpeg, files[0]),
         "uci_credit": partial(credit.read_credit, files[0]),
         "flamby_heart": partial(heart.read_heart, files),
-        "emnist62": partial(tff.read_emnist, files),
-        "cifar100_lda": partial(tff.read_cifar100, files),
-        "stackoverflow_lr": partial(stackoverflow.read_tags, files, info.clients),
-        "stackoverflow_nwp": partial(stackoverflow.read_next_words, files, info.clients),
     }
     return files, readers[info.name]
 
@@ -240,6 +216,8 @@ def _users(spec: str) -> Dataset:
 
 def _checked(dataset: Dataset, owner: str) -> Dataset:
     """Check everything in a user's data set that an experiment relies on; make its arrays read-only."""
+    if gone := removed("likelihood", str(dataset.likelihood)):
+        raise UsageError(f"{owner}: {gone}")
     if dataset.likelihood not in ARRAY_RULES:
         raise unknown(f"likelihood of {owner}", str(dataset.likelihood), ARRAY_RULES)
     optional = ("centres", "test_centres")
@@ -259,7 +237,7 @@ def _checked(dataset: Dataset, owner: str) -> Dataset:
             f"{owner}: train_inputs are {dataset.train_inputs.dtype} but test_inputs "
             f"{dataset.test_inputs.dtype}; they share one scale, so make them alike"
         )
-    if dataset.likelihood in ("tokens", "token_classes") and dataset.scale != 1:
+    if dataset.likelihood == "token_classes" and dataset.scale != 1:
         raise DataError(f"{owner}: tokens are ids, so scale must be 1, not {dataset.scale!r}")
     if dataset.centres is not None and len(dataset.centres) != len(dataset.train_targets):
         raise DataError(

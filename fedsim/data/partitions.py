@@ -68,14 +68,7 @@ _ALL = (
     PartitionInfo("dirichlet", "every class divided over clients ~ Dir(ALPHA)", ("ALPHA",)),
     PartitionInfo(
         "natural",
-        "by the data set's own clients (flamby_heart: 4 hospitals, emnist62: 3400 writers, ...); with "
-        "fewer --clients, the first of them",
-    ),
-    PartitionInfo(
-        "pachinko",
-        "cifar100, two-step LDA: 100 rows per client, coarse classes ~ Dir(0.1), fine ones ~ Dir(10)",
-        ("COARSE_ALPHA", "FINE_ALPHA", "ROWS"),
-        (0.1, 10.0, 100.0),
+        "by the data set's own clients (flamby_heart: 4 hospitals); with fewer --clients, the first of them",
     ),
     PartitionInfo(
         PREFIX.rstrip(":"),
@@ -130,8 +123,6 @@ def partition(
         return _checked(spec, users_split(known.split, targets, clients, seed, fraction), known.least, seed)
     info, arguments = _parse(known.split)
     _check(info, targets, classes, clients, seed, fraction)
-    if info.name == "pachinko":
-        _check_cifar100(targets, classes, clients, _rows(info, arguments[-1]))
     if clients > len(targets) and info.name != "two_classes":  # its clients may share rows
         raise DataError(
             f"--clients {clients}: {clients:,} clients cannot divide {len(targets):,} training examples: use "
@@ -172,9 +163,6 @@ def _drawn(
         return splits.dirichlet(rng, targets, classes, clients, fraction, *arguments)
     if name == "two_classes":
         return splits.two_classes(rng, targets, classes, clients, _rows(info, arguments[0]))
-    if name == "pachinko":
-        coarse_alpha, fine_alpha, points = arguments
-        return splits.pachinko(rng, targets, clients, coarse_alpha, fine_alpha, _rows(info, points))
     return splits.by_table(rng, targets, splits.CREDIT_TABLES[name])
 
 
@@ -228,7 +216,7 @@ def _check(
         )
     if targets.ndim == 1 and (targets.min() < 0 or targets.max() >= classes):
         raise UsageError(f"a label lies outside 0 .. {classes - 1}")
-    if fraction < 1 and (info.name in ("two_classes", "pachinko") or info.name in _CREDIT_CLIENTS):
+    if fraction < 1 and (info.name == "two_classes" or info.name in _CREDIT_CLIENTS):
         raise UsageError(f"partition {info.name!r} fixes its sizes; fraction must be 1")
     if info.name == "two_classes" and classes < 2:
         raise UsageError("partition 'two_classes' needs at least 2 classes")
@@ -241,16 +229,6 @@ def _check(
             raise UsageError(
                 f"partition {info.name!r} is for {_CREDIT_CLIENTS[info.name]} clients, not {clients}"
             )
-
-
-def _check_cifar100(targets: npt.NDArray[Any], classes: int, clients: int, points: int) -> None:
-    if classes != len(splits.CIFAR100_COARSE):
-        raise UsageError(f"partition 'pachinko' is for 'cifar100' (100 fine classes), not {classes} classes")
-    if clients * points > len(targets):
-        raise UsageError(
-            f"partition 'pachinko' gives {clients} clients {points} rows each, and there are "
-            f"{len(targets)}; use fewer clients or rows (pachinko:0.1,10,ROWS)"
-        )
 
 
 def _rows(info: PartitionInfo, value: float) -> int:

@@ -31,15 +31,6 @@ CREDIT_TABLES: dict[str, tuple[tuple[int, int], ...]] = {
     "credit_two": ((142, 118),) * 2,
 }
 
-# The coarse class (0..19) of each fine class of CIFAR-100, as in the published files (Krizhevsky 2009).
-CIFAR100_COARSE = (
-    *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
-    *(6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5),
-    *(5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17),
-    *(10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13),
-    *(16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
-)
-
 
 def iid(rng: RandomState, examples: int, clients: int, fraction: float) -> Split:
     """Divide a random `fraction` of all rows, shuffled, into parts whose sizes differ by at most one.
@@ -164,54 +155,6 @@ def natural(rng: RandomState, centres: Indices, clients: int, fraction: float) -
             rows = np.sort(rng.permutation(rows)[: round(fraction * len(rows))])
         split.append(rows)
     return tuple(split)
-
-
-def pachinko(
-    rng: RandomState, targets: Indices, clients: int, coarse_alpha: float, fine_alpha: float, points: int
-) -> Split:
-    """Draw CIFAR-100's two-step LDA split (Reddi et al. 2021, arXiv:2003.00295; Li & McCallum 2006).
-
-    Each client draws proportions of the coarse classes ~ Dir(coarse_alpha) and, for every coarse class,
-    proportions of its fine classes ~ Dir(fine_alpha) (Reddi et al., App. F). For each of `points` examples,
-    the client draws a coarse class, one of its fine classes, and a remaining example of that class. Classes
-    without remaining examples are removed and the proportions renormalised. Rows are in the order drawn.
-
-    Differs: the published file (data set cifar100_lda) is one such draw; here the split depends on the seed.
-    """
-    left = [_shuffled_class(rng, targets, label).tolist() for label in range(len(CIFAR100_COARSE))]
-    fine_of = [np.flatnonzero(np.array(CIFAR100_COARSE) == coarse).tolist() for coarse in range(20)]
-    open_fine = [[bool(left[label]) for label in labels] for labels in fine_of]
-    open_coarse = [any(there) for there in open_fine]
-    split = []
-    for _ in range(clients):
-        coarse_mix = _mix(rng, coarse_alpha, len(fine_of))
-        fine_mix = [_mix(rng, fine_alpha, len(labels)) for labels in fine_of]
-        rows = []
-        for coarse_draw, fine_draw in rng.random_sample((points, 2)).tolist():
-            coarse = _picked(coarse_mix, open_coarse, coarse_draw)
-            fine = _picked(fine_mix[coarse], open_fine[coarse], fine_draw)
-            remaining = left[fine_of[coarse][fine]]
-            rows.append(remaining.pop())
-            open_fine[coarse][fine] = bool(remaining)
-            open_coarse[coarse] = any(open_fine[coarse])
-        split.append(np.array(rows, dtype=np.int64))
-    return tuple(split)
-
-
-def _mix(rng: RandomState, alpha: float, n: int) -> list[float]:
-    """Draw from Dir(alpha, ..., alpha), without zeros, because a class with a tiny share may be the last."""
-    return np.maximum(_small_dirichlet(rng, alpha, n), 1e-300).tolist()  # type: ignore[no-any-return]
-
-
-def _picked(mix: Sequence[float], still: Sequence[bool], draw: float) -> int:
-    """Return the index that `draw`, in [0, 1), selects in proportion to `mix` where `still` is true."""
-    open_ = [i for i, there in enumerate(still) if there]
-    target = draw * sum(mix[i] for i in open_)
-    for i in open_:
-        target -= mix[i]
-        if target < 0:
-            return i
-    return open_[-1]  # reached only because of rounding
 
 
 def by_table(rng: RandomState, targets: Indices, table: Sequence[tuple[int, int]]) -> Split:

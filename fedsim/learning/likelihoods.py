@@ -2,8 +2,7 @@
 
     categorical   outputs (n, C) logits,     targets (n,) int64 classes      cross-entropy
     bernoulli     outputs (n, C) logits,     targets (n, C) 0/1              summed over C tags
-    tokens        outputs (n, T, C) logits,  targets (n, T) int64, -1: none  cross-entropy per token
-    token_classes like tokens; the classes need not be words
+    token_classes outputs (n, T, C) logits,  targets (n, T) int64, -1: none  cross-entropy per token
     gaussian      outputs (n, C) means,      targets (n, C) float32          1/2 |y - f(x)|^2
 
 Losses are MEANS over the examples or tokens of a batch, in nats, without additive constants.
@@ -16,7 +15,6 @@ parts to workers does not matter. Counts of examples are whole numbers, hence ex
     bernoulli     (example, tag) pairs, at p = 1/2            per example (all tags) precision, micro_f1,
                                                                                      macro_f1, recall_at_5,
                                                                                      micro_recall_at_5
-    tokens        content words (fedsim.data.vocabulary)      per token
     token_classes tokens                                      per token
     gaussian      None                                        per example, 1/2 |y - f|^2
 
@@ -36,14 +34,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.data import vocabulary
 from fedsim.errors import UsageError, unknown
 from fedsim.learning import calibration
 from fedsim.learning.calibration import ReliabilityTable
@@ -68,6 +64,7 @@ class Likelihood:
         rows: Number of examples whose outputs are computed at a time, to bound memory.
         averages: True if predictions can be averaged over samples of a posterior.
         has_accuracy: True if there is a test accuracy; targets that are numbers have none.
+        sequences: True if there are outputs at every position of a sequence.
     """
 
     name: str
@@ -80,6 +77,7 @@ class Likelihood:
     rows: int = 2000
     averages: bool = False
     has_accuracy: bool = True
+    sequences: bool = False
 
     def width(self, classes: int) -> int:
         """Return the length of a tally."""
@@ -242,28 +240,26 @@ def _bernoulli_numbers(tally: Tally) -> Numbers:
     }
 
 
-# ---- tokens tally: tokens, nll, content words, correct ones; calibration
+# ---- tokens tally: tokens, correct, nll; calibration
 
-_TOKENS = 4
+_TOKENS = 3
 _OF_TOKENS = slice(_TOKENS, _TOKENS + calibration.SIZE)
 
 
-def _tokens_tally(outputs: Tensor, targets: Tensor, every: bool = False) -> Tally:
-    """Return the tally of tokens. every: if True, all targets count as content words."""
+def _tokens_tally(outputs: Tensor, targets: Tensor) -> Tally:
     there = targets >= 0
     log_probabilities, target = outputs[there].log_softmax(dim=1), targets[there]
     nll = F.nll_loss(log_probabilities, target, reduction="sum")
-    content = (target >= 1) & (target <= vocabulary.words(outputs.shape[-1])) | every
-    correct = (log_probabilities.argmax(dim=1) == target) & content
-    own = (float(len(target)), float(nll), float(content.sum()), float(correct.sum()))
+    correct = log_probabilities.argmax(dim=1) == target
+    own = (float(len(target)), float(correct.sum()), float(nll))
     return (*own, *calibration.of_classes(log_probabilities, target))
 
 
 def _tokens_numbers(tally: Tally) -> Numbers:
-    count, nll, content, correct = tally[:_TOKENS]
+    tokens, correct, nll = tally[:_TOKENS]
     return {
-        "test_accuracy": correct / content if content else None,
-        "test_nll": nll / count if count else None,
+        "test_accuracy": correct / tokens if tokens else None,
+        "test_nll": nll / tokens if tokens else None,
         **calibration.numbers(tally[_OF_TOKENS]),
     }
 
@@ -305,7 +301,7 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
                 calibration=_OF_TAGS,
             ),
             Likelihood(
-                "tokens",
+                "token_classes",
                 _tokens_loss,
                 lambda classes: _TOKENS,
                 _tokens_tally,
@@ -313,15 +309,7 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
                 calibration=_OF_TOKENS,
                 # 32 sentences of 20 words over 10,004 ids are 51 MB in float64
                 rows=32,
-            ),
-            Likelihood(
-                "token_classes",
-                _tokens_loss,
-                lambda classes: _TOKENS,
-                partial(_tokens_tally, every=True),
-                _tokens_numbers,
-                calibration=_OF_TOKENS,
-                rows=32,
+                sequences=True,
             ),
             Likelihood(
                 "gaussian",
@@ -334,9 +322,6 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
         )
     }
 )
-
-SEQUENCES = ("tokens", "token_classes")
-"""The likelihoods with outputs at every position of a sequence of ids."""
 
 
 def likelihood(name: str) -> Likelihood:

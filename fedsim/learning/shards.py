@@ -20,7 +20,6 @@ from fedsim.learning.curvature.fisher import squared_gradients
 from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.function_space import Memory, choose
 from fedsim.learning.gaussian import Distance, Penalty, diagonal, is_full
-from fedsim.learning.likelihoods import SEQUENCES
 from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
 
@@ -150,7 +149,7 @@ class Shard:
 
         For sequences, the summed loss is N_k times the mean loss over all positions.
         """
-        sequences = self.net.likelihood.name in SEQUENCES
+        sequences = self.net.likelihood.sequences
         if not sequences:
             self.net.likelihood.classes_only("the diagonal GGN")
         self.net.load(weights)

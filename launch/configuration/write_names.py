@@ -33,7 +33,7 @@ def text() -> str:
     kinds: dict[str, dict[str, Any]] = {
         "algorithms": {kind.name: _algorithm(kind()) for kind in REGISTRY},
         "datasets": {
-            d.name: _entry(d.form, f"{d.description}{_needs(d.files)}", d.name) for d in DATASETS.values()
+            d.name: _entry(Form(d.name), f"{d.description}{_needs(d.files)}") for d in DATASETS.values()
         }
         | {
             "...file": _entry(Form(table_files.FORM.name), "a table of yours: csv, tsv or parquet"),

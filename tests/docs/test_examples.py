@@ -88,3 +88,33 @@ def test_personal_models_gain_over_a_run_whose_scores_by_client_are_found_again(
     for common, listed in (("accuracy", "client_accuracies"), ("nll", "client_nlls")):
         assert [getattr(s.common, common) for s in scores] == pytest.approx(run.lines[-1][listed], rel=1e-5)
     assert sum(s.personal.accuracy - s.common.accuracy for s in scores) > 0
+
+
+def test_tff_has_the_clients_and_the_model_of_emnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import h5py
+
+    folder = tmp_path / "fed_emnist"
+    folder.mkdir()
+    for part, rows in (("train", {"f10": 2, "f2": 3, "none": 0}), ("test", {"f2": 2})):
+        with h5py.File(folder / f"fed_emnist_{part}.h5", "w") as file:
+            for client, n in rows.items():
+                grey = np.arange(n * 784, dtype=np.float32).reshape(n, 28, 28) % 256 / 255
+                file[f"examples/{client}/pixels"] = grey
+                file[f"examples/{client}/label"] = np.arange(61, 61 - n, -1, dtype=np.int32)
+    monkeypatch.setenv("TFF", str(tmp_path))
+    data = fedsim.load_dataset(f"{EXAMPLES}/tff.py:emnist62")
+    assert data.train_inputs.shape == (5, 1, 28, 28)
+    np.testing.assert_array_equal(data.train_inputs.ravel()[:784], np.arange(784) % 256)
+    run = fedsim.run(
+        algo="fedpa",
+        hyperparameters={"burn_in_rounds": 1},
+        dataset=f"{EXAMPLES}/tff.py:emnist62",
+        model=f"{EXAMPLES}/tff.py:cnn_emnist",
+        partition="natural",
+        clients=2,
+        rounds=1,
+        quiet=True,
+        out=tmp_path / "run",
+    )
+    assert run.manifest["experiment"]["client_sizes"] == [2, 3]
+    assert run.summary["params"] == 1_206_590

@@ -10,7 +10,6 @@ import pytest
 
 from fedsim import user_files
 from fedsim.client_devices import network
-from fedsim.data.readers.stackoverflow import most_frequent_words
 from fedsim.errors import DataError, FedsimError
 from fedsim.experiment import read_toml
 from fedsim.participation import schedule
@@ -43,7 +42,6 @@ READERS: list[tuple[str, str, Callable[[Path], Any], Any]] = [
         {"rounds": 3},
     ),
     ("fedscale.json", '{"7": {"active": []}}', _entries, {"7": {"active": []}}),
-    ("word_count", "the 9\na 8\n", lambda p: most_frequent_words(p, 2), [b"the", b"a"]),
 ]
 
 

@@ -133,9 +133,7 @@ def test_good_names_and_users_files_pass() -> None:
     Overrides.of(
         {"participation": "0.3+gone:0.1", "codecs": ("up.precision=csr:0.1", "mean=delta+zstd")}
     ).resolve()
-    Overrides.of(
-        {"participation": "trace:some+where.csv+lost:0.1", "dataset": "stackoverflow_lr:3"}
-    ).resolve()
+    Overrides.of({"participation": "trace:some+where.csv+lost:0.1", "dataset": "mine.py:data"}).resolve()
     Overrides.of(
         {"algo": "mine.py:Mine", "hyperparameters": ("anything=1",), "model": "net.py:Net"}
     ).resolve()

@@ -40,8 +40,7 @@ from typing import Any
 import numpy as np
 
 from fedsim import hub_folders
-from fedsim.data import vocabulary
-from fedsim.data.arrays import EXACT, Array, Arrays, bundle
+from fedsim.data.arrays import EXACT, NO_TARGET, Array, Arrays, bundle
 from fedsim.data.readers import tables
 from fedsim.data.readers.images import pixels
 from fedsim.errors import DataError, FedsimError, UsageError
@@ -328,8 +327,8 @@ def _padded(values: Sequence[Array], length: int, padding: int) -> Array:
 
 def _next_ids(ids: Array, padding: int) -> Array:
     """Return the id after every position; -1 at the end and where this id is padding."""
-    shifted = np.full(ids.shape, vocabulary.NO_TARGET, dtype=np.int64)
-    shifted[:, :-1] = np.where(ids[:, 1:] == padding, vocabulary.NO_TARGET, ids[:, 1:])
+    shifted = np.full(ids.shape, NO_TARGET, dtype=np.int64)
+    shifted[:, :-1] = np.where(ids[:, 1:] == padding, NO_TARGET, ids[:, 1:])
     return shifted
 
 
@@ -341,7 +340,7 @@ def _classes_by_place(splits: Sequence[Any], label: str, length: int, owner: str
         values = [np.asarray(row) for row in split[label]]
         if not all(value.ndim == 1 and (value.dtype.kind in "iub" or not value.size) for value in values):
             raise DataError(f"{owner}: column {label} of {title} has rows that are no lists of whole numbers")
-        filled = _padded(values, length, vocabulary.NO_TARGET)
+        filled = _padded(values, length, NO_TARGET)
         if own != names[0]:
             there, known = list(own or ()), list(names[0] or ())
             occurring = {there[i] for i in np.unique(filled[filled >= 0])} if there and known else {""}
@@ -350,7 +349,7 @@ def _classes_by_place(splits: Sequence[Any], label: str, length: int, owner: str
                     f"{owner}: column {label} of {title} has the classes {tables.listed(there)}; "
                     f"those of train are {tables.listed(known)}"
                 )
-            number = [known.index(name) if name in known else vocabulary.NO_TARGET for name in there]
+            number = [known.index(name) if name in known else NO_TARGET for name in there]
             filled = np.where(filled >= 0, np.array(number)[filled], filled)
         rows.append(filled)
     return rows, max(len(names[0] or ()), *(int(r.max()) + 1 for r in rows))

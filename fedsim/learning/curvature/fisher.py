@@ -13,7 +13,6 @@ from torch.func import functional_call, grad, vmap
 from fedsim.errors import UsageError
 from fedsim.learning.curvature.diagonal_ggn import contracts, squared_pullback
 from fedsim.learning.curvature.layer_calls import check_functional, eagerly, torch_func_errors
-from fedsim.learning.likelihoods import SEQUENCES
 from fedsim.learning.params import Net
 
 
@@ -27,7 +26,7 @@ def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor
     """
     net.load(weights)
     net.eval()
-    if net.likelihood.name not in SEQUENCES and contracts(net.module):
+    if not net.likelihood.sequences and contracts(net.module):
         with suppress(UsageError):  # vmap may still be exact
             return squared_pullback(net.module, inputs, lambda outputs: _uphill(net, outputs, targets))
     values = {name: p.detach() for name, p in net.module.named_parameters() if p.requires_grad}

@@ -109,7 +109,7 @@ def _transformers(
         kind = "AutoModelForImageClassification"
     elif likelihood in ("categorical", "bernoulli") and len(shape) == 1:
         kind = "AutoModelForSequenceClassification"
-    elif likelihood in ("tokens", "token_classes") and len(shape) == 1:
+    elif likelihood == "token_classes" and len(shape) == 1:
         same = getattr(config, "vocab_size", None) == classes
         kind = "AutoModelForCausalLM" if same else "AutoModelForTokenClassification"
     else:

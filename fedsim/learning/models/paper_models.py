@@ -2,7 +2,6 @@
 
 Short names of the papers: v1/v2 = Federated ADMM from Bayesian Duality (arXiv:2506.13150);
 FedLap = Connecting Federated ADMM to Bayes (arXiv:2501.17325); Gaussian product = arXiv:2102.01936v1.
-tff_models has the networks of FedPA.
 """
 
 from __future__ import annotations

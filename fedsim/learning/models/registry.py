@@ -1,8 +1,8 @@
 """Models by name.
 
-Every model maps a float32 batch (n, *shape) to outputs (n, classes). A sequence model maps ids (n, T), whole
-numbers in float32, to outputs (n, T, classes). Dense models flatten their inputs, so a table (42,) and an
-image (1, 28, 28) both fit. Convolutional models take (channels, height, width) of any size that leaves at
+Every model maps a float32 batch (n, *shape) to outputs (n, classes). A user's sequence model maps ids (n, T),
+whole numbers in float32, to outputs (n, T, classes). Dense models flatten their inputs, so a table (42,) and
+an image (1, 28, 28) both fit. Convolutional models take (channels, height, width) of any size that leaves at
 least one pixel before the first dense layer.
 
 Initial weights are PyTorch's defaults unless a model's docstring says otherwise. They are drawn from torch's
@@ -28,7 +28,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment
 from fedsim.learning.frozen import freeze
-from fedsim.learning.likelihoods import SEQUENCES, likelihood as likelihood_of
+from fedsim.learning.likelihoods import likelihood as likelihood_of
 from fedsim.learning.models.adapters import add_lora, load_weights
 from fedsim.learning.models.library_models import library_model
 from fedsim.learning.models.paper_models import (
@@ -40,7 +40,6 @@ from fedsim.learning.models.paper_models import (
     mlp,
     resnet20,
 )
-from fedsim.learning.models.tff_models import cnn_emnist, lstm, resnet18_gn
 from fedsim.learning.module_state import ModuleState
 from fedsim.learning.params import Net
 from fedsim.learning.shards import as_floats
@@ -51,15 +50,11 @@ from fedsim.seeds import seeded_torch
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One entry of the registry: `build(shape, classes)` returns a freshly initialised module.
-
-    sequence: True if the model has outputs at every position of a token sequence, not one row per example.
-    """
+    """One entry of the registry: `build(shape, classes)` returns a freshly initialised module."""
 
     name: str
     description: str
     build: Callable[[Shape, int], nn.Module]
-    sequence: bool = False
 
 
 def build_model(name: str, shape: Shape, classes: int, likelihood: str = "categorical") -> nn.Module:
@@ -90,18 +85,17 @@ def _base(
         raise UsageError(f"model {name!r}: an input shape needs sides of at least 1, got {shape}")
     if likelihood == "categorical" and classes < 2:
         raise UsageError(f"model {name!r}: a classifier needs at least 2 classes, got {classes}")
-    sequence = likelihood in SEQUENCES
+    sequence = likelihood_of(likelihood).sequences
     expected = (2, *shape, classes) if sequence else (2, classes)
     if spec.library:
         module, missing = library_model(spec, shape, classes, likelihood)
         return _tried(module, f"model {plugins.short(name)!r}", shape, expected), missing
     if name not in MODELS:
         return _users_model(name, shape, classes, expected), None
-    if MODELS[name].sequence is not sequence:
-        fit = ", ".join(info.name for info in MODELS.values() if info.sequence is sequence)
-        has = "one row of outputs per example" if sequence else "outputs at every place of a sentence"
+    if sequence:
         raise UsageError(
-            f"model {name!r} has {has}, and this data set's targets are {likelihood}; choose from: {fit}"
+            f"model {name!r} has one row of outputs per example, and this data set's targets are "
+            f"{likelihood}; take a model with outputs at every place of a sequence, such as FILE.py:NAME"
         )
     return MODELS[name].build(shape, classes), None
 
@@ -196,7 +190,7 @@ def _tried_out(net: Net, model: str, rows: Tensor, classes: int) -> ModuleState:
                 before = torch.get_rng_state()
                 out = net.outputs(rows[:count])
                 drew = not torch.equal(torch.get_rng_state(), before)
-            like = (count, *shape, classes) if net.likelihood.name in SEQUENCES else (count, classes)
+            like = (count, *shape, classes) if net.likelihood.sequences else (count, classes)
             _check_outputs(out, owner, shape, like, f"in {mode} mode ")
             if drew and mode == "evaluation":
                 raise UsageError(
@@ -240,10 +234,5 @@ _ALL = (
     ModelInfo("cnn_acar", "2 conv5x5 of 64, FC 384-192 (FedDyn; v1/v2)", cnn_acar),
     ModelInfo("cnn_mcmahan", "conv5x5 32-64, FC 512 (McMahan; Gaussian product)", cnn_mcmahan),
     ModelInfo("resnet20", "ResNet-20, GroupNorm, option-A shortcuts (v2: CIFAR-100)", resnet20),
-    ModelInfo("cnn_emnist", "conv3x3 32-64, max pool, FC 128, dropout (FedPA: EMNIST-62)", cnn_emnist),
-    ModelInfo("resnet18_gn", "ResNet-18 v2, GroupNorm (FedPA: CIFAR-100)", resnet18_gn),
-    ModelInfo(
-        "lstm", "embedding 96, LSTM 670, dense 96 (FedPA: StackOverflow next words)", lstm, sequence=True
-    ),
 )
 MODELS: Mapping[str, ModelInfo] = MappingProxyType({info.name: info for info in _ALL})

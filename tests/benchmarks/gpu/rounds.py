@@ -7,6 +7,7 @@ epochs, batches of 64. A run that its time limit ends is measured by the rounds 
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 from tests.benchmarks.gpu.stage import Job, Stage, run_jobs
 
@@ -19,7 +20,8 @@ IVON = (
     "--set rho=1 --set gamma=0.1"
 )
 PFL = (
-    f"{CIFAR} --partition iid --clients 1000 --participation 50 --model cnn_emnist --algo fedavg "
+    f"{CIFAR} --partition iid --clients 1000 --participation 50 --algo fedavg "
+    f"--model {Path(__file__).parents[3]}/docs/examples/tff.py:cnn_emnist "
     "--set epochs=1 --set batch_size=10 --set optimiser=sgd --set lr=0.1 --eval-every 10"
 )
 """benchmarks/image_classification of pfl-research: 1,000 users of 50 examples, 50 a round. cnn_emnist is its

@@ -22,7 +22,7 @@ following = np.where(words == 0, -1, words).astype(np.int64)
 
 def made(kind, **changes):
     inputs, targets, classes = {
-        "bernoulli": (x, tags, 5), "tokens": (words, following, 9), "gaussian": (x, x, 2),
+        "bernoulli": (x, tags, 5), "token_classes": (words, following, 9), "gaussian": (x, x, 2),
         "categorical": (x, np.arange(12) % 3, 3), "poisson": (x, x, 2),
     }[kind]
     fields = dict(train_inputs=inputs, train_targets=targets, test_inputs=inputs, test_targets=targets,
@@ -37,7 +37,7 @@ def load(tmp_path: Path, call: str) -> object:
     return load_dataset(f"{path}:it")
 
 
-@pytest.mark.parametrize("kind", ["categorical", "bernoulli", "tokens", "gaussian"])
+@pytest.mark.parametrize("kind", ["categorical", "bernoulli", "token_classes", "gaussian"])
 def test_every_likelihood_is_taken_as_it_is(kind: str, tmp_path: Path) -> None:
     dataset = load(tmp_path, f"made({kind!r}, centres=np.arange(12) // 4)")
     assert dataset.likelihood == kind  # type: ignore[attr-defined]
@@ -58,13 +58,15 @@ def test_one_output_is_enough_where_targets_are_numbers(tmp_path: Path) -> None:
         ("made('bernoulli', train_targets=tags * 2)", "train labels reach from 0 to 2, not 0 to 1"),
         ("made('bernoulli', classes=6)", "the train targets have shape (5,) each; bernoulli targets of"),
         ("made('bernoulli', test_targets=tags[:, 0])", "must have the shape (examples, ...), not (12,)"),
-        ("made('tokens', train_inputs=words.astype('f4'))", "must be int32 or int64, not float32"),
-        ("made('tokens', train_targets=following - 1)", "train labels reach from -2 to 7, not -1 to 8"),
-        ("made('tokens', train_targets=following + 1)", "train labels reach from 0 to 9, not -1 to 8"),
-        ("made('tokens', train_targets=following[:, :3])", "the train targets have shape (3,) each"),
-        ("made('tokens', test_inputs=words + 1)", "test inputs reach from 1 to 9, not 0 to 8"),
-        ("made('tokens', scale=255)", "tokens are ids, so scale must be 1"),
-        ("made('tokens', classes=4)", "classes must be a whole number of at least 5, not 4"),
+        ("made('token_classes', train_inputs=words.astype('f4'))", "must be int32 or int64, not float32"),
+        (
+            "made('token_classes', train_targets=following - 1)",
+            "train labels reach from -2 to 7, not -1 to 8",
+        ),
+        ("made('token_classes', train_targets=following + 1)", "train labels reach from 0 to 9, not -1 to 8"),
+        ("made('token_classes', train_targets=following[:, :3])", "the train targets have shape (3,) each"),
+        ("made('token_classes', scale=255)", "tokens are ids, so scale must be 1"),
+        ("made('token_classes', classes=1)", "classes must be a whole number of at least 2, not 1"),
         ("made('gaussian', train_targets=x.astype(float))", "train_targets must be float32, not float64"),
         (
             "made('gaussian', test_targets=x + np.nan)",
@@ -165,7 +167,12 @@ def test_an_unknown_likelihood_is_named(tmp_path: Path) -> None:
         load(tmp_path, "made('poisson')")
 
 
+def test_a_likelihood_that_left_names_its_replacement(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--dataset mine:it: tokens left in 0.2: token_classes"):
+        load(tmp_path, "made('gaussian', likelihood='tokens')")
+
+
 def test_arrays_of_another_likelihood_are_left_alone(tmp_path: Path) -> None:
-    dataset = load(tmp_path, "made('tokens')")
+    dataset = load(tmp_path, "made('token_classes')")
     np.testing.assert_array_equal(dataset.train_inputs.ravel(), np.arange(48) % 9)  # type: ignore[attr-defined]
     assert dataset.train_inputs.dtype == np.int32  # type: ignore[attr-defined]

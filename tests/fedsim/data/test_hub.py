@@ -435,6 +435,3 @@ def test_token_classes_count_every_place() -> None:
         outputs[0, place, predicted] = 9.0
     numbers = measure.numbers(measure.tally(outputs, targets))
     assert numbers["test_accuracy"] == pytest.approx(2 / 3)
-    # the layout of TensorFlow Federated has words in the middle only
-    tokens = likelihood("tokens")
-    assert tokens.numbers(tokens.tally(outputs, targets))["test_accuracy"] is None

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fedsim.data import PARTITIONS, partition
-from fedsim.data.splits import CIFAR100_COARSE
 from fedsim.errors import DataError, UsageError
 
 
@@ -198,85 +197,9 @@ def test_targets_that_are_not_classes_are_divided_by_rows_only(targets: np.ndarr
     centres = np.repeat(np.arange(3), 4)
     natural = partition("natural", targets=targets, centres=centres, **common)  # type: ignore[arg-type]
     assert _sizes(natural) == [4, 4, 4]
-    for spec in ("two_dirichlet", "dirichlet:1", "two_classes:2", "credit_two", "pachinko"):
+    for spec in ("two_dirichlet", "dirichlet:1", "two_classes:2", "credit_two"):
         with pytest.raises(UsageError, match="are not classes; use 'iid', or 'natural'"):
             partition(spec, targets=targets, **common)  # type: ignore[arg-type]
-
-
-# ---- CIFAR-100's two-step LDA
-
-# Krizhevsky's table: the fine classes of the coarse ones 0..19; fine labels are in alphabetical order.
-_CIFAR100 = """
-beaver dolphin otter seal whale
-aquarium_fish flatfish ray shark trout
-orchid poppy rose sunflower tulip
-bottle bowl can cup plate
-apple mushroom orange pear sweet_pepper
-clock keyboard lamp telephone television
-bed chair couch table wardrobe
-bee beetle butterfly caterpillar cockroach
-bear leopard lion tiger wolf
-bridge castle house road skyscraper
-cloud forest mountain plain sea
-camel cattle chimpanzee elephant kangaroo
-fox porcupine possum raccoon skunk
-crab lobster snail spider worm
-baby boy girl man woman
-crocodile dinosaur lizard snake turtle
-hamster mouse rabbit shrew squirrel
-maple_tree oak_tree palm_tree pine_tree willow_tree
-bicycle bus motorcycle pickup_truck train
-lawn_mower rocket streetcar tank tractor
-"""
-
-
-def test_the_table_of_coarse_classes_is_the_published_one() -> None:
-    coarse = {name: k for k, line in enumerate(_CIFAR100.split("\n")[1:-1]) for name in line.split()}
-    assert [coarse[name] for name in sorted(coarse)] == list(CIFAR100_COARSE)
-    assert len(CIFAR100_COARSE) == 100
-
-
-def test_pachinko_deals_all_of_cifar100_to_500_clients() -> None:
-    targets = np.random.RandomState(1).permutation(_balanced(100, 500))
-    split = partition("pachinko", targets=targets, classes=100, clients=500, seed=0)
-    assert set(_sizes(split)) == {100}
-    assert len(_check(split, 500, 50_000)) == 50_000
-    second = partition("pachinko", targets=targets, classes=100, clients=500, seed=0)
-    assert all((a == b).all() for a, b in zip(split, second, strict=True))
-    other = partition("pachinko", targets=targets, classes=100, clients=500, seed=1)
-    assert not all((a == b).all() for a, b in zip(split, other, strict=True))
-
-
-def test_pachinko_has_the_spread_of_its_two_concentrations() -> None:
-    """While nothing runs out, E sum_c p_c^2 = (1 + a) / (1 + n a) for n shares of Dir(a, ..., a)."""
-    targets = _balanced(100, 4000)
-    split = partition("pachinko:0.1,10,1000", targets=targets, classes=100, clients=100, seed=4)
-    coarse = np.array(CIFAR100_COARSE)
-    mixes, inner = [], []
-    for rows in split:
-        fine = np.bincount(targets[rows], minlength=100)
-        by_coarse = np.bincount(coarse, weights=fine, minlength=20)
-        mixes.append((by_coarse / 1000) ** 2)
-        for c in np.flatnonzero(by_coarse >= 200):
-            inner.append(((fine[coarse == c] / by_coarse[c]) ** 2).sum())
-    # 1.1 / 3 and 11 / 51, the latter a little larger because shares are counted on few examples
-    assert np.sum(mixes, axis=1).mean() == pytest.approx(1.1 / 3, rel=0.1)
-    assert np.mean(inner) == pytest.approx(11 / 51 + 0.8 / 400, rel=0.03)
-
-
-def test_pachinko_goes_on_when_classes_run_out() -> None:
-    """Shares so uneven that most are numerically zero: everything is dealt out all the same."""
-    targets = _balanced(100, 2)
-    split = partition("pachinko:1e-4,1e-4,10", targets=targets, classes=100, clients=20, seed=2)
-    assert len(_check(split, 20, 200)) == 200
-    with pytest.raises(UsageError, match="gives 20 clients 11 rows each, and there are 200"):
-        partition("pachinko:1,1,11", targets=targets, classes=100, clients=20, seed=2)
-    with pytest.raises(UsageError, match="for 'cifar100'"):
-        partition("pachinko", targets=_balanced(10, 100), classes=10, clients=2, seed=2)
-    with pytest.raises(UsageError, match="ROWS must be a whole number"):
-        partition("pachinko:1,1,2.5", targets=targets, classes=100, clients=2, seed=2)
-    with pytest.raises(UsageError, match="fraction must be 1"):
-        partition("pachinko", targets=targets, classes=100, clients=2, seed=2, fraction=0.5)
 
 
 def test_dirichlet_of_extreme_concentrations() -> None:
@@ -384,7 +307,6 @@ def test_the_list_of_partitions() -> None:
         "two_classes",
         "dirichlet",
         "natural",
-        "pachinko",
         "rows",
         "credit_het",
         "credit_hom",

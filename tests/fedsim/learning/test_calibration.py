@@ -106,7 +106,7 @@ def test_tags_are_predictions_of_two_classes() -> None:
 def test_tokens_without_a_target_do_not_count() -> None:
     logits, targets = drawn(2, 12, 20, 2.0)
     targets[::4] = -1
-    tokens = LIKELIHOODS["tokens"]
+    tokens = LIKELIHOODS["token_classes"]
     result = tokens.numbers(tokens.tally(logits.reshape(3, 4, 20), targets.reshape(3, 4)))
     there = targets >= 0
     ece, brier, _ = expected(logits[there].softmax(dim=1).numpy(), targets[there].numpy())

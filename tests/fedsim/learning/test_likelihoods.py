@@ -12,10 +12,10 @@ import torch
 from sklearn import metrics as reference
 from torch import Tensor
 
-from fedsim.data.arrays import ARRAY_RULES, vocabulary
+from fedsim.data.arrays import ARRAY_RULES
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import LIKELIHOODS, SEQUENCES, Tally, added, likelihood
+from fedsim.learning.likelihoods import LIKELIHOODS, Tally, added, likelihood
 from fedsim.learning.score_names import CALIBRATION, EXTRA
 from fedsim.problem import Problem
 from protocols.fedavg import FedAvg
@@ -37,10 +37,9 @@ def outputs_and_targets(kind: str, n: int = 40) -> tuple[Tensor, Tensor]:
         targets[:3] = 0  # examples without a tag
         targets[:, 4], outputs[:, 4] = 0, -1  # a tag that neither occurs nor is predicted
         return outputs, targets
-    if kind in SEQUENCES:
+    if kind == "token_classes":
         outputs = 3 * torch.randn(n, 7, CLASSES, generator=g).double()
-        targets = torch.randint(-1, CLASSES, (n, 7), generator=g)
-        return outputs, torch.where(targets == vocabulary.PAD, vocabulary.NO_TARGET, targets)
+        return outputs, torch.randint(-1, CLASSES, (n, 7), generator=g)
     return torch.randn(n, 3, generator=g).double(), torch.randn(n, 3, generator=g)
 
 
@@ -150,17 +149,17 @@ def test_tags_of_a_model_of_zeros_and_of_no_tags() -> None:
     assert some["recall_at_5"] == 0.5
 
 
-def test_words_by_hand() -> None:
-    """12 ids: PAD 0, words 1..8, OOV 9, BOS 10, EOS 11. Right: a word, OOV, EOS; wrong: two words."""
+def test_tokens_by_hand() -> None:
+    """Five tokens of two rows have a target; three are right."""
     targets = torch.tensor([[3, 9, 11, -1], [8, 1, -1, -1]])
     predicted = torch.tensor([[3, 9, 11, 5], [1, 9, 2, 2]])
     outputs = torch.nn.functional.one_hot(predicted, CLASSES).double()
-    measure = LIKELIHOODS["tokens"]
+    measure = LIKELIHOODS["token_classes"]
     tally = measure.tally(outputs, targets)
     right, wrong = math.log(math.e + 11) - 1, math.log(math.e + 11)
-    assert tally[:4] == pytest.approx((5.0, 3 * right + 2 * wrong, 3.0, 1.0))
+    assert tally[:3] == pytest.approx((5.0, 3.0, 3 * right + 2 * wrong))
     result = measure.numbers(tally)
-    assert result["test_accuracy"] == 1 / 3
+    assert result["test_accuracy"] == 3 / 5
     assert result["test_nll"] == pytest.approx((3 * right + 2 * wrong) / 5)
     empty = measure.numbers(measure.tally(outputs, torch.full_like(targets, -1)))
     assert empty == dict.fromkeys(("test_accuracy", "test_nll", *CALIBRATION))
@@ -178,6 +177,7 @@ def test_regression() -> None:
 
 SOURCE = """
 import numpy as np
+from torch import nn
 from fedsim.data import Dataset
 
 draws = np.random.RandomState(0)
@@ -186,7 +186,11 @@ following = np.where(words[:, ::-1] == 0, -1, words[:, ::-1])
 
 def sentences():
     return Dataset("s", words.astype(np.int32), following, words[:70].astype(np.int32), following[:70], 9,
-                   likelihood="tokens")
+                   likelihood="token_classes")
+
+class Table(nn.Embedding):
+    def __init__(self, shape, classes): super().__init__(classes, classes)
+    def forward(self, ids): return super().forward(ids.long())
 
 def made(targets, classes, likelihood):
     x = draws.rand(90, 3).astype(np.float32)
@@ -199,7 +203,11 @@ def curve(): return made(draws.rand(90, 1).astype(np.float32), 1, "gaussian")
 
 @pytest.mark.parametrize(
     ("name", "kind", "model"),
-    [("sentences", "tokens", "lstm"), ("tags", "bernoulli", "mlp_small"), ("curve", "gaussian", "mlp_small")],
+    [
+        ("sentences", "token_classes", "own.py:Table"),
+        ("tags", "bernoulli", "mlp_small"),
+        ("curve", "gaussian", "mlp_small"),
+    ],
 )
 def test_a_problem_scores_in_pieces_what_is_right_as_a_whole(
     name: str, kind: str, model: str, tmp_path: Path
@@ -207,7 +215,12 @@ def test_a_problem_scores_in_pieces_what_is_right_as_a_whole(
     path = tmp_path / "own.py"
     path.write_text(SOURCE)
     experiment = Experiment(
-        algo="fedavg", dataset=f"{path}:{name}", model=model, partition="iid", clients=2, eval_samples=4
+        algo="fedavg",
+        dataset=f"{path}:{name}",
+        model=model.replace("own.py", str(path)),
+        partition="iid",
+        clients=2,
+        eval_samples=4,
     )
     problem = Problem.build(experiment, build_algorithm(FedAvg, {}), None)
     assert problem.measure is LIKELIHOODS[kind]

@@ -119,14 +119,13 @@ def test_logits_that_are_no_sequences_are_refused() -> None:
         diagonal_ggn(net, [x], counted=[places])
 
 
-@pytest.mark.parametrize("name", ["tokens", "token_classes"])
-def test_a_shards_curvature_is_that_of_its_summed_loss(name: str) -> None:
+def test_a_shards_curvature_is_that_of_its_summed_loss() -> None:
     """N_k times the mean over the places that have a target."""
     net, x, places = example()
     x, places = (a.repeat(SEQUENCES_AT_ONCE, 1)[: SEQUENCES_AT_ONCE + 3] for a in (x, places))
     targets = torch.where(places, torch.ones_like(x), -1)
     exact = brute_force(net, x, places) * len(x) / int(places.sum())
-    trained = Net(net.float(), likelihood=likelihood(name))
+    trained = Net(net.float(), likelihood=likelihood("token_classes"))
     weights = trained.weights.clone()
     result = Shard(trained, x, targets, 1.0).curvature(weights, "exact", RandomStream(0, "curvature"))
     assert error(result.double(), exact) < 1e-5
