@@ -1,10 +1,11 @@
-"""The entry point of the `fedsim` command and of `python -m launch`."""
+"""The command line as a program: `python -m launch`, and, through fedsim.__main__, `fedsim`."""
 
 import sys
 
 
 def run() -> None:
-    """Run the command line. Ctrl-C prints one line without a traceback, even during the imports."""
+    """Run the command line. Ctrl-C prints one line without a traceback, even during the imports.
+    The same holds for a file that hides one of fedsim's packages (fedsim.hidden_packages)."""
     try:
         from launch.cli import main
 
@@ -12,6 +13,12 @@ def run() -> None:
     except KeyboardInterrupt:
         print("fedsim: interrupted", file=sys.stderr)
         sys.exit(130)
+    except ImportError as error:
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        print(f"fedsim: {error}", file=sys.stderr)
+        sys.exit(code)
 
 
 if __name__ == "__main__":
