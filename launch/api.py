@@ -37,6 +37,7 @@ from launch.configuration.arguments import (
 from launch.configuration.config import plain_numbers
 from launch.configuration.execution import Execution
 from launch.configuration.presets import experiment_of, remarks
+from launch.inherited import check_working_folder, children_kept
 from launch.runs.folder import RunFolder
 from launch.runs.resume import Resumption
 from launch.session import run as runs
@@ -214,7 +215,7 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
         >>> run.status
         'done'
     """
-    with IN_PYTHON.own_words():
+    with _called():
         checked, execution = resolved(experiment, options)
         check_objects(checked, execution)
         lines = remarks(checked)
@@ -251,7 +252,7 @@ def resume(run: RunFolder | str | Path, *, quiet: bool = False, **options: Unpac
     changes = {key: value for key, value in options.items() if value is not None}
     changes |= {key: text_of(key, changes[key]) for key in OBJECTS if key in changes}
     changes |= {key: str(changes[key]) for key in ("data_dir", "out") if key in changes}
-    with IN_PYTHON.own_words():
+    with _called():
         check_objects(*Resumption.open(folder).configure(changes))
         return _finished(lambda: runs.resume(folder, changes, quiet=quiet, embedded=True))
 
@@ -292,7 +293,8 @@ def open(
     for key, value in zip(OBJECTS, passed, strict=True):
         if value is not None:
             text_of(key, value)
-    return Run.open(_folder(run).resolve())
+    with _called():
+        return Run.open(_folder(run).resolve())
 
 
 def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
@@ -313,7 +315,7 @@ def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
         ('fashion_mnist', 'ivon_admm', 1)
     """
     check_keywords(changes)
-    with IN_PYTHON.own_words():
+    with _called():
         return experiment_of(name, algo, plain_numbers(changes))
 
 
@@ -332,10 +334,10 @@ def plan(experiment: Experiment | None = None, /, **options: Unpack[Options]) ->
         >>> bill["params"], bill["bytes_down"]
         (7510, 604060000)
     """
-    from launch.results.plan import planned, to_json
-    from launch.terminal import plain
+    with _called(), _process_restored():
+        from launch.results.plan import planned, to_json
+        from launch.terminal import plain
 
-    with IN_PYTHON.own_words(), _process_restored():
         result: dict[str, Any] = plain(to_json(*planned(*resolved(experiment, options))))
     return result
 
@@ -382,14 +384,14 @@ def sweep(
         >>> [run.experiment["algo"] for run in runs]
         ['fedavg', 'fedprox']
     """
-    from launch.sweep.command import sweep as run_sweep
-    from launch.sweep.from_options import recipe_of
-    from launch.sweep.pool import Pool
-    from launch.sweep.recipe import Recipe
+    with _called():
+        from launch.sweep.command import sweep as run_sweep
+        from launch.sweep.from_options import recipe_of
+        from launch.sweep.pool import Pool
+        from launch.sweep.recipe import Recipe
 
-    check_keywords(options)
-    pool = Pool(Path(runs))
-    with IN_PYTHON.own_words():
+        check_keywords(options)
+        pool = Pool(Path(runs))
         if recipe is None and not over:
             raise UsageError("name a grid: over={'algo': ['fedavg', 'ivon_admm']}, or a recipe file")
         if recipe is None:
@@ -455,10 +457,10 @@ def compare(
         >>> [group["algo"] for group in fedsim.compare(*runs, to=[0.3])["groups"]]
         ['fedavg', 'fedlap']
     """
-    from launch.results.compare import Comparison
-    from launch.terminal import plain
+    with _called():
+        from launch.results.compare import Comparison
+        from launch.terminal import plain
 
-    with IN_PYTHON.own_words():
         folders, levels = [_folder(run) for run in runs], [str(level) for level in to]
         comparison = Comparison.of(folders, levels, tuple(where), against)
         files = [None if path is None else Path(path) for path in (out, markdown, csv)]
@@ -481,6 +483,14 @@ def algorithms() -> dict[str, dict[str, Any]]:
 
 def _folder(run: RunFolder | str | Path) -> Path:
     return Path(run) if isinstance(run, str | Path) else run.path
+
+
+@contextmanager
+def _called() -> Iterator[None]:
+    """Begin a call from a user's program: its errors name arguments, and its child processes are awaited."""
+    check_working_folder()
+    with children_kept(), IN_PYTHON.own_words():
+        yield
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from fedsim.errors import DiskError, FedsimError, Interrupted, TaskError, UsageE
 from fedsim.experiment import is_utf8
 from fedsim.removed import removed
 from launch import terminal
+from launch.inherited import check_working_folder, children_kept
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of failed writes to standard output that is redirected to a file."""
@@ -134,7 +135,9 @@ class Commands(Group):
     def invoke(self, ctx: click.Context) -> Any:
         code = 0
         try:
-            super().invoke(ctx)
+            check_working_folder()
+            with children_kept():
+                super().invoke(ctx)
         except FedsimError as e:
             code = _complain(e, str(e))
         except click.exceptions.NoArgsIsHelpError:

@@ -231,7 +231,10 @@ class ForkServer:
             deadline = time.monotonic() + patience
             if not select.select([self._pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            _, status = os.waitpid(self.pid, 0)
+            try:
+                _, status = os.waitpid(self.pid, 0)
+            except ChildProcessError:  # the user's program ignores SIGCHLD, or waits for all children itself
+                status = 0
             os.close(self._pidfd)
             self._status = os.waitstatus_to_exitcode(status)
             self._output.seek(0)

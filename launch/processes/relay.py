@@ -428,7 +428,6 @@ async def run_relay(
         UsageError: if the command cannot be started.
     """
     loop, signals, command = asyncio.get_running_loop(), list[int](), None
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignores it, exit codes are lost
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             loop.add_signal_handler(number, signals.append, number)
