@@ -26,7 +26,6 @@ from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment
 from launch import PROGRAM_START
 from launch.configuration.execution import Execution
-from launch.processes.fork_server import ENVIRONMENT
 from launch.session import run as launch_run
 from protocols.fedavg import FedAvg
 from tests.support.commands import DEADLINE
@@ -182,9 +181,6 @@ def test_a_sweep_returns_its_runs_in_the_order_of_the_grid(tmp_path: Path) -> No
         ({"over": {"algo": ["fedavg", "fedlop"]}}, "did you mean 'fedlap'"),
         ({"over": {"algo": ["fedavg"]}, "model": Linear}, "model="),
         ({"over": {"seed": [1, 2]}}, "seeds="),
-        ({"over": {"algo": ["fedavg"]}, "seeds": ()}, "give one seed at least"),
-        ({"over": {"algo": ["fedavg"]}, "seeds": (1, 1)}, "a seed is given twice"),
-        ({"over": {"algo": []}}, "over={'algo': ...} names no value"),
         ({"over": {"algo": ["fedavg"]}, "round": 3}, "did you mean 'rounds'"),
     ],
 )
@@ -246,29 +242,18 @@ def test_participation_is_a_share_a_count_or_a_spec(
     [
         ({"algo": "fedlapp"}, "did you mean 'fedlap'"),
         ({"clients": 0}, "clients=0: must be"),
-        ({"clients": "3"}, "clients='3': must be a whole number of at least 1"),
         ({"inputs": "row"}, "inputs='row': must be one of raw, scaled"),
-        ({"hyperparameters": {"lrr": 0.1}}, "did you mean"),
         ({"hyperparameters": {"lr": "fast"}}, "lr = 'fast'"),
         ({"codecs": {"men": "bf16"}}, "did you mean 'mean'"),
-        ({"codecs": {("up", "mean"): "bf16"}}, "write a dictionary by name, such as codecs={'up.mean'"),
         ({"codecs": "mean=bf16"}, "codecs='mean=bf16': write a dictionary"),
-        ({"hyperparameters": ["lr=0.1"]}, "hyperparameters=['lr=0.1']: write a dictionary"),
-        ({"hyperparameters": {"local": {1: 2}}}, "hyperparameters={'local': {1: 2}}: write a dictionary"),
         ({"participation": 1.5}, "give 'full', a share such as 0.3"),
         ({"verify_bytes": True}, "add transport='tcp'"),
-        ({"lease": -1.0}, "lease=-1.0"),
         ({"leese": 1.0}, "unknown argument 'leese'; did you mean 'lease'"),
-        ({"round": 3}, "unknown argument 'round'; did you mean 'rounds'"),
-        ({"num_clients": 3}, "did you mean 'clients'"),
         ({"lr": 0.1}, "lr= is no argument; a hyperparameter is set by hyperparameters={'lr': 0.1}"),
-        ({"learning_rate": 0.1}, "is set by hyperparameters={'lr': 0.1}"),
         ({"foo": 0.1}, "unknown argument 'foo' (all: help(fedsim.run))"),
         ({"until": "nearly"}, "until='nearly': give an accuracy"),
-        ({"participation": "130%"}, "participation='130%': give 'full'"),
         ({"deadline": "5ms"}, "deadline= needs link= or compute=: without them"),
         ({"devices": "cuda:77"}, "devices='cuda:77'"),
-        ({"codecs": {"x.mean": "bf16"}}, "codecs={'x.mean': ...}: the direction"),
         ({"hyperparameters": {"lr": 1.0, "local.lr": 1.0}}, "lr and local.lr are the same"),
         ({"out": "there"}, "there"),
     ],
@@ -459,38 +444,6 @@ def test_script_without_a_main_guard_starts_workers_that_do_not_run_it() -> None
     lines = done.stdout.splitlines()
     assert sum(line.startswith("round ") for line in lines) == 3  # the first run, rounds 0 to 2
     assert lines[-1] == "done"
-
-
-def test_fork_server_of_a_program_is_a_new_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process that has imported nothing yet, too, which the command would fork."""
-    probe = (
-        "from launch.processes.fork_server import ForkServer; s = ForkServer(fresh=True); "
-        "print(open(f'/proc/{s.pid}/cmdline').read().replace(chr(0), ' ')); s.end(5.0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", probe],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert "launch.processes.fork_server" in done.stdout, done.stderr
-
-
-def test_environment_of_a_run_is_not_left_behind() -> None:
-    probe = (
-        "import os, fedsim; before = dict(os.environ); "
-        "fedsim.run(algo='fedavg', clients=2, rounds=1, quiet=True); print(dict(os.environ) == before)"
-    )
-    outside = {key: value for key, value in os.environ.items() if key not in ENVIRONMENT}
-    done = subprocess.run(
-        [sys.executable, "-c", probe],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=outside | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.stdout == "True\n", done.stderr
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import socket
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -161,29 +158,6 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
     assert len(drafts) == 5 * 6, "one per client and round"
     hosts = json.loads((federation.run / "processes.json").read_text())
     assert [p["role"] for p in hosts] == ["coordinator", "remote worker", "remote worker"]
-
-
-def test_a_join_that_is_refused_is_booked_as_control_traffic(federation: Federation) -> None:
-    """Two workers with copies of one join file both ask for the first seat; one is refused and takes the
-    next. With the file itself they would agree by a lock on it."""
-    launched = federation.launch(*EXPERIMENT, "--verify-bytes")
-    eventually(federation.join_credentials.exists, "join.json")
-    relay = Relay(int(JoinCredentials.read(federation.join_credentials).url.rpartition(":")[2]))
-    first = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
-    first.wait_for("worker 0 of run")
-    copy = federation.folder / "copy.json"
-    shutil.copy(federation.join_credentials, copy)
-    second = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}", file=copy)
-    output = [ends(launched), ends(first), ends(second)]
-    relay.close()
-    assert "residual 0" in output[0] and "worker 1 of run" in output[2]
-    rows = RunFolder.open(federation.run).ledger
-    assert relay.bytes == rows.groupby("direction")["bytes"].sum().to_dict()
-    refused = rows[rows.message == "refused"]
-    assert (
-        set(refused.kind) == {"control"} and set(refused.direction) == {"down"} and set(refused.worker) == {0}
-    )
-    assert len(rows[rows.message == "handshake"]) == 2 * 3
 
 
 def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(federation: Federation) -> None:
@@ -489,37 +463,3 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     bind = ("--bind", "tcp://127.0.0.1:*")
     output = answer("launch", "--remote-workers", "2", *bind, "--join-within", "0.5", code=1)
     assert "0 of 2 workers were ready after 0.5 s; missing: worker 0, worker 1" in output
-
-
-@pytest.fixture
-def two_hosts(tmp_path: Path) -> Iterator[Federation]:
-    """Two network namespaces that see each other through one cable and nothing else."""
-
-    def ip(*arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=DEADLINE)
-
-    one, two = f"fedsim-a{os.getpid()}", f"fedsim-b{os.getpid()}"
-    try:
-        ip("netns", "add", one)
-        ip("netns", "add", two)
-        ip("link", "add", "cable", "netns", one, "type", "veth", "peer", "name", "cable", "netns", two)
-    except (OSError, subprocess.CalledProcessError) as e:
-        pytest.skip(f"no network namespaces here: {e}")
-    for name, address in ((one, "10.77.0.1/24"), (two, "10.77.0.2/24")):
-        ip("-n", name, "addr", "add", address, "dev", "cable")
-        ip("-n", name, "link", "set", "cable", "up")
-    within = [("ip", "netns", "exec", name) for name in (one, two)]
-    created = Federation(tmp_path, within[0], within[1], "tcp://10.77.0.1:*")
-    yield created
-    created.close()
-    for name in (one, two):
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=DEADLINE)
-
-
-def test_two_hosts(two_hosts: Federation) -> None:
-    launched = two_hosts.launch(*EXPERIMENT, "--verify-bytes")
-    remote_workers = [two_hosts.join() for _ in range(2)]
-    assert "residual 0" in ends(launched)
-    for remote_worker in remote_workers:
-        ends(remote_worker)
-    same_bits(RunFolder.open(two_hosts.run), here(two_hosts.folder / "local", *EXPERIMENT))

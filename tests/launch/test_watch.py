@@ -19,7 +19,7 @@ import pytest
 from launch.commands import watch as module
 from launch.commands.watch import GRACE, follow
 from launch.runs.folder import RunFolder
-from tests.support.commands import DEADLINE, Command, fedsim, start
+from tests.support.commands import DEADLINE, Command, start
 from tests.support.kept_runs import command, files, kept_run
 from workers.storage.atomic_files import RunLock
 
@@ -109,14 +109,6 @@ def test_ctrl_c_ends_the_watch_and_not_the_run(going: tuple[Path, Command]) -> N
     assert launched.process.poll() is None and (folder / "metrics.jsonl").stat().st_size > size
 
 
-def test_a_run_whose_coordinator_was_killed_is_said_to_be_killed(going: tuple[Path, Command]) -> None:
-    folder, launched = going
-    watching = start("watch", str(folder), "--interval", "0.1")
-    watching.wait_for("round      2/")
-    launched.kill()
-    assert f"fedsim resume {folder} continues" in watching.rest(code=137)
-
-
 def test_a_run_without_workers_that_was_killed_is_killed(tmp_path: Path) -> None:
     """It has no processes.json, and nothing but its lock says that it is gone."""
     folder = tmp_path / "run"
@@ -129,18 +121,6 @@ def test_a_run_without_workers_that_was_killed_is_killed(tmp_path: Path) -> None
     launched.kill()
     assert f"fedsim resume {folder} continues" in watching.rest(code=137)
     assert RunFolder(folder).status == "killed"
-
-
-def test_the_runs_of_a_sweep_that_was_killed_are_killed(tmp_path: Path) -> None:
-    pool = tmp_path / "pool"
-    of = ("--over", "algo=fedavg,fedprox", "--model", "logistic", "--clients", "2", "--rounds", "100000")
-    sweep = start("sweep", *of, "--runs", str(pool), "--jobs", "2")
-    until = time.monotonic() + DEADLINE
-    while len(list(pool.glob("*/manifest.json"))) < 2 and time.monotonic() < until:
-        sweep.listen(0.1)
-    watching = start("watch", str(pool), "--interval", "0.1")
-    sweep.kill()
-    assert watching.rest(code=137).count("killed after") == 2
 
 
 def test_a_terminal_has_a_line_that_is_replaced_and_the_cursor_again_after_it(run: Path) -> None:
@@ -234,18 +214,6 @@ def test_a_folder_of_runs_has_a_line_for_each(
     unended(tmp_path / "pool" / "b", ended_process())
     assert follow(tmp_path / "pool", 0.05) == 137
     assert "b: killed after 3 evaluated rounds" in capsys.readouterr().out
-
-
-def test_a_real_sweep_is_followed_to_its_end(tmp_path: Path) -> None:
-    pool = tmp_path / "pool"
-    of = ("--over", "algo=fedavg,fedprox", "--model", "logistic", "--clients", "2", "--rounds", "2")
-    sweep = start("sweep", *of, "--runs", str(pool), "--out", str(tmp_path / "out"), "--jobs", "1")
-    until = time.monotonic() + DEADLINE
-    while not list(pool.glob("*/manifest.json")) and time.monotonic() < until:
-        sweep.listen(0.1)
-    output = fedsim("watch", str(pool), "--interval", "0.1")
-    sweep.rest()
-    assert output.count("done after 2 evaluated rounds") == 2
 
 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:

@@ -151,17 +151,6 @@ def test_noise_is_refused_by_libzmq_itself(endpoint: ZmqEndpoint, knock: Callabl
     assert endpoint.unauthenticated_peers == 0
 
 
-def test_without_a_zap_domain_the_same_noise_becomes_messages() -> None:
-    """Why there is one: libzmq's own way for peers of 2009."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as bare:
-        bare.linger = 0
-        port = bare.bind_to_random_port("tcp://127.0.0.1")
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(LEGACY)
-            assert bare.poll(int(DEADLINE * 1000))
-            assert bare.recv_multipart()[1:] == [b"hello"]
-
-
 @pytest.mark.parametrize("endpoint", ["folder", "port"], indirect=True)
 @pytest.mark.parametrize("nbytes", [MAX_FRAME + 1, 2**31, 2**44, 2**63, 2**64 - 1])
 def test_an_announced_frame_that_is_too_long_costs_no_memory(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgpack
 import msgspec
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from torch import Tensor
 from fedsim.errors import UsageError, WireError
 from fedsim.wire.envelope import (
     MAX_HEADER,
-    NONE,
     VERSION,
     Envelope,
     FieldHeader,
@@ -67,18 +64,6 @@ fixed = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 DIMS = {"P": 5, "N": 3, "C": 2}
-FLOATS = (
-    "mean",
-    "precision",
-    "dual",
-    "shift",
-    "delta",
-    "gradient",
-    "curvature",
-    "statistic",
-    "logits",
-    "loss",
-)
 
 
 @dataclass(frozen=True)
@@ -189,26 +174,6 @@ def test_every_kind_and_dtype_comes_back_bit_for_bit(message: Every) -> None:
             assert (got.shape, got.dtype) == (sent.shape, sent.dtype)
 
 
-@pytest.mark.parametrize(("name", "half"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
-@fixed
-@given(message=every())
-def test_lossy_codecs_on_every_float_field_decode_to_the_rounded_value(
-    name: str, half: torch.dtype, message: Every
-) -> None:
-    codecs = dict.fromkeys(FLOATS, name)
-    envelope = unpack(frames_of(envelope_of(message, codecs)), "here")
-    back = decode(Every, envelope, codecs, DIMS, "here")
-    for field in FLOATS:
-        sent, got = torch.as_tensor(getattr(message, field)), torch.as_tensor(getattr(back, field))
-        if field == "loss":
-            sent, got = sent.double(), got.double()
-        assert torch.equal(got, sent.to(half).to(sent.dtype).reshape(got.shape)) or sent.isnan().any()
-        assert torch.equal(got.isnan(), sent.isnan())
-    second = decode(Every, envelope_of(back, codecs), codecs, DIMS, "here")
-    finite = [f for f in FLOATS if not torch.as_tensor(getattr(back, f)).isnan().any()]
-    assert [bits(getattr(second, f)) for f in finite] == [bits(getattr(back, f)) for f in finite]
-
-
 @pytest.mark.parametrize("value", [-0.0, 5e-45, 1.1754942e-38, -3.4028234e38, float("inf"), float("nan")])
 @pytest.mark.parametrize("codec", ["dense", "bf16", "f16"])
 def test_special_floats_keep_sign_and_class(value: float, codec: str) -> None:
@@ -299,30 +264,6 @@ def test_a_header_has_one_size_whatever_ids_and_values(
     assert unpack(frames_of(envelope), "here").header == envelope.header
 
 
-@fixed
-@given(st.integers(0, 2**64 - 1))
-def test_a_digest_of_any_value_has_one_size(value: int) -> None:
-    field = FieldHeader("x", "dense", "f32", (1,), (PartHeader("values", 4, value),))
-    assert len(pack(Header(VERSION, "k", "r", fields=(field,))).head) == len(
-        pack(Header(VERSION, "k", "r", fields=(replace_digest(field, 0),))).head
-    )
-
-
-def replace_digest(field: FieldHeader, value: int) -> FieldHeader:
-    return msgspec.structs.replace(field, parts=(msgspec.structs.replace(field.parts[0], digest=value),))
-
-
-def test_the_header_is_plain_msgpack_with_binary_numbers() -> None:
-    envelope = envelope_of(up())
-    version, kind, run, numbers, described = msgpack.unpackb(envelope.head[8:])
-    assert [version, kind, run] == [VERSION, "upload", "run"] and VERSION == 3
-    assert struct.unpack(">8q", numbers) == (1, 7, 1, 3, 6, 0, 0, 12)
-    size = struct.pack(">qQ", 20, digest(envelope.frames[0]))
-    assert described[0] == ["mean", "dense", "f32", struct.pack(">q", 5), [["values", size]]]
-    assert [f[0] for f in described] == ["mean", "precision", "loss", "started"]
-    assert struct.unpack(">Q", envelope.head[:8])[0] == xxhash.xxh3_64_intdigest(envelope.head[8:])
-
-
 def test_the_header_of_the_documentation_has_these_bytes() -> None:
     """docs/references/bytes.md states this vector."""
     field = FieldHeader("mean", "dense", "f32", (2,), (PartHeader("values", 8, digest(bytes(8))),))
@@ -373,10 +314,6 @@ def test_every_header_within_the_limits_is_read_as_it_was_written() -> None:
     assert read_header(envelope.head, "here") == header
 
 
-def test_a_header_without_a_client_says_so() -> None:
-    assert Header(VERSION, "stop", "run").client == NONE == -1
-
-
 # ---- damage
 
 
@@ -418,30 +355,6 @@ def test_random_bytes_are_refused(frames: list[bytes]) -> None:
         unpack(frames, "here")
 
 
-@fixed
-@given(st.binary(max_size=300))
-def test_random_bytes_under_a_valid_checksum_are_refused(body: bytes) -> None:
-    with pytest.raises(WireError, match=r"^here: "):
-        unpack([repacked(body)], "here")
-
-
-def test_a_changed_header_under_a_valid_checksum_raises_nothing_but_wire_error() -> None:
-    """Whoever can make a checksum can make an envelope, but no other exception."""
-    envelope = envelope_of(up())
-    body, rest = envelope.head[8:], frames_of(envelope)[1:]
-    rng = random.Random(0)
-    refused = 0
-    for at in range(len(body)):
-        for value in (0x00, 0x7F, 0xC1, 0xFF, rng.randrange(256)):
-            forged = bytearray(body)
-            forged[at] = value
-            try:
-                received([repacked(bytes(forged)), *rest])
-            except WireError:
-                refused += 1
-    assert refused > len(body)
-
-
 # ---- an envelope in order that is not what the schema says
 
 
@@ -454,15 +367,9 @@ SOUND = ENVELOPE.header.fields[0]
     [
         (changed(ENVELOPE, 0, name="men"), "fields .'men'"),
         (changed(ENVELOPE, 0, codec="bf16"), "field 'mean' is encoded as 'bf16'; this run uses 'dense'"),
-        (changed(ENVELOPE, 0, codec="zip"), "is encoded as 'zip'"),
         (changed(ENVELOPE, 0, dtype="f64"), "has dtype 'f64'"),
-        (changed(ENVELOPE, 0, dtype="object"), "has dtype 'object'"),
         (changed(ENVELOPE, 0, shape=(4,)), r"has shape \(4,\); the model's layout says \(5,\)"),
-        (changed(ENVELOPE, 0, shape=(5, 1)), "has shape"),
-        (changed(ENVELOPE, 0, shape=()), "has shape"),
-        (changed(ENVELOPE, 0, shape=(2**62,)), "has shape"),
         (changed(ENVELOPE, 0, parts=(PartHeader("indices", 20, SOUND.parts[0].digest),)), "'indices'"),
-        (changed(envelope_of(up(4), dims={"P": 4}), 0), "has shape"),
     ],
 )
 def test_a_field_that_is_not_in_the_schema_is_refused(frames: list[bytes], says: str) -> None:
@@ -564,72 +471,36 @@ BOMBS = {
     "ext32": b"\xc9\xff\xff\xff\xff\x01",
     "bin32 for numbers": array(NOW, TEXT, TEXT, b"\xc6\xff\xff\xff\xff", b"\x90"),
     "bin32 for a shape": array(*START, b"\x91" + FIELD + b"\xc6\xff\xff\xff\xff"),
-    "ext for numbers": array(NOW, TEXT, TEXT, b"\xc7\x40\x01" + bytes(64), b"\x90"),
-    "empty ext for numbers": array(NOW, TEXT, TEXT, b"\xc7\x00\x01", b"\x90"),
-    "timestamp for numbers": array(NOW, TEXT, TEXT, b"\xd6\xff" + bytes(4), b"\x90"),
-    "empty map for numbers": array(NOW, TEXT, TEXT, b"\x80", b"\x90"),
     "map for fields": array(*START, b"\x80"),
-    "map of one entry for numbers": array(NOW, TEXT, TEXT, b"\x81\xa1a\x01", b"\x90"),
-    "text for numbers": array(NOW, TEXT, TEXT, b"\xd9\x40" + b"a" * 64, b"\x90"),
     "base64 for numbers": array(NOW, TEXT, TEXT, b"\xd9\x58" + b"A" * 86 + b"==", b"\x90"),
-    "integers for numbers": array(NOW, TEXT, TEXT, array(*[b"\x01"] * 8), b"\x90"),
-    "numbers one byte short": array(NOW, TEXT, TEXT, binary(bytes(63)), b"\x90"),
     "numbers one byte long": array(NOW, TEXT, TEXT, binary(bytes(65)), b"\x90"),
-    "no numbers": array(NOW, TEXT, TEXT, binary(b""), b"\x90"),
     "negative micros": array(NOW, TEXT, TEXT, binary(struct.pack(">8q", 1, 1, 1, 1, 1, 0, 0, -1)), b"\x90"),
-    "negative asked": array(NOW, TEXT, TEXT, binary(struct.pack(">8q", 1, 1, 1, 1, 1, 0, -1, 0)), b"\x90"),
-    "negative folds": array(NOW, TEXT, TEXT, binary(struct.pack(">8q", 1, 1, 1, 1, 1, -1, 0, 0)), b"\x90"),
     "fields": array(*START, b"\xdd\xff\xff\xff\xff"),
-    "fields, one given": array(*START, b"\xdd\xff\xff\xff\xff\x95\xa1n"),
     "array for a shape": array(*START, b"\x91" + FIELD + b"\xdd\xff\xff\xff\xff"),
-    "list for a shape": array(*START, b"\x91" + FIELD + b"\x91\x01" + b"\x90"),
-    "text for a shape": array(*START, b"\x91" + FIELD + b"\xa8" + b"a" * 8 + b"\x90"),
-    "shape of nine bytes": array(*START, b"\x91" + FIELD + binary(bytes(9)) + b"\x90"),
     "shape of nine sizes": array(*START, b"\x91" + FIELD + binary(bytes(72)) + b"\x90"),
     "parts": array(*START, b"\x91" + FIELD + NO_SHAPE + b"\xdd\xff\xff\xff\xff"),
     "nine parts": array(*START, b"\x91" + FIELD + NO_SHAPE + b"\x99" + PART * 9),
-    "part of 15 bytes": array(*START, b"\x91" + FIELD + NO_SHAPE + b"\x91\x92\xa1l" + binary(bytes(15))),
     "part of 17 bytes": array(*START, b"\x91" + FIELD + NO_SHAPE + b"\x91\x92\xa1l" + binary(bytes(17))),
-    "part of three items": array(*START, b"\x91" + FIELD + NO_SHAPE + b"\x91\x93" + PART[1:] + b"\x01"),
-    "part of one item": array(*START, b"\x91" + FIELD + NO_SHAPE + b"\x91\x91\xa1l"),
-    "field of four items": array(*START, b"\x91\x94\xa1n\xa1c\xa1d" + NO_SHAPE),
     "field of six items": array(*START, b"\x91\x96\xa1n\xa1c\xa1d" + NO_SHAPE + b"\x90\x01"),
     "65 fields": array(*START, array(*[FIELD + NO_SHAPE + b"\x90"] * 65)),
     "two fields of one name": array(*START, b"\x92" + (FIELD + NO_SHAPE + b"\x90") * 2),
     "long name": array(NOW, b"\xd9\x41" + b"x" * 65, TEXT, NUMBERS, b"\x90"),
     "long name of a field": array(*START, b"\x91\x95\xda\x01\x01" + b"x" * 257),
     "deep": b"\x91" * 65_000,
-    "deep map": b"\x81" * 65_000,
     "deep in fields": array(*START, b"\x91" * 65_000),
-    "deep in surplus": b"\x96" + b"".join(START) + b"\x90" + b"\x91" * 65_000,
-    "deep in a string's place": b"\x95" + NOW + b"\x91" * 65_000,
     "deep in the numbers' place": b"\x95" + b"".join(START[:3]) + b"\x91" * 65_000,
     "wide in the version's place": b"\x95" + full(b"\x90", 2) * 15,
-    "wide in a string's place": b"\x95" + NOW + full(b"\x90", 2) * 15,
-    "wide in the fields": b"\x95" + b"".join(START) + b"\xdc\x00\x0f" + full(b"\x90", 2) * 15,
-    "wide in a field": b"\x95" + b"".join(START) + b"\x91\x95" + full(b"\x91\xc0", 2) * 7,
     "wide in the parts": b"\x95" + b"".join(START) + b"\x91" + FIELD + NO_SHAPE + full(b"\x90", 2) * 15,
     "wide in a part": b"\x95" + b"".join(START) + b"\x91" + FIELD + NO_SHAPE + b"\x91\x92" + full(b"\x90", 2),
     "empty maps": b"\x80" * (MAX_HEADER - 8),
-    "empty maps in the fields": b"\x95" + b"".join(START) + b"\xdc\x00\x40" + b"\x80" * 65_000,
-    "empty arrays": b"\x90" * (MAX_HEADER - 8),
     "nothing": b"",
-    "nil": b"\xc0",
-    "unused byte": b"\xc1",
-    "empty array": b"\x90",
-    "version alone": b"\x91" + NOW,
     "no utf-8": array(NOW, b"\xa4\xff\xfe\xff\xfe", TEXT, NUMBERS, b"\x90"),
     "utf-8 surrogate": array(NOW, b"\xa3\xed\xa0\x80", TEXT, NUMBERS, b"\x90"),
     "float for int": array(b"\xcb" + struct.pack(">d", 2.0), TEXT, TEXT, NUMBERS, b"\x90"),
-    "true for int": array(b"\xc3", TEXT, TEXT, NUMBERS, b"\x90"),
-    "text for int": array(b"\xa12", TEXT, TEXT, NUMBERS, b"\x90"),
-    "bytes for str": array(NOW, b"\xc4\x01a", TEXT, NUMBERS, b"\x90"),
-    "negative shape": array(*START, b"\x91" + FIELD + binary(struct.pack(">q", -1)) + b"\x90"),
     "negative size": array(
         *START, b"\x91" + FIELD + ONE_DIM + b"\x91\x92\xa1l" + binary(struct.pack(">qQ", -1, 1))
     ),
     "surplus": array(*START, b"\x90", b"\x01"),
-    "one item too few": array(*START),
     "trailing": array(*START, b"\x90") + b"\x00",
 }
 

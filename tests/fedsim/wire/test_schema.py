@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass, replace
 from typing import Any
@@ -33,7 +32,6 @@ from fedsim.wire.envelope import (
 )
 from fedsim.wire.schema import (
     TRIANGLE,
-    Dual,
     FullPrecision,
     Inputs,
     Least,
@@ -41,7 +39,6 @@ from fedsim.wire.schema import (
     Mean,
     Norm,
     Owners,
-    Precision,
     Scalar,
     Shift,
     Weights,
@@ -203,41 +200,6 @@ def test_an_optional_field_that_is_no_message_is_refused(kind: type[Any]) -> Non
         schema(kind)
 
 
-@dataclass(frozen=True)
-class Deep:
-    dual: Dual
-    extra: Extra | None = None
-
-
-@dataclass(frozen=True)
-class Nest:
-    mean: Mean
-    deep: Deep | None = None
-
-
-def test_a_part_of_a_part_is_refused_or_carried() -> None:
-    message = Nest(torch.ones(4), Deep(torch.ones(4), extra()))
-    try:
-        back = received(Nest, sent(message))
-    except UsageError:
-        return
-    assert back.deep.extra is not None, "lost on the way"
-
-
-@dataclass(frozen=True)
-class Demanding:
-    mean: Mean
-    extra: Extra | None
-
-
-def test_a_part_without_a_default_is_refused_or_comes_back_as_none() -> None:
-    try:
-        schema(Demanding)
-    except UsageError:
-        return
-    assert received(Demanding, sent(Demanding(torch.ones(4), None))).extra is None
-
-
 WHOLE = sent(Carrier(torch.ones(4), extra()))
 
 
@@ -270,23 +232,6 @@ def test_check_values_looks_into_the_part(bad: float) -> None:
         check_values(Carrier(torch.ones(4), replace(extra(), shift=rejected)), "here")
     with pytest.raises(WireError, match=f"^here: field 'loss' is {bad}"):
         check_values(Carrier(torch.ones(4), replace(extra(), loss=bad)), "here")
-
-
-@dataclass(frozen=True)
-class Spread:
-    precision: Precision
-
-
-@dataclass(frozen=True)
-class WithSpread:
-    mean: Mean
-    spread: Spread | None = None
-
-
-def test_check_values_looks_at_a_precision_in_the_part() -> None:
-    check_values(WithSpread(torch.ones(4), Spread(torch.ones(4))), "here")
-    with pytest.raises(WireError, match="'precision' is not positive in 4 of 4"):
-        check_values(WithSpread(torch.ones(4), Spread(-torch.ones(4))), "here")
 
 
 # ---- elastic fields
@@ -328,21 +273,6 @@ def test_a_fixed_field_is_not_elastic() -> None:
     for size in (0, 3, 5):
         with pytest.raises(WireError, match="mean has shape"):
             encode(Carrier(torch.ones(size)), {}, DIMS)
-
-
-@pytest.mark.parametrize("shape", [(2**40, 3), (2**62, 3), (7, 2**40), (2**20, 2**20)], ids=str)
-def test_a_huge_announced_shape_is_refused_in_little_memory(shape: tuple[int, ...]) -> None:
-    described = list(WHOLE.header.fields)
-    described[2] = msgspec.structs.replace(described[2], shape=shape)
-    frames = frames_of(pack(msgspec.structs.replace(WHOLE.header, fields=tuple(described)), WHOLE.frames))
-    tracemalloc.start()
-    try:
-        with pytest.raises(WireError, match=r"^here: field 'logits' has shape"):
-            decode(Carrier, unpack(frames, "here"), {}, DIMS, "here")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 2**20
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 7])
@@ -472,7 +402,7 @@ def test_a_lossy_codec_on_stored_bytes_is_refused_beforehand() -> None:
 
 
 @pytest.mark.parametrize("codec", ["bf16", "f16"])
-@pytest.mark.parametrize("field", ["precision", "up.precision", "down.precision"])
+@pytest.mark.parametrize("field", ["precision", "up.precision"])
 def test_a_lossy_codec_on_a_full_precision_is_refused_with_its_reason(field: str, codec: str) -> None:
     with pytest.raises(UsageError, match=f"--codec {field}={codec}: .*not positive definite.*send it dense"):
         built(BayesADMM, {field: codec}, covariance="full")
