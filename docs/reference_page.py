@@ -27,15 +27,7 @@ FULL = "launch"
 
 def commands() -> str:
     """Return one section per command, in the order of their definition."""
-    return "\n\n".join(_command(name, command) for name, command in _all(fedsim))
-
-
-def _all(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield every command with its name; those of a group behind it."""
-    for name, command in group.commands.items():
-        yield f"{prefix}{name}", command
-        if isinstance(command, click.Group):
-            yield from _all(command, f"{prefix}{name} ")
+    return "\n\n".join(_command(name, command) for name, command in fedsim.commands.items())
 
 
 def _command(name: str, command: click.Command) -> str:

@@ -26,7 +26,6 @@ VERBS = {
     "ledger": "Show where a run's bytes went.",
     "plan": "Cost an experiment on the wire without running it.",
     "runs": "List runs: their state, rounds, accuracy and bytes.",
-    "devices": "Make a file of devices for --link, or a trace of who is there.",
     "watch": "Follow a run, or the runs of a sweep, from another terminal.",
     "report": "Write a run's page, RUN/report.html.",
     "card": "Write what a paper states about runs: RUN/card.md and .html.",

@@ -54,25 +54,6 @@ class Command(click.Command):
         return result
 
 
-class Group(click.Group):
-    """A group of Commands. The error for an unknown command suggests the nearest name."""
-
-    command_class = Command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the first argument names."""
-        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            if args[0].startswith("-"):
-                raise click.NoSuchOption(args[0], ctx=ctx)
-            path = _path(ctx)
-            if gone := removed("command", args[0]):
-                raise UsageError(f"fedsim {gone}")
-            raise unknown(f"command of {path}:", args[0], self.commands, command=f"{path} --help")
-        return super().resolve_command(ctx, args)
-
-
 class LazyCommands(Mapping[str, click.Command]):
     """Commands by name, each imported when it is first asked for.
 
@@ -97,14 +78,30 @@ class LazyCommands(Mapping[str, click.Command]):
         return len(self._modules)
 
 
-class Commands(Group):
-    """Commands whose errors are one line and an exit code instead of a traceback."""
+class Commands(click.Group):
+    """Commands whose errors are one line and an exit code instead of a traceback.
+
+    The error for an unknown command suggests the nearest name.
+    """
 
     def __init__(self, commands: Mapping[str, str], short_helps: Mapping[str, str], **options: Any) -> None:
         """Set the module and the one-line help of each command, so that --help imports no command."""
         super().__init__(**options)
         self.commands = LazyCommands(commands)  # type: ignore[assignment]
         self._short_helps = short_helps
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first argument names."""
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            if args[0].startswith("-"):
+                raise click.NoSuchOption(args[0], ctx=ctx)
+            path = _path(ctx)
+            if gone := removed("command", args[0]):
+                raise UsageError(f"fedsim {gone}")
+            raise unknown(f"command of {path}:", args[0], self.commands, command=f"{path} --help")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the names of the commands and their short helps."""

@@ -118,3 +118,33 @@ def test_tff_has_the_clients_and_the_model_of_emnist(tmp_path: Path, monkeypatch
     )
     assert run.manifest["experiment"]["client_sizes"] == [2, 3]
     assert run.summary["params"] == 1_206_590
+
+
+def test_fedscale_writes_links_and_a_trace_that_a_plan_reads(tmp_path: Path) -> None:
+    exports = {
+        "capacity": {
+            "1": {"computation": 162.0, "communication": 5648.5},
+            "7": {"computation": 40, "communication": 2000},
+        },
+        "availability": {
+            "0": {"inactive": [100, 900], "active": [0, 600], "finish_time": 1000},
+            "1": {"inactive": [500], "active": [100], "finish_time": 1000},
+        },
+    }
+    main = runpy.run_path(str(EXAMPLES / "fedscale.py"))["main"]
+    for name, export in exports.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(export))
+    main(["capacity", "capacity.json", "phones.csv", "--clients", "3"])
+    first, second = "486ms,5648.5kbit,5648.5kbit", "120ms,2000kbit,2000kbit"
+    lines = ["client,compute,up,down", f"0,{first}", f"1,{second}", f"2,{first}"]
+    assert (tmp_path / "phones.csv").read_text().split() == lines
+    when = ["--rounds", "8", "--every", "200"]
+    main(["availability", "availability.json", "there.csv", "--clients", "3", *when])
+    # at 0, 200, ..., 1400 s, which is 400 s again; client 0: [0, 100] and [600, 900], client 1: [100, 500]
+    there = {1: (0, 2), 2: (1,), 3: (1,), 4: (0, 2), 5: (0, 2), 6: (0, 2), 7: (1,), 8: (1,)}
+    rows = [f"{round},{client}" for round, clients in there.items() for client in clients]
+    assert (tmp_path / "there.csv").read_text().split() == ["round,client", *rows]
+    plan = fedsim.plan(algo="fedavg", clients=3, rounds=8, link="phones.csv", participation="trace:there.csv")
+    assert plan["devices"]["simulated_seconds"] > 0
+    main(["availability", "availability.json", "few.csv", "--clients", "30", *when, "--per-round", "4"])
+    assert len((tmp_path / "few.csv").read_text().split()) == 1 + 8 * 4

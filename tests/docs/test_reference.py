@@ -19,7 +19,6 @@ from fedsim import errors
 from fedsim.algorithm import Algorithm
 from fedsim.wire.schema import all_fields
 from launch.cli import main
-from launch.commands.devices import devices
 from launch.sweep.recipe import Differences, Plot, Recipe, Table, Variant
 from protocols import REGISTRY
 from workers.storage.metrics_file import RESERVED
@@ -128,8 +127,7 @@ def test_every_metric_of_the_coordinator_and_of_the_algorithms_is_on_the_page() 
 
 
 def test_every_option_of_every_command_is_on_the_page() -> None:
-    grouped = {f"devices {name}": command for name, command in devices.commands.items()}
-    for name, command in {**main.commands, **grouped}.items():
+    for name, command in main.commands.items():
         text = section(f"fedsim {name}")
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:

@@ -49,6 +49,7 @@ def test_masks_are_an_example(words: list[str], name: str) -> None:
         "replay RUN",
         "launch --keep-uploads",
         "launch --personalise 5",
+        "devices generate --clients 3",
         "launch --algo fedivon --set prior_power=1",
     ],
 )

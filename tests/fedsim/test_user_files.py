@@ -15,7 +15,6 @@ from fedsim.experiment import read_toml
 from fedsim.participation import schedule
 from fedsim.tree import tree
 from fedsim.user_files import no_file, no_folder, opened_text, read_text
-from launch.commands.device_files import _entries
 from launch.configuration.config_files import read_config
 
 
@@ -41,7 +40,6 @@ READERS: list[tuple[str, str, Callable[[Path], Any], Any]] = [
         lambda p: read_config(str(p))["experiment"],
         {"rounds": 3},
     ),
-    ("fedscale.json", '{"7": {"active": []}}', _entries, {"7": {"active": []}}),
 ]
 
 

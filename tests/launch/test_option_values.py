@@ -38,9 +38,6 @@ NEEDED = {
     ("worker",): ("--join", "nowhere"),
     ("node",): ("--join", "nowhere"),
     ("edge",): ("--join", "nowhere", "--bind", "tcp://127.0.0.1:*"),
-    ("devices", "generate"): ("--clients", "3", "--out", "nowhere"),
-    ("devices", "capacity"): ("nowhere", "--out", "nowhere.csv"),
-    ("devices", "availability"): ("nowhere", "--rounds", "3", "--every", "60s", "--out", "nowhere.csv"),
     ("launch",): ("--out", "nowhere"),
     ("plan",): (),
 }
@@ -331,10 +328,8 @@ def test_what_launch_has_not_is_told_in_one_line(words: list[str], says: str) ->
     ("words", "says"),
     [
         (["lanch"], "unknown command of fedsim: 'lanch'; did you mean 'launch'?"),
-        (["devices", "draw"], "unknown command of fedsim devices: 'draw' (known: availability, capacity, "),
         (["--nope"], "--nope is no option of fedsim"),
         (["resume"], "RUN is missing: fedsim resume [OPTIONS] RUN"),
-        (["devices", "generate"], "--clients is missing: fedsim devices generate --clients N --out FILE"),
         (["list", "zzz"], "WHAT 'zzz': must be one of algorithms, datasets"),
         (["revoke", "run", "x"], "WORKER 'x': must be a whole number"),
         (["describe"], "name an algorithm"),

@@ -109,7 +109,7 @@ REFUSED: Lines = (
     *("launch --config EMPTY/no.toml", "launch --onn slurm", "plan --algo fedvag", "plan --rounds x"),
     *("resume EMPTY", "resume RUN --rounds 1", "resume RUN --algo fedavg", "verify EMPTY"),
     *("codecs EMPTY", "codecs --keep 7", "describe fedvag", "describe --model nope", "list nope", "nope"),
-    *("worker --join EMPTY/no", "revoke EMPTY x", "devices generate --clients x"),
+    *("worker --join EMPTY/no", "revoke EMPTY x"),
 )
 """Wrong input of the other commands."""
 
