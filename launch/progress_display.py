@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from launch import terminal
 from launch.terminal import duration, megabytes, percentage
@@ -34,7 +35,7 @@ class ProgressDisplay:
             Live(self._line, console=self.console, transient=True, auto_refresh=False) if live else None
         )
 
-    def header(self, lines: list[str]) -> None:
+    def header(self, lines: Sequence[str | Text]) -> None:
         """Print the header; the progress line begins below it."""
         for line in lines:
             self.note(line)
@@ -54,12 +55,12 @@ class ProgressDisplay:
         if self._live:
             self._line.parts = parts
             if r % math.ceil(self._line.rounds / KEPT_LINES) == 0 or r == self._line.rounds:
-                self._live.console.print(fitted(label, parts, self.console.width), markup=False)
+                self._live.console.print(fitted(label, parts, self.console.width))
             self._live.refresh()
         elif not self.console.quiet:
             print("  ".join([label, *(part.text for part in parts)]), flush=True)  # rich takes 0.1 ms a line
 
-    def note(self, text: str) -> None:
+    def note(self, text: str | Text) -> None:
         self.status("")
         self.console.print(text, soft_wrap=True)
 

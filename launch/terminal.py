@@ -152,7 +152,10 @@ def _is_terminal() -> bool:
 
 def console(**options: Any) -> Console:
     """Create a rich console, without any styles if NO_COLOR is set.
-    Control characters in printed text are escaped, except those of rich's own styles."""
+
+    Control characters in printed text are escaped, except those of rich's own styles. Square brackets are
+    text, not rich's markup, because paths and names may have them; rich.text.Text has styles.
+    """
     from rich.console import Console
     from rich.segment import Segment
 
@@ -162,7 +165,7 @@ def console(**options: Any) -> Console:
                 yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     plain = {"color_system": None} if os.environ.get("NO_COLOR") else {}
-    out = Printable(**{"highlight": False, "emoji": False, **plain, **options})
+    out = Printable(**{"highlight": False, "emoji": False, "markup": False, **plain, **options})
     if not (out.is_terminal or "width" in options or os.environ.get("COLUMNS")):
         out.width = UNFOLDED
     return out

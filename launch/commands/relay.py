@@ -226,7 +226,7 @@ def _print(counts: _Document) -> None:
     from rich.table import Table
 
     console = terminal.console()
-    console.print(_heading(counts), soft_wrap=True, markup=False)
+    console.print(_heading(counts), soft_wrap=True)
     for title, (heads, rows) in _tables(counts).items():
         table = Table(header_style="bold", title=title)
         for n, head in enumerate(heads):
@@ -237,7 +237,7 @@ def _print(counts: _Document) -> None:
             table.add_row(f"... {len(rows) - SHOWN:,} more", *[""] * (len(heads) - 1))
         console.print()
         print_table(console, table)
-    console.print(f"\n{_verdict(counts)}", soft_wrap=True, markup=False)
+    console.print(f"\n{_verdict(counts)}", soft_wrap=True)
 
 
 def _write(folder: Path, counts: _Document, entries: Sequence[Entry]) -> None:

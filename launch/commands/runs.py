@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 
 import click
-from rich.markup import escape
 from rich.table import Table
 
 from fedsim import plugins
@@ -48,12 +47,12 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for run in runs:
         if run.state != DAMAGED:
-            table.add_row(*map(escape, _cells(run)))
+            table.add_row(*_cells(run))
     if table.rows:
         print_table(out, table)
     for run in runs:
         if run.error is not None:
-            out.print(escape(f"{run.state}: {_one_line(run)}"), soft_wrap=True)
+            out.print(f"{run.state}: {_one_line(run)}", soft_wrap=True)
     return None
 
 

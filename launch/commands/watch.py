@@ -142,7 +142,7 @@ def follow(folder: Path, interval: float = 1.0) -> int:
     finally:
         display.stop()
     more = "" if watched.status == DONE else f"; fedsim resume {folder} continues"
-    display.console.print(watched.outcome + more, soft_wrap=True, markup=False)
+    display.console.print(watched.outcome + more, soft_wrap=True)
     return EXIT.get(watched.status, FedsimError.exit_code)
 
 
@@ -158,7 +158,7 @@ def _watch_all(folder: Path, interval: float) -> int:
             if not watched.status and watched.update(now):
                 display.status("")
                 line = f"{path.name}: {watched.outcome}"
-                display.console.print(line, soft_wrap=True, markup=False)
+                display.console.print(line, soft_wrap=True)
         running = [w for w in known.values() if not w.status]
         idle_since = None if running else now if idle_since is None else idle_since
         if idle_since is not None and now - idle_since >= GRACE:

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import pandas
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 from torch import Tensor
 
 from fedsim import plugins
@@ -83,10 +83,11 @@ def codecs(
     console = terminal.console()
     if not console.is_terminal:
         console.width = WIDTH
-    algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
+    algo, dataset, model = (plugins.short(choice) for choice in (e.algo, e.dataset, e.model))
     console.print(
-        f"[bold]{algo}[/] on {dataset}, {model}, P = {where['params']:,}: messages of round {where['round']} "
-        f"with client {client} ({where['examples']:,} examples)\n"
+        Text(algo, "bold"),
+        f"on {dataset}, {model}, P = {where['params']:,}: messages of round {where['round']} "
+        f"with client {client} ({where['examples']:,} examples)\n",
     )
     terminal.print_table(console, table(rows))
     for q in kl:
@@ -94,7 +95,7 @@ def codecs(
         text = f"KL(q_k || q_g) of the upload: {q['bits']:,.1f} bits, {each:.2g} a parameter"
         console.print(text + (f" (exchange {q['exchange']})" if len(kl) > 1 else "."))
     for paragraph in FOOTER:
-        console.print(paragraph, markup=False)
+        console.print(paragraph)
     return None
 
 
@@ -110,8 +111,8 @@ def table(rows: Sequence[Row]) -> Table:
         out.add_column(name, justify="right")
     for (side, exchange, name), group in groupby(rows, lambda r: (r["direction"], r["exchange"], r["field"])):
         own = list(group)
-        labels = [f"[bold]{side}.{name}[/]", "[dim]{kind} {shape}[/]".format_map(own[0])]
-        labels += [f"[dim]exchange {exchange}[/]"] * (exchange > 1) + [""] * len(own)
+        labels = [Text(f"{side}.{name}", "bold"), Text("{kind} {shape}".format_map(own[0]), "dim")]
+        labels += [Text(f"exchange {exchange}", "dim")] * (exchange > 1) + [Text()] * len(own)
         for label, row in zip(labels, own, strict=False):
             out.add_row(
                 label,

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from fedsim.errors import DiskError, UsageError, unknown
 from launch import terminal
@@ -122,12 +122,12 @@ class Comparison:
         """Print the results, the differences, and the best group by budget. shown_levels: the number of
         accuracies to show; 0 for as many as fit the width."""
         for note in (*warnings(self.groups), *remarks(self.groups)):
-            console.print(f"note: {escape(note)}")
+            console.print(f"note: {note}")
         more = [c for c in MORE if console.width >= WIDE and any(g.has(MORE[c]) for g in self.groups)]
         room = shown_levels or max(1, (console.width - 58 - 14 * len(more)) // 11)
         print_table(console, _table(self.groups, self.accuracies[-room:], more))
         for note in below(self.groups):
-            console.print(escape(note))
+            console.print(note)
         _print_differences(console, self.compared)
         _print_frontier(console, self.groups, self.maxima)
         if len(self.groups) > 1 and (note := unranked(self.groups)):
@@ -153,7 +153,7 @@ def compare(
     console = terminal.console()
     comparison.print_tables(console, len(set(to)))
     for what, path in written:
-        console.print(f"{what}: {escape(str(path))}", soft_wrap=True)
+        console.print(f"{what}: {path}", soft_wrap=True)
     return None
 
 
@@ -223,7 +223,7 @@ def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]
         for level in target:
             c = cost(0, g, level)
             cells.append(_megabytes([c.median]) if c.whole else unreached(c))
-        table.add_row(escape(name(g)), str(len(g.members)), *cells)
+        table.add_row(name(g), str(len(g.members)), *cells)
     return table
 
 
@@ -244,10 +244,10 @@ def _print_differences(console: Console, compared: Sequence[Compared]) -> None:
         table = Table(*(_number(grid.header[n]) if n else Column("") for n in kept))
         table.header_style = "bold"
         for line in grid.lines:
-            table.add_row(*(escape(line[n]) for n in kept))
-        console.print(f"\n[bold]{escape(grid.title)}[/]")
+            table.add_row(*(line[n] for n in kept))
+        console.print(Text(f"\n{grid.title}", "bold"))
         print_table(console, table)
-        console.print(escape(c.note()))
+        console.print(c.note())
 
 
 def _print_frontier(
@@ -258,6 +258,6 @@ def _print_frontier(
         return
     table = Table(_number("budget, MB"), "highest mean", _number("accuracy %"), header_style="bold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     console.print()
     print_table(console, table)

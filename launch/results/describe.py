@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from fedsim.errors import UsageError
 from fedsim.event_rules import Rule
@@ -117,25 +117,24 @@ def describe(name: str, as_json: bool = False) -> None:
     algorithm = kind()
     out = console()
     module = inspect.getmodule(kind)
-    out.print((module.__doc__ or "").strip(), markup=False, soft_wrap=True)
-    out.print(kind.url, markup=False, soft_wrap=True)
+    out.print((module.__doc__ or "").strip(), soft_wrap=True)
+    out.print(kind.url, soft_wrap=True)
     out.print()
     messages = Table(*MESSAGES, header_style="bold")
     for row in message_rows(algorithm):
-        messages.add_row(*map(escape, row))
+        messages.add_row(*row)
     print_table(out, messages)
     once = f", and once {cost_once(algorithm)}" if cost_once(algorithm) else ""
-    out.print(
-        f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]{once}; model: {kind.default_model}"
-    )
-    out.print(f"a client that sends nothing (+event): {unsent(algorithm)}", markup=False, soft_wrap=True)
+    cost = (wire_cost(algorithm), "bold")
+    out.print(Text.assemble("\ncost per client and round: ", cost, f"{once}; model: {kind.default_model}"))
+    out.print(f"a client that sends nothing (+event): {unsent(algorithm)}", soft_wrap=True)
     if edge := edge_codecs(algorithm):
         out.print(f"edge servers (--tree) send exact sums, unless --codec has {', '.join(edge)}")
     out.print()
     narrow = (Column(name, no_wrap=True) for name in ("hyperparameter", "default"))
     table = Table(*narrow, "values", "meaning", header_style="bold")
     for hyperparameter in hyperparameter_rows(algorithm):
-        table.add_row(*map(escape, hyperparameter))  # [a, 1 - a] is not markup
+        table.add_row(*hyperparameter)
     print_table(out, table)
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.markup import escape
+from rich.text import Text
 
 from fedsim.asynchrony import AsyncSchedule
 from fedsim.client_devices import Floats
@@ -275,8 +275,11 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
     e = problem.experiment
     display = Display(e.rounds)
     display.note(
-        f"[bold]{e.algo}[/], {e.model} on {e.dataset}, P = {created.params:,}; {population(problem)}, "
-        f"{e.rounds:,} rounds, participation {e.participation}, seed {e.seed}"
+        Text.assemble(
+            (e.algo, "bold"),
+            f", {e.model} on {e.dataset}, P = {created.params:,}; {population(problem)}, "
+            f"{e.rounds:,} rounds, participation {e.participation}, seed {e.seed}",
+        )
     )
     if codecs := [
         f"{side}.{field}={name}" for side, by in problem.codecs.items() for field, name in by.items()
@@ -290,7 +293,7 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
         f"a round costs {extent(spent or [0])} bytes"
     )
     if line := step_remark(experiment):
-        display.note(escape(line))
+        display.note(line)
     if created.devices:
         display.note(sentence(created.devices))
     if created.least:

@@ -58,7 +58,7 @@ def verify(
     number of last rounds to compare, None for all. clients: ids, separated by commas."""
     run = RestoredRun.open(folder, data_dir)
     only = _ids(clients, len(run.problem.clients))
-    console = terminal.console(markup=False, quiet=as_json)
+    console = terminal.console(quiet=as_json)
     with at_rest(folder):
         selected = computable(run)
         selected = selected[-rounds:] if rounds else selected

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fedsim import plugins
 from fedsim.learning.score_names import EXTRA
@@ -76,12 +76,16 @@ class Display(ProgressDisplay):
         self.console.print(f"P = {summary['params']:,} parameters; other bytes: {other}", soft_wrap=True)
         accuracy = summary["test_accuracy"]  # None for regression
         if accuracy is not None or summary["test_nll"] is not None:
-            message = [f"test accuracy [bold]{percentage(accuracy)}[/]"] if accuracy is not None else []
-            message += [f"NLL {_number(summary['test_nll'])}"]
-            message += _calibration(summary, "test")
-            rounds = counted(summary["rounds"], "round")
+            first = ("test accuracy ", (percentage(accuracy), "bold"), ", ") if accuracy is not None else ()
+            scores = [f"NLL {_number(summary['test_nll'])}", *_calibration(summary, "test")]
             self.console.print(
-                f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}", soft_wrap=True
+                Text.assemble(
+                    (summary["status"], "bold"),
+                    f" after {counted(summary['rounds'], 'round')}: ",
+                    *first,
+                    ", ".join(scores),
+                ),
+                soft_wrap=True,
             )
             if more := [f"{key} {_share(summary[key])}" for key in EXTRA if key in summary]:
                 self.console.print(", ".join(more), soft_wrap=True)
@@ -91,12 +95,15 @@ class Display(ProgressDisplay):
                     f"worst {percentage(summary['client_accuracy_worst'])}"
                 )
         if summary.get("ensemble_accuracy") is not None:
-            message = [
-                f"accuracy [bold]{percentage(summary['ensemble_accuracy'])}[/]",
-                f"NLL {_number(summary['ensemble_nll'])}",
-                *_calibration(summary, "ensemble"),
-            ]
-            self.console.print(f"average over posterior samples: {', '.join(message)}", soft_wrap=True)
+            scores = [f"NLL {_number(summary['ensemble_nll'])}", *_calibration(summary, "ensemble")]
+            self.console.print(
+                Text.assemble(
+                    "average over posterior samples: accuracy ",
+                    (percentage(summary["ensemble_accuracy"]), "bold"),
+                    f", {', '.join(scores)}",
+                ),
+                soft_wrap=True,
+            )
             if too_wide(summary["test_nll"], summary["ensemble_nll"]):
                 self.note(TOO_WIDE)
         if steps := summary.get("asynchronous"):
@@ -128,7 +135,7 @@ def on_the_clock(devices: Mapping[str, Any]) -> str:
     return text
 
 
-def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str]:
+def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str | Text]:
     """Return lines about a run: task, model, clients, processes, and why examples are unused."""
     e, workers = problem.experiment, execution.workers
     lanes = f" of {execution.lanes} lanes" if execution.lanes > 1 else ""
@@ -142,12 +149,15 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     schedule += f", asynchronous {e.asynchronous}" if e.asynchronous else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
     # lines have commas, because rich takes a word between two colons for an emoji
-    shown = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model, e.partition))
+    shown = (plugins.short(choice) for choice in (e.algo, e.dataset, e.model, e.partition))
     algo, dataset, model, partition = shown
     data, sizes, clients = problem.dataset, problem.sizes, len(problem.clients)
-    lines = [
-        f"[bold]{algo}[/] on {dataset}, {sum(sizes):,} of {len(data.train_targets):,} "
-        f"training examples, {len(data.test_targets):,} test",
+    lines: list[str | Text] = [
+        Text.assemble(
+            (algo, "bold"),
+            f" on {dataset}, {sum(sizes):,} of {len(data.train_targets):,} training examples, "
+            f"{len(data.test_targets):,} test",
+        ),
         f"model {model}, P = {problem.net.layout.size:,}; {population(problem)} ({partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
         f"{counted(e.rounds, 'round')}{until}, {schedule}, seed {e.seed}; {where} ({devices})",
@@ -188,7 +198,7 @@ def _why_unused(problem: Problem) -> list[str]:
     elif name == "natural":
         reasons.append(f"{e.partition} takes the first {counted(e.clients, 'client')} of the data set")
     elif not reasons:
-        reasons.append(f"partition {escape(plugins.short(e.partition))} leaves them out")
+        reasons.append(f"partition {plugins.short(e.partition)} leaves them out")
     return reasons
 
 

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.markup import escape
-
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.printable import one_line
 from fedsim.problem import Problem
@@ -181,8 +179,8 @@ class Recorder:
             self.display.status("")
 
     def _show(self, notes: Iterable[str]) -> None:
-        for note in notes:  # from other processes, so without markup
-            self.display.note(escape(one_line(note)))
+        for note in notes:
+            self.display.note(one_line(note))
 
     def _bytes_until(self, round: int) -> int:
         """Return the algorithm's bytes up to the round that has just been evaluated."""

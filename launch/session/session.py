@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import UNSET
-from rich.markup import escape
 
 from fedsim.errors import FedsimError, Interrupted, UsageError
 from fedsim.experiment import Experiment
@@ -253,8 +252,7 @@ class Session:
                 closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
                 closing.callback(local.end, gently=False)
             closing.push(lambda kind, *_: recorder.close_ledger(whole=kind is None))
-            remarks = map(escape, self.remarks)
-            recorder.display.header([*header(problem, e, self.placements), *remarks])
+            recorder.display.header([*header(problem, e, self.placements), *self.remarks])
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)
             timeouts = Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))
             if self._own_workers:

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DataError, TaskError, UsageError
@@ -81,15 +81,17 @@ def sweep(
     missing = sum(not pool.done(t) for t in {t.id: t for t in trials if t.id not in known}.values())
     lines = len(list(recipe.rows()))
     console.print(
-        f"[bold]{escape(recipe.title)}[/]: {lines} lines x {len(recipe.seeds)} seeds, {missing} runs to do"
+        Text.assemble(
+            (recipe.title, "bold"), f": {lines} lines x {len(recipe.seeds)} seeds, {missing} runs to do"
+        )
     )
     for line in dict.fromkeys(step_remark(recipe.described(row, recipe.seeds[0])) for row in recipe.rows()):
         if line:
-            console.print(escape(line), soft_wrap=True)
+            console.print(line, soft_wrap=True)
     if dry:
         for t in trials:
             state = "done" if pool.done(t) else "archived" if t.id in known else "to do"
-            console.print(f"{state:8} {escape(t.row.name)}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
+            console.print(f"{state:8} {t.row.name}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
         return None
     pool.remove_left()
     execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)
@@ -143,7 +145,7 @@ def _of_others(file: Path, out: Path, console: Console) -> dict[str, FinishedRun
         try:
             runs |= read_archive(path)
         except DataError as e:
-            console.print(f"not used: {e}", markup=False, soft_wrap=True)
+            console.print(f"not used: {e}", soft_wrap=True)
     return runs
 
 
@@ -253,7 +255,7 @@ def _print(console: Console, g: Grid) -> None:
         shown.add_column(name, justify="left" if n == 0 else "right")
     for cells in g.lines:
         style = "dim" if cells[0] == "published" else ""
-        shown.add_row(*(escape(c.replace("**", "")) for c in cells), style=style)
+        shown.add_row(*(c.replace("**", "") for c in cells), style=style)
     console.print()
     print_table(console, shown)
 
@@ -280,7 +282,7 @@ class _Watch:
         failed = f", {p.failed} failed" if p.failed else ""
         line = f"{over} of {p.total} runs{failed}{left}"
         if self._console.is_terminal:
-            inner = "".join(f"\n  {share:4.0%}  {escape(name)}" for name, share in p.running)
+            inner = "".join(f"\n  {share:4.0%}  {name}" for name, share in p.running)
             self._live.update(line + inner, refresh=True)
         elif over != self._output and not self._console.quiet:
             self._output = over

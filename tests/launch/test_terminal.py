@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.table import Table
+from rich.text import Text
 
+from launch.cli import main
 from launch.progress_display import ProgressLine, fitted, progress_parts
 from launch.session.display import Display
 from launch.terminal import console, counted, duration, megabytes, percentage, print_table
@@ -193,7 +196,7 @@ def test_no_color_means_no_styles_at_all(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("NO_COLOR", value)
         monkeypatch.setenv("TERM", "xterm-256color")
         file = io.StringIO()
-        console(file=file, force_terminal=True).print("[bold]fedlap[/]")
+        console(file=file, force_terminal=True).print(Text("fedlap", "bold"))
         assert ("\x1b[" in file.getvalue()) is escapes
 
 
@@ -210,3 +213,42 @@ def test_about_ten_rounds_stay_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
     display.stop()
     kept = re.findall(r"^\S*?round +(\d+)/40", file.getvalue().replace("\r", "\n"), re.MULTILINE)
     assert {int(r) for r in kept} >= set(range(0, 41, 4))
+
+
+BRACKETS = ("grid[lr=0.1]", "x[/y]/z", "[bold]", "[red]a[/red]", "a[link=b]", r"back\\[x]")
+
+
+@pytest.mark.parametrize("name", BRACKETS)
+def test_square_brackets_are_no_markup(name: str) -> None:
+    """In a line, in a cell, in a heading, in a title, and in a note."""
+    file = io.StringIO()
+    out = console(file=file, width=100)
+    out.print(name)
+    table = Table(name, title=name)
+    table.add_row(name)
+    print_table(out, table)
+    display = Display(1)
+    display.console = out
+    display.note(name)
+    assert file.getvalue().split() == [name] * 5
+
+
+def test_a_run_folder_with_brackets_is_named_as_it_is(tmp_path: Path) -> None:
+    """By launch, runs, sweep and compare."""
+    out = tmp_path / "grid[lr=0.1]" / "x[" / "b]"
+    job = ("--model", "logistic", "--clients", "2", "--rounds", "1")
+    over = ("--over", "algo=fedavg", "--runs", str(tmp_path / "[/r]"))
+
+    def said(*words: str) -> str:
+        done = CliRunner(catch_exceptions=False).invoke(main, words)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert f"run folder: {out}" in said(
+        "launch", "--algo", "fedavg", *job, "--workers", "0", "--out", str(out)
+    )
+    assert "b]" in said("runs", str(out))
+    assert "[/r]" in said(
+        "sweep", *job, "--over", "algo=fedavg", "--runs", str(tmp_path / "[/r]"), "--dry-run"
+    )
+    assert "[page].html" in said("compare", str(out), "--out", str(tmp_path / "[page].html"))
