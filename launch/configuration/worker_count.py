@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +27,8 @@ first state (docs/benchmarks.md, "Models of millions of parameters")."""
 
 GROUP = Path("/sys/fs/cgroup")
 """The folder of this process's control group, as a container sees it."""
+OWN_GROUPS = Path("/proc/self/cgroup")
+"""The file with the path of this process's control group in each hierarchy, as the machine sees it."""
 
 
 def by_cores(threads: int, clients: int, gpus: int) -> tuple[int, str]:
@@ -32,11 +37,52 @@ def by_cores(threads: int, clients: int, gpus: int) -> tuple[int, str]:
     The number is one per GPU, or one for every `threads` cores if `gpus` is 0 (the run computes on the CPU),
     but at most one per client.
     """
-    cores = len(os.sched_getaffinity(0))
-    workers, why = (gpus, f"{gpus} GPUs") if gpus else (max(1, cores // threads), f"{cores} cores")
+    cores, said = usable_cores()
+    workers, why = (gpus, f"{gpus} GPUs") if gpus else (max(1, cores // threads), said)
     if not gpus and threads > 1:
         why += f" with {threads} threads a worker"
     return (workers, why) if workers <= clients else (clients, f"{clients} clients")
+
+
+def usable_cores() -> tuple[int, str]:
+    """Return the number of cores that this process may use, and a text with it for messages.
+
+    A control group, such as that of `docker --cpus=1.5`, limits the time of all cores and leaves every core
+    usable. The number is then the limit, rounded up.
+    """
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    if quota is None or quota >= cores:
+        return cores, f"{cores} cores"
+    return max(1, math.ceil(quota)), f"{cores} cores with a CPU quota of {quota:g} (control group)"
+
+
+def cpu_quota() -> float | None:
+    """Return how many cores' time the control group and the groups around it allow; None without a limit."""
+    quotas = []
+    for group in _groups("cpu"):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with suppress(OSError, ValueError):  # no such file; or `max`
+                words = " ".join((group / name).read_text(encoding="ascii") for name in names)
+                limit, period = map(int, words.split())
+                quotas += [limit / period] if limit > 0 < period else []  # -1 is no limit
+    return min(quotas, default=None)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control group and of those around it, of versions 2 and 1."""
+    yield GROUP
+    try:
+        lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    own = [line.split(":", 2)[1:] for line in lines]
+    for names, path in [*own, (controller, "/")]:
+        if names and controller not in names.split(","):
+            continue
+        root = GROUP / names
+        folder = root / path.lstrip("/")
+        yield from (group for group in (folder, *folder.parents) if group.is_relative_to(root))
 
 
 def by_memory(problem: Problem) -> int:

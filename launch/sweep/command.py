@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import secrets
 import shlex
@@ -21,6 +20,7 @@ from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DataError, TaskError, UsageError
 from launch import terminal
 from launch.configuration.presets import step_remark
+from launch.configuration.worker_count import usable_cores
 from launch.engines.options import EngineOptions
 from launch.engines.sweeps import run_on_ray, submit_array
 from launch.results.differences import HOW_TO_READ, Compared, forest_picture
@@ -108,7 +108,7 @@ def sweep(
             errors = run_on_ray(tasks, engine, side_by_side, watch.show)
     elif run:
         with _Watch(console) as watch:
-            cores = len(os.sched_getaffinity(0))
+            cores, _ = usable_cores()
             seconds = math.inf if minutes is None else 60 * minutes
             errors = run_trials(to_run, execution, pool, side_by_side or cores, watch.show, seconds)
         if watch.stopped:

@@ -20,8 +20,11 @@ from tests.support.commands import fedsim
 
 
 @pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight cores, and the control groups of tmp_path."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(worker_count, "GROUP", tmp_path)
+    monkeypatch.setattr(worker_count, "OWN_GROUPS", tmp_path / "own")
 
 
 @pytest.mark.usefixtures("cores")
@@ -40,6 +43,40 @@ def test_the_least_of_cores_gpus_and_clients(
     threads: int, clients: int, gpus: int, expected: tuple[int, str]
 ) -> None:
     assert by_cores(threads, clients, gpus) == expected
+
+
+V1 = {"cpu.cfs_quota_us": "150000", "cpu.cfs_period_us": "100000"}
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/", {"cpu.max": "100000 100000"}, 1),
+        ("0::/", {"cpu.max": "250000 100000"}, 3),
+        ("0::/", {"cpu.max": "1000 100000"}, 1),
+        ("0::/", {"cpu.max": "max 100000"}, 8),
+        ("0::/", {"cpu.max": "1600000 100000"}, 8),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "200000 100000"}, 2),
+        ("0::/../../x", {"cpu.max": "200000 100000"}, 2),
+        ("4:cpu,cpuacct:/docker/x", {f"cpu,cpuacct/{name}": text for name, text in V1.items()}, 2),
+        ("4:cpu,cpuacct:/x", {f"cpu,cpuacct/x/{name}": text for name, text in V1.items()}, 2),
+        ("4:cpu:/\n0::/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ("3:cpuset:/\n2:memory:/", {f"cpu/{name}": text for name, text in V1.items()}, 2),
+        ("", {"cpu.max": "nonsense"}, 8),
+        ("", {"cpu.max": "300000 100000"}, 3),
+    ],
+)
+def test_a_control_groups_quota_counts(
+    own: str, files: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(f"{own}\n" if own else "")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    workers, why = by_cores(1, 100, 0)
+    assert workers == expected
+    assert ("with a CPU quota of" in why) == (expected < 8)
 
 
 def problem(algo: str) -> Problem:
