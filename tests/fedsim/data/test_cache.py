@@ -53,6 +53,45 @@ def test_a_damaged_folder_is_made_again(source: Path) -> None:
         assert cached("name", [source], _never)["train_inputs"][0] == value
 
 
+@pytest.mark.parametrize("name", ["train_inputs.npy", "test_targets.npy", "centres.npy", cache.DIGESTS])
+def test_a_flipped_bit_is_seen_and_the_folder_made_again(
+    name: str, source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = {**_arrays(1), "centres": np.arange(3)}
+    cached("name", [source], lambda: arrays)
+    (folder,) = cache_root().iterdir()
+    whole = (folder / name).read_bytes()
+    for at in (0, 10, len(whole) // 2, len(whole) - 2):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        (folder / name).write_bytes(damaged)
+        again = cached("name", [source], lambda: arrays)
+        assert {key: array.tolist() for key, array in again.items()} == {
+            key: array.tolist() for key, array in arrays.items()
+        }
+        assert f"{folder} is damaged" in caplog.messages[-1]
+        assert (folder / name).read_bytes() == whole
+    assert (name == cache.DIGESTS) or f"{name} is not as it was written" in caplog.messages[-1]
+
+
+def test_an_array_that_is_missing_is_seen(source: Path) -> None:
+    cached("name", [source], lambda: {**_arrays(1), "centres": np.arange(3)})
+    (folder,) = cache_root().iterdir()
+    (folder / "centres.npy").unlink()
+    assert "centres" in cached("name", [source], lambda: {**_arrays(1), "centres": np.arange(3)})
+
+
+def test_a_process_compares_a_file_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached("name", [source], lambda: _arrays(1))
+    read: list[str] = []
+    digest = cache._digest
+    monkeypatch.setattr(cache, "_digest", lambda path: read.append(path.name) or digest(path))
+    monkeypatch.setattr(cache, "_intact", set())
+    for _ in range(3):
+        cached("name", [source], _never)
+    assert sorted(read) == sorted(f"{key}.npy" for key in REQUIRED)
+
+
 def test_copies_of_the_sources_share_one_folder(source: Path, tmp_path: Path) -> None:
     cached("name", [source], lambda: _arrays(1))
     other = tmp_path / "copy"
