@@ -277,6 +277,8 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named |
         return msgspec.convert(values, type=kind)
     except msgspec.ValidationError as e:
         key, value, reason = _what_is_wrong(kind, values, str(e))
+        if gone := removed("option", f"--{key} {value}"):
+            raise UsageError(f"{where}: {gone}") from None
         raise UsageError(f"{named(key, value) if key else where}: {reason}") from None
 
 

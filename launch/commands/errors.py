@@ -221,7 +221,10 @@ def _bad_value(e: click.BadParameter, parameter: click.Parameter) -> str:
     expected = _expected(kind)
     if not known or not expected:
         return f"{name}: {' '.join(e.message.split()).rstrip('.')}"
-    meant = nearest(value.strip("'"), kind.choices) if isinstance(kind, click.Choice) else None
+    typed = value.strip("'")
+    if gone := removed("option", f"{name} {typed}"):
+        return gone
+    meant = nearest(typed, kind.choices) if isinstance(kind, click.Choice) else None
     return f"{name} {value}: must be {expected}" + (f"; did you mean {meant!r}?" if meant else "")
 
 

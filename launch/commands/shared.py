@@ -46,5 +46,5 @@ def numerics_of(run: Path | None) -> str:
     if run is None:
         return "native"
     opened = RunFolder.open(run)
-    opened.check_states()
+    opened.check_wire()
     return str(opened.experiment.get("numerics", "native"))

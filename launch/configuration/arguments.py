@@ -105,7 +105,7 @@ class Options(ExperimentOptions, total=False):
     allow_drift: bool
     lease: float
     patience: float
-    durability: Literal["", "process", "power", "none"]
+    durability: Literal["", "process", "power"]
 
 
 EXAMPLES = {

@@ -104,16 +104,15 @@ class Execution:
     ] = False
     """The manifest, summary and report name these workers, because the results then depend on them."""
     durability: Annotated[
-        Literal["", "process", "power", "none"],
+        Literal["", "process", "power"],
         option(
-            "What a round survives: kill -9 (process), also a power cut (power), or a worker's end (none).",
+            "What a round survives: kill -9 (process), or also a power cut (power).",
             "",
             "execution resume",
             default="power; process from 4 million parameters on",
         ),
     ] = ""
-    """`power`: a round's files are synced before the round is committed. `process`: the kernel decides when.
-    `none`: states stay in memory, and the run cannot be resumed."""
+    """power: a round's files are synced before the round is committed. process: the kernel decides when."""
     lease: Annotated[
         float,
         option("Replace a worker that has been silent for this long.", "SECONDS", "execution resume", gt=0),

@@ -211,16 +211,6 @@ class RunFolder:
                 "Finish it with the version that started it (versions.fedsim in its manifest), or start anew"
             )
 
-    def check_states(self) -> None:
-        """Call check_wire, and raise UsageError if the run kept no states (durability = none)."""
-        self.check_wire()
-        if any(start["execution"].get("durability") == "none" for start in self.starts):
-            raise UsageError(
-                f"{self.path} was launched with --durability none: its states and checkpoints were in "
-                "memory and are gone. Its results are there (fedsim report, ledger, compare); to resume or "
-                "to verify, launch it again without this option"
-            )
-
     # ---- rounds
 
     @property

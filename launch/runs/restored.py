@@ -53,7 +53,7 @@ class RestoredRun:
     def open(folder: Path, data_dir: Path | None = None) -> RestoredRun:
         """Assemble a run's problem, and read its newest checkpoint. `data_dir` defaults to the manifest's."""
         run = RunFolder.open(folder)
-        run.check_states()
+        run.check_wire()
         described, experiment = run.experiment, run.to_experiment()
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
         kept = run.manifest.get("execution", {}).get("data_dir")

@@ -36,7 +36,7 @@ class Resumption:
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Resumption:
         run = RunFolder.open(folder)
-        run.check_states()
+        run.check_wire()
         return Resumption(run, drift)
 
     @property

@@ -31,7 +31,6 @@ from launch.tracking import check_installed, selected
 from workers import scratch
 from workers.devices import ELSEWHERE, Placement, assign_devices, gpus_of, remark as no_gpu_remark
 from workers.portable import environment_for
-from workers.storage import memory_folder
 from workers.transport.eventfd import Wakeup
 
 SPARE, PER_WORKER = 128, 4
@@ -123,7 +122,6 @@ def launch(
             say("starting")
             look_up()
             scratch.remove_left()
-            memory_folder.remove_left()
             os.environ.update(environment_for(experiment.numerics))
             if execution.workers and not execution.remote_workers:
                 supervisor.start_server(embedded, model_specs.packages(experiment.model))

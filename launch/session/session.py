@@ -41,7 +41,6 @@ from workers.heap import give_back, keep_vectors_apart, set_malloc_thresholds
 from workers.numerics import facts_of_machine, facts_of_process, processor_name
 from workers.probe import check_repeatable, probe
 from workers.protocol_messages import WorkerConfig, WorkerManifest, sources_of
-from workers.storage import memory_folder
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
 from workers.storage.durability import by_size
@@ -96,8 +95,6 @@ class Session:
     probe: Mapping[str, str] = field(default_factory=dict)
     """The probe digest of this process, by the kind of device."""
     _began: bool = False
-    _memory: Path | None = None
-    """The folder of states and checkpoints if durability is none."""
 
     @property
     def folder(self) -> Path:
@@ -188,8 +185,6 @@ class Session:
         supervisor.changed = recorder.rundir.write_processes
         set_malloc_thresholds()
         try:
-            if self.execution.durability == "none":
-                self._memory = memory_folder.put_in_memory(self.folder)
             if self._own_workers:
                 display.status(f"starting {counted(self.execution.workers, 'worker')}")
             outcome = self._coordinate(wakeup, started)
@@ -206,12 +201,9 @@ class Session:
                 recorder.rundir.discard()
             elif isinstance(e, Interrupted):
                 recorder.write_summary("interrupted", self.start)
-                where = f"interrupted after round {recorder.last_round}; " + (
-                    f"fedsim resume {self.folder} continues"
-                    if self._memory is None
-                    else "with --durability none nothing is left to resume"
-                )
-                raise Interrupted(where) from None
+                raise Interrupted(
+                    f"interrupted after round {recorder.last_round}; fedsim resume {self.folder} continues"
+                ) from None
             elif not isinstance(e, NotCompared) and (self._began or not isinstance(e, StopRequested)):
                 error = str(e) if isinstance(e, FedsimError) else repr(e)
                 recorder.write_summary("failed", self.start, error=error)
@@ -219,8 +211,6 @@ class Session:
         finally:
             display.stop()
             recorder.finish_tracking()
-            if self._memory is not None:
-                memory_folder.remove(self.folder, self._memory)
             recorder.rundir.close()
 
     def _states(self) -> ClientStates:

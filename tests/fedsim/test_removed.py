@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import fedsim
 from fedsim.errors import UsageError, unknown
 from fedsim.removed import NAMES, removed
 from launch.cli import main
@@ -50,6 +51,7 @@ def test_masks_are_an_example(words: list[str], name: str) -> None:
         "launch --keep-uploads",
         "launch --personalise 5",
         "devices generate --clients 3",
+        "launch --durability none",
         "launch --algo fedivon --set prior_power=1",
     ],
 )
@@ -57,3 +59,8 @@ def test_a_typed_name_that_left_is_refused_in_one_line(line: str) -> None:
     done = CliRunner().invoke(main, line.split())
     assert done.exit_code == UsageError.exit_code
     assert " left in 0.2: " in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_value_that_left_names_its_replacement_in_python_too() -> None:
+    with pytest.raises(UsageError, match=r"durability.*none.* left in 0"):
+        fedsim.run(durability="none")  # type: ignore[arg-type]

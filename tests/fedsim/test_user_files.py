@@ -53,10 +53,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text(
         assert read(path) == value
 
 
-TEXTS = [r for r in READERS if r[0] != "word_count"]
-
-
-@pytest.mark.parametrize(("name", "text", "read", "value"), TEXTS, ids=[r[0] for r in TEXTS])
+@pytest.mark.parametrize(("name", "text", "read", "value"), READERS, ids=[r[0] for r in READERS])
 def test_utf_16_is_refused_by_its_name(
     tmp_path: Path, name: str, text: str, read: Callable[[Path], Any], value: Any
 ) -> None:

@@ -249,7 +249,7 @@ def test_a_run_that_goes_on_has_no_summary_of_before(run: Path, tmp_path: Path) 
 
 def test_the_manifest_gives_the_experiment_and_the_starts(run: Path) -> None:
     opened = RunFolder.open(run)
-    opened.check_states()
+    opened.check_wire()
     experiment = opened.to_experiment()
     assert (experiment.algo, experiment.rounds) == ("fedavg", 4)
     assert opened.starts == [opened.manifest] and opened.experiment == opened.manifest["experiment"]

@@ -29,7 +29,7 @@ from workers.storage.durability import Durability, NoSyncer, Syncer, Written
 from workers.storage.growing_file import LEDGER, FileDigest
 
 Server = TypeVar("Server")
-KEEP: Mapping[Durability, int] = {"power": 3, "process": 2, "none": 1}
+KEEP: Mapping[Durability, int] = {"power": 3, "process": 2}
 """The number of checkpoints that are always kept, with the states that they name."""
 DISK_DEADLINE = 120.0
 """The maximum number of seconds for writing one checkpoint."""

@@ -22,9 +22,8 @@ from typing import Literal
 from fedsim.errors import DiskError
 from workers.storage.atomic_files import patiently
 
-Durability = Literal["process", "power", "none"]
-"""The events that a committed round survives. process: the end of any process. power: also a power cut. none:
-only the end of workers (workers.storage.memory_folder)."""
+Durability = Literal["process", "power"]
+"""The events that a committed round survives. process: the end of any process. power: also a power cut."""
 LARGE_PARAMETERS = 4_000_000
 """The number of parameters from which the default is process: a client's state then has at least 64 MB, and
 syncing it takes longer than the round (docs/decisions/026-large-models.md)."""
@@ -63,7 +62,7 @@ def by_size(parameters: int) -> Durability:
 
 
 class NoSyncer:
-    """The syncer for durability = process and none, which syncs only the results at the end of a run.
+    """The syncer for durability = process, which syncs only the results at the end of a run.
 
     A checkpoint counts as soon as it is renamed; the kernel writes it to the disk later. folder: the folder
     of checkpoints. beside: the run's other files, which may not exist yet. durable: the newest checkpoint.
