@@ -1,11 +1,11 @@
-"""A job for an engine, and the interface of an engine."""
+"""A run as an engine sees it: its commands, and what they need of each machine. Each engine renders a Job."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +34,9 @@ class Job:
     workers: int
     threads: int = 1
     gpus_per_worker: float = 0.0
-    options: Mapping[str, str] | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    # ---- what each machine has
 
     @property
     def per_node(self) -> int:
@@ -46,13 +48,36 @@ class Job:
         return self.workers // self.nodes
 
     @property
-    def gpus_per_node(self) -> int:
+    def cores(self) -> int:
+        """Cores of one machine's workers."""
+        return self.per_node * self.threads
+
+    @property
+    def gpus(self) -> int:
         """Whole GPUs that one machine's workers share."""
         return -(-round(self.per_node * self.gpus_per_worker * 1000) // 1000)
 
+    # ---- what runs: words behind `fedsim`
+
+    def coordinator(self, run: str, config: str, again: bool) -> list[str]:
+        """Return the coordinator's command. again: resume a run that has begun. Add --bind."""
+        how = ["resume", run] if again else ["launch", "--config", config, "--out", run]
+        return [*how, "--remote-workers", str(self.workers), "--join-within", str(JOIN_WITHIN)]
+
+    def start_or_resume(self, run: str, config: str) -> str:
+        """Return a line of a shell that sets its arguments to the coordinator's command. Paths are quoted."""
+        launch, resume = (" ".join(self.coordinator(run, config, again)) for again in (False, True))
+        return f"if [ -e {run}/manifest.json ]; then set -- {resume}; else set -- {launch}; fi"
+
+    def agent(self, join: str, seat: str) -> list[str]:
+        """Return a node agent's command. join: its join file. seat: the number of its first worker."""
+        workers = ["--workers", str(self.per_node), "--threads", str(self.threads)]
+        return ["node", "--join", join, "--seat", seat, *workers]
+
+    # ---- the files of the engine, beside the run
+
     @property
     def folder(self) -> Path:
-        """The folder of the engine's files, beside the run."""
         return self.run.with_name(f"{self.run.name}.job")
 
     @property

@@ -17,6 +17,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -24,6 +25,56 @@ import msgspec
 from fedsim.errors import Interrupted, UsageError
 from launch.engines.job import JOIN_WITHIN, Job, asked
 from workers.transport.run_keys import RunKeys
+
+PORT = 7711
+RUNS, DATA, KEYS = "/runs", "/data", "/keys"
+"""Folders in a container, for the run, the data set and the keys."""
+FINAL = (2, 3, 4, 5)
+"""Exit codes after which a restart would also fail."""
+USER = 1000
+"""The user and group of the image (Dockerfile)."""
+OWN_ENDS = ("-keys", "-join", "-node")
+"""What follows the run's name in the names of some objects."""
+LONGEST_NAME = 52
+"""A pod's name has at most 63 characters. Kubernetes appends an index and five characters to this name."""
+DIGEST = 8
+"""Characters of the digest in the name of a run whose folder's name was changed."""
+JOB = "batch.kubernetes.io/job-name"
+"""The label that a Job gives its pods."""
+MEMORY = "[0-9]+(k|[MGT]|[KMGT]i)?"
+MISSING = "--on kubernetes needs --image IMAGE, which has fedsim (docs/clusters.md says how to make one)"
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a run on Kubernetes, --engine-option NAME=VALUE.
+
+    image: a container image that has fedsim. namespace: '' for kubectl's default. claim: a
+    PersistentVolumeClaim for run folders; '' for a new one of size `storage`. data: a claim with data files.
+    memory: a limit for each worker, and for the coordinator. gpu: the name of the GPU resource.
+    """
+
+    image: str = ""
+    namespace: str = ""
+    claim: str = ""
+    storage: str = "10Gi"
+    data: str = ""
+    memory: str = ""
+    gpu: str = "nvidia.com/gpu"
+
+    @staticmethod
+    def of(job: Job) -> Options:
+        try:
+            result = Options(**job.options)
+        except TypeError:
+            known = ", ".join(f.name for f in fields(Options))
+            raise UsageError(f"--engine-option: on kubernetes there are {known}") from None
+        if not result.image:
+            raise UsageError(MISSING)
+        if result.memory and not re.fullmatch(MEMORY, result.memory):
+            raise UsageError(f"--engine-option memory={result.memory}: give a whole number, such as 900Mi")
+        return result
 
 
 @dataclass(frozen=True)
@@ -50,42 +101,33 @@ class Kubernetes:
 
     def submit(self, job: Job) -> str:
         """Apply the manifests with kubectl."""
-        text, name = self.plan(job), name_of(job)
+        text = self.plan(job)
         if shutil.which("kubectl") is None:
             raise UsageError(
                 "--on kubernetes: there is no kubectl on this machine; --dry-run prints the manifests"
             )
         asked(["kubectl", "apply", "--filename", "-"], text)
-        follow = f"kubectl logs --follow job/{name} shows the run"
+        follow = f"kubectl logs --follow job/{name_of(job)} shows the run"
         return f"{follow}; its folder is {RUNS}/{job.run.name} of its claim"
 
 
-# ---- the objects, as the API of Kubernetes describes them
-
-PORT = 7711
-RUNS, DATA, KEYS = "/runs", "/data", "/keys"
-"""Folders in a container, for the run, the data set and the keys."""
-FINAL = (2, 3, 4, 5)
-"""Exit codes after which a restart would also fail."""
-USER = 1000
-"""The user and group of the image (Dockerfile)."""
-LONGEST_NAME = 52
-"""A pod's name has at most 63 characters. Kubernetes appends an index and five characters to this name."""
-JOB = "batch.kubernetes.io/job-name"
-"""The label that a Job gives its pods."""
-Manifest = dict[str, Any]
-
-
 def name_of(job: Job) -> str:
-    """Return the name of a run's objects: the name of its folder, in letters, digits and hyphens."""
-    plain = re.sub("[^a-z0-9]+", "-", job.run.name.lower()).strip("-")
-    return f"fedsim-{plain}"[:LONGEST_NAME].rstrip("-")
+    """Return the name of a run's objects: the name of its folder, in letters, digits and hyphens.
+
+    A name that is cut or changed, or has one of OWN_ENDS, gets a digest at its end, so that two runs of one
+    cluster do not share objects.
+    """
+    name = f"fedsim-{job.run.name}"
+    if len(name) <= LONGEST_NAME and re.fullmatch("[a-z0-9-]*[a-z0-9]", name) and not name.endswith(OWN_ENDS):
+        return name
+    plain = re.sub("[^a-z0-9]+", "-", name.lower())[: LONGEST_NAME - DIGEST - 1].rstrip("-")
+    return f"{plain}-{sha256(job.run.name.encode()).hexdigest()[:DIGEST]}"
 
 
 def manifests(job: Job, new_keys: Callable[[int, str], RunKeys]) -> list[Manifest]:
     """Return the objects to create, in this order."""
-    options, name = Options.of(job), name_of(job)
-    keys, k = new_keys(job.workers, f"tcp://{name}:{PORT}"), job.per_node
+    options, name, k = Options.of(job), name_of(job), job.per_node
+    keys = new_keys(job.workers, f"tcp://{name}:{PORT}")
     numerics = str(job.tables.get("experiment", {}).get("numerics", "native"))
     join = keys.join(job.run.name, numerics)
     parts = {f"join-{i}.json": _json(join.part(range(i * k, i * k + k))) for i in range(job.nodes)}
@@ -114,11 +156,8 @@ def _json(value: Any) -> str:
 
 
 def _coordinator(job: Job, name: str, options: Options) -> Manifest:
-    run = f"{RUNS}/{job.run.name}"
-    how = f"--remote-workers {job.workers} --bind tcp://0.0.0.0:{PORT} --keys {KEYS}/keys.json"
-    launch, resume = f"launch --config {KEYS}/job.toml --out {shlex.quote(run)}", f"resume {shlex.quote(run)}"
-    again = f"if [ -e {shlex.quote(run)}/manifest.json ]; then set -- {resume}; else set -- {launch}; fi"
-    script = f'{again}\nexec fedsim "$@" {how} --join-within {JOIN_WITHIN}'
+    start = job.start_or_resume(shlex.quote(f"{RUNS}/{job.run.name}"), f"{KEYS}/job.toml")
+    script = f'{start}\nexec fedsim "$@" --bind tcp://0.0.0.0:{PORT} --keys {KEYS}/keys.json'
     sources = [
         {"secret": {"name": f"{name}-keys"}},
         {"configMap": {"name": name, "items": [{"key": "job.toml", "path": "job.toml"}]}},
@@ -128,55 +167,39 @@ def _coordinator(job: Job, name: str, options: Options) -> Manifest:
         "runs": {"persistentVolumeClaim": {"claimName": options.claim or name}},
     }
     mounts: dict[str, Manifest] = {"keys": {"mountPath": KEYS, "readOnly": True}, "runs": {"mountPath": RUNS}}
-    pod = _pod("coordinator", ["/bin/sh", "-c", script], options, volumes, mounts, {"cpu": "1"})
-    return {
-        "backoffLimit": 6,
-        "podReplacementPolicy": "Failed",
-        "podFailurePolicy": _policy("coordinator", "FailJob"),
-        "template": _template(pod, 90),
-    }
+    pod = _pod("coordinator", ["/bin/sh", "-c", script], options, volumes, mounts, {"cpu": "1"}, 1)
+    return {"backoffLimit": 6, **_pods(pod, "FailJob", grace=90)}
 
 
 def _nodes(job: Job, name: str, options: Options) -> Manifest:
-    command = (
-        f"fedsim node --join {KEYS}/join.json --seat auto --workers {job.per_node} --threads {job.threads} "
-        f"--patience {JOIN_WITHIN}"
-    )
-    limits = {"cpu": str(job.per_node * job.threads)}
-    limits |= {options.gpu: str(job.gpus_per_node)} if job.gpus_per_node else {}
-    own = {
-        "mountPath": f"{KEYS}/join.json",
-        "subPathExpr": "join-$(JOB_COMPLETION_INDEX).json",
-        "readOnly": True,
-    }
+    command = ["fedsim", *job.agent(f"{KEYS}/join.json", "auto"), "--patience", str(JOIN_WITHIN)]
+    limits = {"cpu": str(job.cores)} | ({options.gpu: str(job.gpus)} if job.gpus else {})
+    own = {"subPathExpr": "join-$(JOB_COMPLETION_INDEX).json", "readOnly": True}
     volumes = {"keys": {"secret": {"secretName": f"{name}-join", "defaultMode": 0o400}}}
-    pod = _pod("node", shlex.split(command), options, volumes, {"keys": own}, limits, job.per_node)
+    mounts = {"keys": {"mountPath": f"{KEYS}/join.json", **own}}
+    pod = _pod("node", command, options, volumes, mounts, limits, job.per_node)
     spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
     pod["topologySpreadConstraints"] = [{**spread, "labelSelector": {"matchLabels": {JOB: f"{name}-node"}}}]
-    return {
-        "completionMode": "Indexed",
-        "completions": job.nodes,
-        "parallelism": job.nodes,
-        "backoffLimitPerIndex": 3,
-        "podReplacementPolicy": "Failed",
-        "podFailurePolicy": _policy("node", "FailIndex"),
-        "template": _template(pod, 10),
-    }
+    indexed = {"completionMode": "Indexed", "completions": job.nodes, "parallelism": job.nodes}
+    return {**indexed, "backoffLimitPerIndex": 3, **_pods(pod, "FailIndex", grace=10)}
 
 
-def _policy(container: str, final: str) -> Manifest:
-    """Return a failure policy without restarts after FINAL. Interruptions and moved pods are no failures."""
+def _pods(pod: Manifest, final: str, grace: int) -> Manifest:
+    """Return what a Job says of its pods: after FINAL, `final` is done and none restarts. Interruptions and
+    moved pods are no failures. grace: seconds between SIGTERM and SIGKILL."""
 
     def codes(*values: int) -> Manifest:
-        return {"containerName": container, "operator": "In", "values": [*values]}
+        return {"containerName": pod["containers"][0]["name"], "operator": "In", "values": [*values]}
 
-    moved = [{"type": "DisruptionTarget", "status": "True"}]
+    rules = [
+        {"action": final, "onExitCodes": codes(*FINAL)},
+        {"action": "Ignore", "onExitCodes": codes(Interrupted.exit_code)},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
     return {
-        "rules": [
-            {"action": final, "onExitCodes": codes(*FINAL)},
-            {"action": "Ignore", "onExitCodes": codes(Interrupted.exit_code)},
-            {"action": "Ignore", "onPodConditions": moved},
-        ]
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": rules},
+        "template": {"spec": {**pod, "terminationGracePeriodSeconds": grace}},
     }
 
 
@@ -187,16 +210,16 @@ def _pod(
     volumes: Mapping[str, Manifest],
     mounts: Mapping[str, Manifest],
     limits: Mapping[str, str],
-    workers: int = 0,
+    processes: int,
 ) -> Manifest:
-    """Return a pod with one unprivileged container and no API access. workers: the number in a node agent."""
-    data = {"data": {"persistentVolumeClaim": {"claimName": options.data, "readOnly": True}}}
-    reads = {"data": {"mountPath": DATA, "readOnly": True}}
-    volumes, mounts = ({**volumes, **data}, {**mounts, **reads}) if options.data else (volumes, mounts)
+    """Return a pod with one unprivileged container and no API access. processes: those that need memory."""
+    if options.data:
+        claim = {"claimName": options.data, "readOnly": True}
+        volumes = {**volumes, "data": {"persistentVolumeClaim": claim}}
+        mounts = {**mounts, "data": {"mountPath": DATA, "readOnly": True}}
     if options.memory:
-        number = "".join(c for c in options.memory if c.isdecimal())
-        total = int(number) * max(1, workers)
-        limits = {**limits, "memory": f"{total}{options.memory.removeprefix(number)}"}
+        number, unit = re.fullmatch("([0-9]+)(.*)", options.memory).groups()  # type: ignore[union-attr]
+        limits = {**limits, "memory": f"{int(number) * processes}{unit}"}
     described = {
         "name": container,
         "image": options.image,
@@ -214,45 +237,3 @@ def _pod(
         "containers": [described],
         "volumes": [{"name": name, **volume} for name, volume in volumes.items()],
     }
-
-
-def _template(pod: Manifest, grace: int) -> Manifest:
-    """Return a Job's template. grace: seconds between SIGTERM and SIGKILL."""
-    return {"spec": {**pod, "terminationGracePeriodSeconds": grace}}
-
-
-# ---- the options, --engine-option NAME=VALUE
-
-MEMORY = "[0-9]+(k|[MGT]|[KMGT]i)?"
-MISSING = "--on kubernetes needs --image IMAGE, which has fedsim (docs/clusters.md says how to make one)"
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of a run on Kubernetes.
-
-    image: a container image that has fedsim. namespace: '' for kubectl's default. claim: a
-    PersistentVolumeClaim for run folders; '' for a new one of size `storage`. data: a claim with data files.
-    memory: a limit for each worker, and for the coordinator. gpu: the name of the GPU resource.
-    """
-
-    image: str = ""
-    namespace: str = ""
-    claim: str = ""
-    storage: str = "10Gi"
-    data: str = ""
-    memory: str = ""
-    gpu: str = "nvidia.com/gpu"
-
-    @staticmethod
-    def of(job: Job) -> Options:
-        try:
-            result = Options(**dict(job.options or {}))
-        except TypeError:
-            known = ", ".join(f.name for f in fields(Options))
-            raise UsageError(f"--engine-option: on kubernetes there are {known}") from None
-        if not result.image:
-            raise UsageError(MISSING)
-        if result.memory and not re.fullmatch(MEMORY, result.memory):
-            raise UsageError(f"--engine-option memory={result.memory}: give a whole number, such as 900Mi")
-        return result

@@ -24,6 +24,11 @@ class EngineOptions:
     options: Sequence[str] = ()
     dry_run: bool = False
 
+    @property
+    def pairs(self) -> dict[str, str]:
+        """The engine's own options by name; the value of KEY is ''."""
+        return dict(text.partition("=")[::2] for text in self.options)
+
     @staticmethod
     def taken(options: dict[str, Any]) -> EngineOptions | None:
         """Remove the engine's options from a command's options and return them; None without an engine."""

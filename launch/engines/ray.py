@@ -1,16 +1,15 @@
-"""`fedsim launch --on ray`: a coordinator on this machine, and a node agent in an actor on every machine.
+"""Ray: a run is a coordinator on this machine and a node agent on every machine; a sweep is a set of runs.
 
-Ray places the agents in a placement group and assigns GPUs to them. It restarts nothing (max_restarts = 0)
-and transfers no tensors: an actor gets the keys of its machine's workers, starts `fedsim node` and returns
-its exit code. If the node of an actor is lost, a new actor is requested. Until Ray starts the new actor,
-other workers compute its tasks.
+Agents and runs are tasks of Ray, which starts a task again if its node is lost. Ray places the agents in a
+placement group, assigns GPUs to them, and transfers no tensors: an agent's task gets the keys of its
+machine's workers. Until a lost agent is started again, other workers compute its tasks.
 
-Ray has no access control between the jobs of a cluster: anyone who can submit a job can read an actor's
+Ray has no access control between the jobs of a cluster: anyone who can submit a job can read a task's
 arguments, including the keys. A cluster is trusted as a whole (SECURITY.md).
 
 References:
     https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
-    https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html
+    https://docs.ray.io/en/latest/ray-core/fault_tolerance/tasks.html (a task whose node is lost runs again)
 """
 
 from __future__ import annotations
@@ -22,25 +21,33 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from fedsim.errors import Interrupted, TaskError, UsageError
 from launch.configuration.listen_address import own_address
-from launch.engines.job import JOIN_WITHIN, Job
+from launch.engines.job import Job
+from launch.engines.options import EngineOptions
 from launch.processes.fork_server import die_with_parent
+from launch.sweep.runner import Progress
+from launch.sweep.task import Tasks, run_task
 from workers.place import ENGINE
 from workers.scratch import Scratch
 from workers.transport.join_credentials import JOIN, JoinCredentials
 
+FEDSIM = (sys.executable, "-m", "launch")
 LOOK = 0.2
-"""Seconds between two checks of coordinator and actors."""
+"""Seconds between two checks of the coordinator, or of a sweep's tasks."""
 ANSWER = 5.0
 """Seconds that a cluster's head may take to accept a connection."""
 STOP = 90.0
 """Seconds that the coordinator may take to end after it was told to stop; then it is killed."""
+END = 20.0
+"""Seconds that the agents may take to end after the run; then they are killed."""
+RETRIES = 20
+"""Restarts of a task whose node was lost."""
 
 
 class Ray:
@@ -48,11 +55,10 @@ class Ray:
 
     def plan(self, job: Job) -> str:
         """Return the bundles to request from Ray and the commands to run, as text."""
-        agents = f"fedsim node --workers {job.per_node} --threads {job.threads}"
         return (
-            f"placement group: {job.nodes} x {self._bundle(job)}, strategy SPREAD\n"
-            f"here: {' '.join(self._coordinator(job))}\n"
-            f"in an actor of each bundle: {agents}"
+            f"placement group: {job.nodes} x {_bundle(job)}, strategy SPREAD\n"
+            f"here: {' '.join(_coordinator(job))}\n"
+            f"in a task of each bundle: fedsim {' '.join(job.agent('KEYS', 'FIRST'))}"
         )
 
     def submit(self, job: Job) -> str:
@@ -60,21 +66,24 @@ class Ray:
 
         The coordinator is told to stop after Ctrl-C, and after any error of Ray or of this process.
         """
-        ray, again = connected(job.options or {}), f"the same command with --out {job.run} continues"
+        ray, again = connected(job.options), f"the same command with --out {job.run} continues"
         job.write_config()
         (job.run / JOIN).unlink(missing_ok=True)  # the keys of an earlier start are no longer valid
         parent = os.getpid()
         coordinator = subprocess.Popen(
-            self._coordinator(job), preexec_fn=lambda: die_with_parent(parent), start_new_session=True
+            _coordinator(job), preexec_fn=lambda: die_with_parent(parent), start_new_session=True
         )
         interrupted = False
         try:
-            group = ray.util.placement_group([self._bundle(job)] * job.nodes, strategy="SPREAD")
-            agents = RayAgents(ray, group, job)
+            group = ray.util.placement_group([_bundle(job)] * job.nodes, strategy="SPREAD")
+            agents = list[Any]()
             while coordinator.poll() is None:
-                agents.look_after()
+                if not agents and (job.run / JOIN).exists():
+                    agents = _agents(ray, group, job)
                 time.sleep(LOOK)
-            agents.end()
+            if agents:
+                ray.wait(agents, num_returns=len(agents), timeout=END)
+            ray.util.remove_placement_group(group)
         except KeyboardInterrupt:
             interrupted = True
         except (ray.exceptions.RayError, OSError, RuntimeError) as e:
@@ -92,20 +101,15 @@ class Ray:
             raise error
         return f"run folder: {job.run}"
 
-    def _bundle(self, job: Job) -> dict[str, float]:
-        gpus = job.per_node * job.gpus_per_worker
-        return {"CPU": job.per_node * job.threads} | ({"GPU": gpus} if gpus else {})
 
-    def _coordinator(self, job: Job) -> list[str]:
-        again = (job.run / "manifest.json").exists()
-        how = (
-            ["resume", str(job.run)]
-            if again
-            else ["launch", "--config", str(job.config), "--out", str(job.run)]
-        )
-        address = own_address() or "127.0.0.1"
-        come_in = ["--remote-workers", str(job.workers), "--bind", f"tcp://{address}:*"]
-        return [*FEDSIM, *how, *come_in, "--join-within", str(JOIN_WITHIN)]
+def _bundle(job: Job) -> dict[str, float]:
+    gpus = job.per_node * job.gpus_per_worker
+    return {"CPU": job.cores} | ({"GPU": gpus} if gpus else {})
+
+
+def _coordinator(job: Job) -> list[str]:
+    command = job.coordinator(str(job.run), str(job.config), (job.run / "manifest.json").exists())
+    return [*FEDSIM, *command, "--bind", f"tcp://{own_address() or '127.0.0.1'}:*"]
 
 
 def _stopped(coordinator: subprocess.Popen[bytes]) -> int:
@@ -120,12 +124,11 @@ def _stopped(coordinator: subprocess.Popen[bytes]) -> int:
         return coordinator.wait()
 
 
-def connected(options: Mapping[str, str] | Sequence[str]) -> Any:
+def connected(options: Mapping[str, str]) -> Any:
     """Return the module ray, connected to the cluster that the option address names."""
-    pairs = dict(options if isinstance(options, Mapping) else (o.partition("=")[::2] for o in options))
-    address = pairs.pop("address", "auto")
-    if pairs:
-        raise UsageError(f"--engine-option {next(iter(pairs))}: on ray there is address=auto or ray://HEAD")
+    address = options.get("address", "auto")
+    if others := [name for name in options if name != "address"]:
+        raise UsageError(f"--engine-option {others[0]}: on ray there is address=auto or ray://HEAD")
     try:
         import ray
     except ImportError:
@@ -145,76 +148,76 @@ def _answers(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=ANSWER).close()
 
 
-# ---- the node agents, in actors
-
-FEDSIM = (sys.executable, "-m", "launch")
-END = 20.0
-"""Seconds that the agents may take to end after the run; then they are killed."""
-
-
-class NodeActor:
-    """The actor that runs in a bundle of the placement group."""
-
-    def serve(self, credentials: bytes, workers: int, threads: int) -> int:
-        """Run a node agent for the workers with these keys; return its exit code. The agent ends with this
-        process, however the process ends."""
-        parent, keys = os.getpid(), msgspec.json.decode(credentials, type=JoinCredentials)
-        with Scratch("fedsim-node-") as folder:
-            path = folder / JOIN
-            keys.write(path)
-            what = ("node", "--join", str(path), "--workers", str(workers), "--seat", str(keys.first))
-            return subprocess.Popen(
-                [*FEDSIM, *what, "--threads", str(threads)],
-                env={**os.environ, ENGINE: "ray"},
-                preexec_fn=lambda: die_with_parent(parent),
-            ).wait()
-
-
-class RayAgents:
-    """The actors of a run. Ray restarts no actor; this class requests a lost actor again."""
-
-    def __init__(self, ray: Any, group: Any, job: Job) -> None:
-        """Start no actor yet. ray: the connected module. group: one bundle for each node of the job."""
-        self._ray, self._group, self._job, self._per_node = ray, group, job, job.per_node
-        self._futures: dict[Any, int] = {}
-        self._actors: dict[int, Any] = {}
-
-    def look_after(self) -> None:
-        """Start the agents once the join file exists; restart agents whose actor has died."""
-        if not self._actors:
-            for bundle in range(self._job.nodes):
-                self._start(bundle)
-        futures = [*self._futures]
-        for future in self._ray.wait(futures, num_returns=len(futures), timeout=0)[0] if futures else []:
-            bundle = self._futures.pop(future)
-            try:
-                self._ray.get(future)  # the agent ended with the run, or the coordinator refused it
-            except self._ray.exceptions.RayError:
-                self._start(bundle)
-
-    def _start(self, bundle: int) -> None:
-        """Request an actor with this bundle's keys; do nothing if the run has no join file (any more)."""
-        job, first = self._job, bundle * self._per_node
-        try:
-            keys = JoinCredentials.read(job.run / JOIN).part(range(first, first + self._per_node))
-        except UsageError:
-            return
-        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=bundle
+def _agents(ray: Any, group: Any, job: Job) -> list[Any]:
+    """Start a node agent in each bundle of the group; return the futures of their exit codes."""
+    keys, k, futures = JoinCredentials.read(job.run / JOIN), job.per_node, []
+    for bundle, first in enumerate(range(0, job.workers, k)):
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=bundle
         )
-        bundle_spec = self._group.bundle_specs[bundle]
-        actor = self._ray.remote(NodeActor).options(
-            num_cpus=bundle_spec["CPU"],
-            num_gpus=bundle_spec.get("GPU", 0),
-            max_restarts=0,
+        agent = ray.remote(serve_agent).options(
+            num_cpus=job.cores,
+            num_gpus=k * job.gpus_per_worker,
+            max_retries=RETRIES,
             scheduling_strategy=strategy,
         )
-        self._actors[bundle] = started = actor.remote()
-        self._futures[started.serve.remote(msgspec.json.encode(keys), self._per_node, job.threads)] = bundle
+        own = msgspec.json.encode(keys.part(range(first, first + k)))
+        futures.append(agent.remote(own, job.agent(JOIN, str(first))))
+    return futures
 
-    def end(self) -> None:
-        if self._futures:
-            self._ray.wait([*self._futures], num_returns=len(self._futures), timeout=END)
-        for actor in self._actors.values():
-            self._ray.kill(actor)
-        self._ray.util.remove_placement_group(self._group)
+
+def serve_agent(credentials: bytes, agent: list[str]) -> int:
+    """Run a node agent for the workers with these keys; return its exit code. The agent ends with this
+    process, however the process ends. agent: its command, in which JOIN stands for the join file."""
+    parent, keys = os.getpid(), msgspec.json.decode(credentials, type=JoinCredentials)
+    with Scratch("fedsim-node-") as folder:
+        keys.write(folder / JOIN)
+        return subprocess.Popen(
+            [*FEDSIM, *(str(folder / JOIN) if word == JOIN else word for word in agent)],
+            env={**os.environ, ENGINE: "ray"},
+            preexec_fn=lambda: die_with_parent(parent),
+        ).wait()
+
+
+def run_on_ray(
+    tasks: Tasks, engine: EngineOptions, jobs: int | None, watch: Callable[[Progress], None]
+) -> dict[str, str]:
+    """Compute the runs as tasks; return errors by trial id.
+
+    engine: its option address names the cluster, and gpus_per_worker is the number of GPUs of each run. jobs:
+    the maximum number of runs at a time; None for as many as fit on the cluster. watch: called with the
+    progress. Ctrl-C raises Interrupted; runs that have not ended count as not run.
+    """
+    ray = connected(engine.pairs)
+    count = len(tasks.tasks)
+    progress, errors = Progress(count, side_by_side=jobs or 1), {}
+    try:
+        one = ray.remote(run_task).options(
+            num_cpus=tasks.threads,
+            num_gpus=engine.gpus_per_worker,
+            max_retries=RETRIES,
+            runtime_env={"env_vars": dict(tasks.environment())},
+        )
+        described = ray.put(tasks)
+        waiting, running = list(range(count)), dict[Any, tuple[int, float]]()
+        while waiting or running:
+            while waiting and len(running) < (jobs or count):
+                number = waiting.pop(0)
+                running[one.remote(described, number, True)] = number, time.monotonic()
+            ended, _ = ray.wait([*running], num_returns=len(running), timeout=LOOK)
+            for future in ended:
+                number, began = running.pop(future)
+                try:
+                    error = str(ray.get(future))
+                except ray.exceptions.RayError as e:
+                    error = f"Ray gave the task up: {type(e).__name__}"
+                if error:
+                    errors[tasks.tasks[number].id] = error
+                progress.failed, progress.done = len(errors), progress.done + (not error)
+                progress.seconds += time.monotonic() - began
+            watch(progress)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: {progress.done} runs are done and kept in {tasks.pool}") from None
+    finally:
+        ray.shutdown()
+    return errors

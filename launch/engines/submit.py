@@ -49,13 +49,5 @@ def _job(overrides: Overrides, engine: EngineOptions) -> Job:
         "codecs": overrides.codecs,
         "execution": kept,
     }
-    pairs = dict(text.partition("=")[::2] for text in engine.options)
-    return Job(
-        out.resolve(),
-        tables,
-        engine.nodes,
-        execution.workers,
-        experiment.threads,
-        engine.gpus_per_worker,
-        pairs,
-    )
+    run, threads, gpus = out.resolve(), experiment.threads, engine.gpus_per_worker
+    return Job(run, tables, engine.nodes, execution.workers, threads, gpus, engine.pairs)

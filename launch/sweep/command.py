@@ -22,7 +22,8 @@ from launch import terminal
 from launch.configuration.presets import step_remark
 from launch.configuration.worker_count import usable_cores
 from launch.engines.options import EngineOptions
-from launch.engines.sweeps import run_on_ray, submit_array
+from launch.engines.ray import run_on_ray
+from launch.engines.slurm import submit_array
 from launch.results.differences import HOW_TO_READ, Compared, forest_picture
 from launch.results.significance import LEAST
 from launch.results.tables import Grid

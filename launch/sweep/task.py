@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, UsageError
 from fedsim.experiment import Experiment, convert
 from launch.configuration.execution import Execution
 from launch.engines.job import write
@@ -51,6 +51,13 @@ class Tasks(msgspec.Struct, frozen=True):
         missing = {trial.id: trial for trial in trials if not pool.done(trial)}.values()
         tasks = tuple(Task(t.id, f"{t.row.name}, seed {t.seed}", asdict(t.experiment)) for t in missing)
         return Tasks(str(pool.path.resolve()), asdict(execution), tasks, pool.keeps_states)
+
+    @property
+    def threads(self) -> int:
+        """Cores for every run: the largest number of threads of any run."""
+        if not self.tasks:
+            raise UsageError("no runs are to be done")
+        return max(int(task.experiment["threads"]) for task in self.tasks)
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment variables to set before torch is imported."""

@@ -24,9 +24,8 @@ from launch.engines import ray as ray_engine
 from launch.engines.job import Job
 from launch.engines.options import ENGINES as NAMES, EngineOptions
 from launch.engines.ray import Ray
-from launch.engines.slurm import Slurm
+from launch.engines.slurm import Slurm, array_script
 from launch.engines.submit import ENGINES, submit
-from launch.engines.sweeps import array_script
 from launch.processes.node import Node
 from launch.results.report import render
 from launch.runs.folder import RunFolder
@@ -298,7 +297,7 @@ def test_where_ray_fails_the_coordinator_is_told_to_stop_and_is_killed_if_it_doe
     )
     monkeypatch.setattr(ray_engine, "connected", lambda options: fake)
     monkeypatch.setattr(ray_engine, "STOP", 0.5 if deaf else 15.0)
-    monkeypatch.setattr(Ray, "_coordinator", lambda *_: command)
+    monkeypatch.setattr(ray_engine, "_coordinator", lambda *_: command)
     began = time.monotonic()
     with pytest.raises(error, match=re.escape(words)):
         Ray().submit(job(tmp_path))

@@ -22,7 +22,7 @@ import yaml
 
 from fedsim.errors import DataError, UsageError
 from launch.engines.job import Job
-from launch.engines.kubernetes import PORT, Kubernetes
+from launch.engines.kubernetes import LONGEST_NAME, PORT, Kubernetes, name_of
 from launch.runs.folder import RunFolder
 from tests.launch.test_engines import SLOW, metrics
 from tests.launch.test_remote_workers import ends, eventually, here, same_bits
@@ -103,13 +103,41 @@ def test_an_option_that_is_wrong_is_named(options: dict[str, str], words: str) -
         Kubernetes().plan(job(options=options))
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("fashion-mnist-heterogeneous-fedlap-cov-delta-0.1-seed-0",) * 2,
+        ("lr_0.1", "LR-0-1"),
+        ("lr_0.1", "lr-0-1"),
+        ("a", "a-node"),
+        ("ä", "ö"),
+    ],
+)
+def test_two_runs_share_no_object(first: str, second: str) -> None:
+    """Also if names are cut, or differ only in characters that an object's name cannot have."""
+    second = second.replace("seed-0", "seed-1")
+    names = []
+    for name in (first, second):
+        described = job(run=Path("/runs") / name)
+        assert len(name_of(described)) <= LONGEST_NAME
+        objects = yaml.safe_load_all(Kubernetes(fixed_keys).plan(described))
+        names.append({(o["kind"], o["metadata"]["name"]) for o in objects})
+        assert all(re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])", name) for _, name in names[-1])
+    assert not names[0] & names[1]
+
+
+def test_a_name_that_kubernetes_accepts_is_kept_and_any_other_one_stays_the_same() -> None:
+    assert name_of(job(run=Path("/runs/20261122-a"))) == "fedsim-20261122-a"
+    assert name_of(job()) == name_of(job(run=Path("/elsewhere/20261122_A run"))) != "fedsim-20261122-a-run"
+
+
 def test_a_node_has_its_own_keys_only() -> None:
     secrets = {o["metadata"]["name"]: o for o in yaml.safe_load_all(Kubernetes().plan(job()))}
-    parts = secrets["fedsim-20261122-a-run-join"]["stringData"]
+    parts = secrets[f"{name_of(job())}-join"]["stringData"]
     read = [msgspec.json.decode(parts[f"join-{i}.json"], type=JoinCredentials) for i in range(2)]
     assert [list(r.seats) for r in read] == [[0, 1], [2, 3]]
     assert not {p.secret for p in read[0].workers} & {p.secret for p in read[1].workers}
-    assert {r.url for r in read} == {f"tcp://fedsim-20261122-a-run:{PORT}"}
+    assert {r.url for r in read} == {f"tcp://{name_of(job())}:{PORT}"}
 
 
 # ---- what the containers run
