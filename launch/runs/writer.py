@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,19 +19,19 @@ from fedsim.errors import UsageError
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS, Entry
 from launch.runs.growing import rows_of
 from workers.coordinator import task_timeline
-from workers.storage.atomic_files import RunLock, disk_errors, patiently
+from workers.storage.atomic_files import MARK, RunLock, disk_errors, patiently
 from workers.storage.durability import fsync
 from workers.storage.growing_file import LEDGER, METRICS, TIMELINE, FileDigest, GrowingFile
 from workers.storage.metrics_file import metrics_lines
 from workers.storage.recovery import Recovery
 
-OWN_NAMES = frozenset(
-    {"manifest.json", ".manifest.json", "summary.json", ".summary.json", "processes.json", ".processes.json"}
-    | {"metrics.jsonl", "ledger.csv", "timeline.csv", "journal", "checkpoints", "state", "spool", "uploads"}
-    | {"logs", "lock", "edges", "join.json", "join-here.json", "revoked.json", "frozen", "start", "tracking"}
-    | {"model.safetensors", "report.html"}
+WRITTEN = re.compile(
+    r"""\.?(manifest|processes|summary)\.json | (metrics\.jsonl|ledger\.csv|timeline\.csv|journal|lock)
+    | (join|join-here|revoked)\.json | frozen | start | spool(/[^/]+)? | tracking(/.+)?
+    | checkpoints | state(/\d+)?(/\d+\.state)? | logs | logs/(worker|track)-\w+\.log""",
+    re.VERBOSE,
 )
-"""Names of the files and folders in a run folder."""
+"""The files and folders, by their paths in the run folder, of a run without a committed round."""
 
 
 class RunDir:
@@ -76,19 +77,26 @@ class RunDir:
         return file
 
     def _remove_start_that_failed(self) -> None:
-        """Empty the folder if it contains only a run without a committed round."""
+        """Empty the folder if it has only files of a start that was killed before its first round.
+
+        Such a folder has a lock that fedsim has marked as its own. Nothing is removed if one path is foreign.
+        """
         path = self.path
-        names = {entry.name for entry in path.iterdir()}
-        if names - OWN_NAMES or not names & {"lock", "checkpoints"}:
-            raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
-        lines = (path / METRICS).read_bytes().count(b"\n") if METRICS in names else 0
-        if "model.safetensors" in names or lines > 1 or any((path / "checkpoints").glob("[!.]*")):
+        entries = {entry.relative_to(path): entry for entry in path.rglob("*")}
+        lock = path / "lock"
+        marked = lock.is_file() and not lock.is_symlink() and lock.read_bytes().startswith(MARK)
+        foreign = [str(name) for name, entry in entries.items() if entry.is_symlink() or not _ours(name)]
+        model = Path("model.safetensors") in entries
+        if model or any(name.suffix == ".checkpoint" for name in entries) or _rounds(path / METRICS) > 1:
             raise UsageError(
                 f"--out {path}: this is a run; fedsim resume {path} continues it, or choose another folder"
             )
-        lock = RunLock(path)
+        if not marked or foreign:
+            first = f" (it has {min(foreign)})" if foreign else ""
+            raise UsageError(f"--out {path}: the folder is not empty{first}; choose another or remove it")
+        held = RunLock(path)
         _empty(path)
-        lock.release()
+        held.release()
 
     def discard(self) -> None:
         """Close the files, and remove everything that this start has made, because the run did not begin."""
@@ -161,6 +169,14 @@ class RunDir:
             file.close()
         if self.lock is not None:
             self.lock.release()
+
+
+def _ours(name: Path) -> bool:
+    return WRITTEN.fullmatch(name.as_posix()) is not None
+
+
+def _rounds(metrics: Path) -> int:
+    return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
 
 def _empty(folder: Path) -> None:

@@ -177,14 +177,63 @@ def test_a_folder_whose_start_was_killed_may_be_launched_into(tmp_path: Path) ->
     assert not (tmp_path / "logs" / "worker-000.log").exists()
 
 
-@pytest.mark.parametrize("extra", ["notes.txt", "model.safetensors", "checkpoints/000001.checkpoint"])
-def test_a_folder_with_something_to_keep_is_not_emptied(extra: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", ["model.safetensors", "checkpoints/000001.checkpoint"])
+def test_a_run_is_not_emptied(extra: str, tmp_path: Path) -> None:
     RunDir(tmp_path).close()
     (tmp_path / extra).write_text("mine")
-    words = "not empty" if extra == "notes.txt" else "this is a run; fedsim resume"
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match="this is a run; fedsim resume"):
         RunDir(tmp_path)
     assert (tmp_path / extra).read_text() == "mine"
+
+
+FOREIGN = [
+    *("notes.txt", "logs/thesis.txt", "state/notes", "state/12/a.state", "checkpoints/old/", "tracking.txt"),
+    *("journal.txt", "logs/worker-000.log.bak", "data/ledger.csv", ".git/", "manifest.json~", "Lock"),
+]
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_file_that_fedsim_did_not_write_is_never_removed(
+    foreign: str, marked: bool, tmp_path: Path
+) -> None:
+    """Neither in a folder whose names fit by chance, nor beside the files of a start that was killed."""
+    if marked:
+        RunDir(tmp_path).close()
+    else:
+        for name in ("checkpoints", "logs", "state"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "lock").write_text("")
+    path = tmp_path / foreign
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.mkdir() if foreign.endswith("/") else path.write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=r"the folder is not empty \(it has .*choose another"):
+        RunDir(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "names", [("lock",), ("checkpoints/",), ("logs/", "state/"), ("metrics.jsonl", "lock")]
+)
+def test_a_folder_without_a_lock_of_ours_is_no_start(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text("")
+    with pytest.raises(UsageError, match="the folder is not empty; choose another or remove it"):
+        RunDir(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {name.strip("/") for name in names}
+
+
+def test_links_in_the_place_of_our_files_are_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "mine.txt").write_text("mine")
+    run = tmp_path / "run"
+    RunDir(run).close()
+    (run / "spool").symlink_to(target)
+    with pytest.raises(UsageError, match="it has spool"):
+        RunDir(run)
+    assert (target / "mine.txt").read_text() == "mine"
 
 
 def test_a_folder_that_another_process_has_is_not_emptied(tmp_path: Path) -> None:

@@ -120,6 +120,12 @@ ATTEMPTS, PAUSE = 5, 0.01
 """The number of attempts to take a lock, and the seconds between them."""
 
 
+MARK = b"fedsim "
+"""The beginning of a lock's content, before the process id; another file of this name does not have it."""
+_REGULAR = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Flags with which no link is followed, and no FIFO waited for."""
+
+
 class RunLock:
     """A lock on a run's folder, from construction until release() or the end of this process."""
 
@@ -132,17 +138,17 @@ class RunLock:
         """
         path = folder / "lock"
         with disk_errors(f"cannot open {path}"):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | _REGULAR, 0o644)
         try:
             self._acquire()
         except BlockingIOError:
-            holder = os.pread(self._file, 32, 0).decode(errors="replace").strip() or "unknown"
+            holder = os.pread(self._file, 32, 0).removeprefix(MARK).decode(errors="replace").strip()
             os.close(self._file)
             raise UsageError(
-                f"{folder} is being run by process {holder}; a run has one coordinator"
+                f"{folder} is being run by process {holder or 'unknown'}; a run has one coordinator"
             ) from None
         os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(self._file, MARK + f"{os.getpid()}\n".encode(), 0)
 
     def _acquire(self) -> None:
         """Try a few times, because is_locked in another process holds the lock briefly."""
@@ -161,7 +167,7 @@ class RunLock:
 def is_locked(folder: Path) -> bool:
     """Return whether a process is running the run in a folder; False if the lock cannot be read."""
     try:
-        file = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(folder / "lock", os.O_RDONLY | _REGULAR)
     except OSError:
         return False
     try:
