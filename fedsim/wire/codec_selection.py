@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from fedsim.algorithm import Exchange
 from fedsim.compressed_sums import coded
 from fedsim.errors import UsageError, unknown
 from fedsim.wire.codecs import Codec, codec
+from fedsim.wire.codecs.base import ONE_SIGN
 from fedsim.wire.message_context import SCALES
 from fedsim.wire.schema import RUNNING, TRIANGLE, Field, FieldKind, all_fields, schema
 
@@ -55,11 +57,35 @@ def select_codecs(
         if not hit:
             raise _not_sent(name, direction, field, known)
         for side in hit:
+            selected = codec(selected.upwards) if side == "up" and selected.upwards else codec(option)
             for kind in dict.fromkeys(f.kind for f in fields[side] if f.name == field):
                 if why := unfit(selected, side, field, kind, exchanges, stored_as_bytes):
                     raise UsageError(f"--codec {name}={option}: {why}")
             sides[side][field] = selected.name
     return sides
+
+
+def bias_remarks(
+    uploads: Mapping[str, str], exchanges: tuple[Exchange, ...], duals: bool, clients: int
+) -> tuple[str, ...]:
+    """Return a line for each codec of uploads that changes the posterior's precision beyond its own error.
+
+    uploads: the codecs by field. duals: True if clients have duals, so that a change below half a step is
+    lost in every round. Source: docs/compression.md#what-a-codec-does-to-the-posterior.
+    """
+    remarks = []
+    for field, name in uploads.items():
+        kinds = {f.kind.name for e in exchanges for f in all_fields(e.up) if f.name == field}
+        bias = codec(name).bias
+        if not duals or not bias or not kinds & ONE_SIGN:
+            continue
+        least = 1 / (1 + clients * math.expm1(bias)) if bias < math.inf else 0.0
+        change = f"may fall to {least:.2g} of the exact one" if least else "may be far from the exact one"
+        remarks.append(
+            f"up.{field}={name} errs alike for all clients: the posterior's precision {change}, which "
+            "accuracy does not show; ratio:e rounds at random and is unbiased"
+        )
+    return tuple(remarks)
 
 
 def edge_fields(exchange: Exchange) -> list[Field]:

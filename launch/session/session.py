@@ -16,6 +16,7 @@ from fedsim.errors import FedsimError, Interrupted, UsageError
 from fedsim.experiment import Experiment
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
+from fedsim.wire.codec_selection import bias_remarks
 from launch.configuration.execution import Execution
 from launch.configuration.worker_count import decide, lanes_of
 from launch.processes.local_node import LocalNode
@@ -139,7 +140,9 @@ class Session:
             remote = bool(execution.remote_workers)
             recorder = Recorder(problem, rundir, display, supervisor, remote, execution.workers)
             session = Session(problem, execution, placements, participations, recorder, start)
-            session.remarks = remarks
+            duals, clients = bool(problem.algorithm.duals), len(problem.clients)
+            biased = bias_remarks(problem.codecs["up"], problem.exchanges, duals, clients)
+            session.remarks = (*remarks, *biased)
             experiment_entry, name = manifest.described(problem), session.run_name
             session.probe = probe(problem)
             today = manifest.describe(experiment_entry, asked, name, session.probe)

@@ -148,11 +148,12 @@ CODECS: Mapping[str, CodecFamily] = {
         ),
         CodecFamily(
             "ratio",
-            "the logarithm of the ratio to the broadcast in steps of e, entropy-coded; relative error at "
-            f"most exp(e / 2) - 1; +random: rounds at random, unbiased; +last, +own: as sigma; {_SIGNS}",
+            "the logarithm of the ratio to the broadcast in steps of e, entropy-coded; rounds uploads at "
+            "random, unbiased, and broadcasts to the nearest level, with a relative error of at most "
+            f"exp(e / 2) - 1; +random or +nearest: both; +last, +own: as sigma; {_SIGNS}",
             sigma.ratio,
             step="e",
-            flags=("random", "last", "own"),
+            flags=("random", "nearest", "last", "own"),
         ),
     )
 }
@@ -193,7 +194,8 @@ def _codec(name: str) -> Codec:
 
 def _options(family: CodecFamily, flags: Sequence[str]) -> dict[str, Any] | None:
     """Return the flags as keyword arguments of the family; None if they are unknown or exclude each other."""
-    if not {*flags} <= {*family.flags} or {"dither", "random"} <= {*flags} or {"last", "own"} <= {*flags}:
+    exclusive = ({"dither", "random"}, {"nearest", "random"}, {"last", "own"})
+    if not {*flags} <= {*family.flags} or any(pair <= {*flags} for pair in exclusive):
         return None
     return dict.fromkeys(flags, True)
 

@@ -103,6 +103,9 @@ class Codec:
         scaled: True if both sides need the spec's scale.
         contracts: True if a lossy codec's error in a value is at most a share of the value or half a step, so
             that error feedback may add it to the next message.
+        bias: A bound of |log| of a decoded precision over the exact one where the codec rounds to the
+            nearest, so that all clients err alike; inf if it leaves values out, 0 if exact or unbiased.
+        upwards: The codec that takes its place in uploads; "" for itself.
         last: True if the reference is the last broadcast; `alone` is the codec for receivers without it.
         own: True if the reference is the last broadcast that the receiving client got.
         side, width, kept: Size of the part 'values' before compression: `side` bytes per layer, and `width`
@@ -138,6 +141,8 @@ class Codec:
     may_refer: bool = False
     scaled: bool = False
     contracts: bool = False
+    bias: float = 0.0
+    upwards: str = ""
     last: bool = False
     own: bool = False
     alone: str = ""

@@ -38,7 +38,7 @@ WHY = (
     "this codec keeps the large values of a layer and merges the small ones, whatever their sign; "
     "it is for a precision or a curvature"
 )
-merging = partial(Codec, lossy=True, kinds=ONE_SIGN, why=WHY, side=4)
+merging = partial(Codec, lossy=True, kinds=ONE_SIGN, why=WHY, bias=math.inf, side=4)
 """Constructor of codecs that send the kept values of each layer and the mean of its other values."""
 
 

@@ -30,4 +30,5 @@ def half(name: str, kind: torch.dtype) -> Codec:
         return from_bytes(parts[0], spec.shape, kind).to(spec.dtype)
 
     bounds = lambda spec: (fixed("values", 2 * spec.count),)  # noqa: E731
-    return Codec(name, pack, unpack, bounds, lossy=True, contracts=True, width=2)
+    bias = torch.finfo(kind).eps / 2
+    return Codec(name, pack, unpack, bounds, lossy=True, contracts=True, bias=bias, width=2)

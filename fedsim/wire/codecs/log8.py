@@ -47,6 +47,7 @@ def log8() -> Codec:
         kinds=ONE_SIGN,
         why=_WHY,
         contracts=True,
+        bias=-math.log(DEPTH) / 508,
         side=8,
         width=1,
     )

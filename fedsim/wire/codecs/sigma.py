@@ -23,7 +23,8 @@ per value for 5 % and 0.65 for 10 %), and outliers do not enlarge its step.
 
 Rounding:
 
-    (no flag)    to the nearest level
+    (no flag)    to the nearest level; ratio in an upload: +random
+    +nearest     ratio only: to the nearest level in an upload, too
     +random      to one of the two neighbouring levels, at random, so that the decoded m or S is unbiased
     +dither      sigma only: adds noise from a stream that both ends know, and the decoder subtracts it; the
                  error is uniform, independent of the mean, and 0 on average (Ziv 1985; Zamir and Feder 1992)
@@ -33,6 +34,12 @@ with a dual needs no error feedback, because t <- t + rho C(change) is DIANA's r
 arXiv:1901.09269, Alg. 1). If C is unbiased with variance at most omega |change|^2 and rho <= 1 / (1 + omega)
 (Horvath et al. 2019, arXiv:1904.05115), this rule has the fixed point of exact messages. For sigma:P%+random
 omega <= 100 / P (docs/decisions/059-one-bit.md).
+
+Rounding an uploaded precision to the nearest level changes the posterior: once |log(S_k / S_g)| < e / 2 for a
+client, it sends no change any more, and all clients alike lose what is below half a step. With the duals of K
+clients, S_g then stays above H / (1 + K (exp(e / 2) - 1)), and may reach that: half of the exact precision at
+K = 10 and e = 0.25. So `ratio` rounds uploads at random unless +nearest says otherwise. In a broadcast the
+error does not add up, because each one is coded anew.
 
 If steps are fine, c costs c^2 / 24 nats of KL per parameter and e about e^2 / 48; random rounding costs twice
 as much. These costs exclude the error of a dual, which is a difference of decoded values;
@@ -160,10 +167,15 @@ def sigma(
     )
 
 
-def ratio(e: float, random: bool = False, last: bool = False, own: bool = False) -> Codec:
-    """Return the codec of a precision or curvature with steps of e in the logarithm."""
+def ratio(
+    e: float, random: bool = False, nearest: bool = False, last: bool = False, own: bool = False
+) -> Codec:
+    """Return the codec of a precision or curvature with steps of e in the logarithm.
+
+    Without `random` and `nearest`, it rounds at random in uploads and to the nearest level in broadcasts.
+    """
     how = Rounding(random)
-    alone = f"ratio:{e!r}{how.flags}"
+    alone = f"ratio:{e!r}{how.flags}{'+nearest' * nearest}"
     return Codec(
         f"{alone}{_suffix(last, own)}",
         partial(_pack_ratio, e, how),
@@ -175,6 +187,8 @@ def ratio(e: float, random: bool = False, last: bool = False, own: bool = False)
         may_refer=True,
         entropy=layers_entropy,
         contracts=not random,
+        bias=0.0 if random else e / 2,
+        upwards="" if random or nearest or last or own else f"{alone}+random",
         last=last or own,
         own=own,
         alone=alone,
