@@ -27,7 +27,6 @@ from typing import Any
 from fedsim.algorithm import Algorithm
 from fedsim.client_devices import Link
 from fedsim.errors import UsageError
-from fedsim.experiment import resolved_hyperparameters
 from fedsim.specs import Form, exponent, parse, split_modifiers, whole
 from fedsim.virtual_clock import Clock, indices
 
@@ -211,10 +210,4 @@ def asynchrony(
     if len(algorithm.exchanges) > 1:
         raise UsageError(f"--async: a round of {algorithm.name} has several exchanges; it needs one")
     algorithm.check_stale(damped=bool(parsed.damping))
-    for name, value in resolved_hyperparameters(algorithm.unwrapped).items():
-        if isinstance(value, str) and "|S|" in value and parsed.buffer < len(sizes):
-            raise UsageError(
-                f"--async {rule}: {name} = {value} counts the clients that get a round's broadcast, and here "
-                f"all {len(sizes)} compute all the time: take --set {name}={value.replace('|S|', 'K')}"
-            )
     return Asynchrony(AsyncSchedule(parsed, clock, sizes, *message_bytes), algorithm.stale_damping)

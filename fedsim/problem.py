@@ -400,7 +400,12 @@ class Problem:
     def context(self, round: int, exchange: int, folds: int = 0, asked: int = 0) -> Context:
         rng = RandomStream(self.experiment.seed, "server", round)
         known = (self.start, self.net.layout, self.sizes, round, exchange, rng)
-        return Context(*known, lambda: self.server_net, self.read, folds, asked, self.public_inputs)
+        counted = self._counted(asked)
+        return Context(*known, lambda: self.server_net, self.read, folds, counted, self.public_inputs)
+
+    def _counted(self, asked: int) -> int:
+        """Return |S| for a step rule: `asked`, or 0, which means all, in an asynchronous run."""
+        return 0 if self.experiment.asynchronous else asked
 
     def read(self, stored: Tensor) -> Tensor:
         """Convert stored inputs (n, ...) to the network's inputs, (n, *shape) float32 on its device."""
@@ -415,7 +420,8 @@ class Problem:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
         start, public = self.copies.get("start", 0, lambda: (self.start, self.public_inputs))
         weight = self.asynchrony.weight(round, client)
-        return Task(start, self.sizes, round, exchange, client, rng, folds, asked, public, weight)
+        counted = self._counted(asked)
+        return Task(start, self.sizes, round, exchange, client, rng, folds, counted, public, weight)
 
     @cached_property
     def copies(self) -> DeviceCopies:

@@ -22,7 +22,7 @@ Step = (
 """A damping or step size: a number or a rule. K is the number of all clients, |S| the number of clients that
 get the round's broadcast, and N_k/N the client's share of the examples; 20/K is 20 times 1/K. A:R:B is rule A
 in rounds 1 to R and rule B after them: N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6.
-Asynchronous runs refuse 1/|S|, because no set of clients shares a broadcast in them."""
+In asynchronous runs, where no clients share a broadcast, |S| is K."""
 
 OverK = (
     Annotated[float, Meta(gt=0)]

@@ -16,7 +16,7 @@ takes no mean over the clients, so there is no option `silent`.
 Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
 Differs: until the first server update, local training starts from the shared random start, while the proximal
-centre is w_g = 0, as in the paper.
+centre is w_g = 0, as in the paper. rho = delta/|S| counts the clients that are asked in a round.
 
 References:
     Tseng 1991, SIAM Journal on Control and Optimization 29(1), 119-138
@@ -52,7 +52,7 @@ class AMA(SiteAlgorithm):
     rho: Annotated[
         Annotated[float, Meta(gt=0)] | Literal["delta/K", "delta/|S|"],
         Meta(description="penalty of all clients; too large a value diverges"),
-    ] = "delta/K"
+    ] = "delta/|S|"
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "ama"

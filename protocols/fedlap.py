@@ -13,6 +13,8 @@ Local training is Adam by default; each client keeps Adam's moments from round t
 
 Differs: until the first server update, training starts from the random start, as in the released code, while
 the proximal centre is w_g = 0, as in the paper. prox_norm = unsquared is that code's (delta/2) ||w - w_g||.
+rho is 1/|S|, where |S| clients are asked in a round; the paper, in which all K are, has 1/K (Sec. 4) or N_k/N
+(App. E). With 1/K a round of few clients hardly moves the server (docs/participation.md#default-damping).
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -65,7 +67,7 @@ class Up:
 @dataclass(frozen=True)
 class FedLap(Algorithm[Server, Client, Down, Up]):
     delta: PriorPrecision = 0.1
-    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/|S|"
     prox_norm: ProxNorm = "squared"
     local: LocalTraining = LocalTraining()
 

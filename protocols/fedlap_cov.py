@@ -22,6 +22,7 @@ released code has a received precision of 0; here it is the paper's delta. In ex
 S_g - V_k are at least delta. Here they are raised to delta where rounding, or a lossy codec that makes V_k
 negative, violates this bound; the stored sums do not change. `floored` in metrics.jsonl counts the raised
 entries, or eigenvalues, of S_g. `curvature` applies to the diagonal form; the full form is always exact.
+rho is 1/|S| as in fedlap.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -63,7 +64,7 @@ class Client:
 @dataclass(frozen=True)
 class FedLapCov(Algorithm[Server, Client, Any, Any]):
     delta: PriorPrecision = 0.1
-    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/|S|"
     curvature: GgnEstimator = "exact"
     covariance: Covariance = "diagonal"
     local: LocalTraining = LocalTraining()

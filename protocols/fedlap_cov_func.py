@@ -84,7 +84,7 @@ class Client:
 @dataclass(frozen=True)
 class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
     delta: PriorPrecision = 0.1
-    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/|S|"
     curvature: GgnEstimator = "exact"
     tau: Tau = 1.0
     points_per_class: PointsPerClass = 1

@@ -30,8 +30,9 @@ uses all points in every minibatch, O((N_k + ceil(N_k/B) M) P E), with less nois
 
 Differs: the paper does not specify the server's optimiser (here Adam, full batch over memory, started at sum
 v_k) or the rounds before labels exist (here: no terms). server_steps is 200; the paper's App. E has 5000 (UCI
-credit, FashionMNIST), 3000 (MNIST) and 500 (CIFAR-10). rho is 1/K; the paper has N_k/N. Clients send logits,
-whose softmax gives the soft labels. Until the first server update, training starts from the random start.
+credit, FashionMNIST), 3000 (MNIST) and 500 (CIFAR-10). rho is 1/|S|; the paper has N_k/N. Clients send
+logits, whose softmax gives the soft labels. Until the first server update, training starts from the random
+start.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -91,7 +92,7 @@ class Client:
 @dataclass(frozen=True)
 class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
     delta: Annotated[float, Meta(gt=0, description="precision of the prior N(0, I/delta)")] = 0.1
-    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/|S|"
     tau: Tau = 1.0
     points_per_class: PointsPerClass = 1
     memory_gradient: MemoryGradient = "epoch"

@@ -86,7 +86,7 @@ class Up:
 @dataclass(frozen=True)
 class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
     delta: PriorPrecision = 0.1
-    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/|S|"
     tau: Tau = 1.0
     public: Annotated[int, Meta(ge=0, description="training inputs that are taken away and public")] = 100
     memory_gradient: MemoryGradient = "epoch"

@@ -295,8 +295,9 @@ class Trial:
         for key in described.keys() - set(FIRST):
             if described[key] == getattr(DEFAULTS, key):
                 del described[key]
+        asks_all = self.experiment.participation.startswith("full") or bool(self.experiment.asynchronous)
         described["hyperparameters"] = {
-            name: value
+            name: value.replace("|S|", "K") if asks_all and isinstance(value, str) else value  # the same bits
             for name, value in described["hyperparameters"].items()
             if (last := name.rpartition(".")[2]) not in LATER or LATER[last] != value
         }

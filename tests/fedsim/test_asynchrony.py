@@ -113,9 +113,6 @@ RUN = {"asynchronous": "fedbuff:2", "compute": "1ms"}
         ("feddyn", {}, "of different ages"),
         ("pooled", {}, "--async"),
         ("fedlap_cov", {"codecs": {"down.mean": "sigma:0.1+last"}}, r"\+last"),
-        ("pvi", {"damping": "1/|S|"}, "all 3 compute all the time: .* damping=1/K$"),
-        ("ama", {"rho": "delta/|S|"}, "--set rho=delta/K$"),
-        ("fedlap", {"rho": "N_k/N:3:2/|S|"}, "--set rho=N_k/N:3:2/K$"),
     ],
 )
 def test_what_cannot_be_asynchronous_says_why(algorithm: str, changes: dict[str, object], words: str) -> None:
@@ -125,11 +122,12 @@ def test_what_cannot_be_asynchronous_says_why(algorithm: str, changes: dict[str,
         problem_of(find(algorithm), settings, **(RUN | others)).schedule()
 
 
-def test_a_buffer_of_all_clients_may_count_those_asked() -> None:
-    """All K are asked in every step, as in a synchronous round."""
-    described = {"asynchronous": "fedbuff:3", "compute": "1ms"}
-    problem = problem_of(find("pvi"), {"damping": "1/|S|"}, **described)
-    assert problem.schedule()(1).participants == (0, 1, 2)
+@pytest.mark.parametrize(("asynchronous", "counted"), [("fedbuff:2", 3), ("", 2)])
+def test_asynchronous_runs_count_all_clients(asynchronous: str, counted: int) -> None:
+    """No clients share a broadcast there, so 1/|S| is 1/K."""
+    problem = problem_of(find("fedlap"), None, asynchronous=asynchronous, compute="1ms")
+    assert problem.task(1, 1, 0, asked=2).at.value("1/|S|") == 1 / counted
+    assert problem.context(1, 1, asked=2).at(0).value("1/|S|") == 1 / counted
 
 
 def test_the_clock_counts_what_the_ledger_will() -> None:
