@@ -116,22 +116,17 @@ def test_a_biased_codec_is_said_at_the_start() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clients", [5, 10])
-def test_the_posteriors_precision_on_digits(clients: int, tmp_path: Path) -> None:
-    """Random rounding keeps the median within 3 %; to the nearest it is 5 % off and more after 30 rounds."""
+@pytest.mark.parametrize(("clients", "step"), [(5, "0.25"), (10, "2")])
+def test_the_posteriors_precision_on_digits(clients: int, step: str, tmp_path: Path) -> None:
+    """Random rounding keeps the median within 5 %; to the nearest it is 8 % off and more after 30 rounds."""
 
     def precision(name: str) -> Tensor:
-        run = fedsim.run(
-            clients=clients,
-            rounds=30,
-            codecs={"up.precision": name},
-            quiet=True,
-            eval_every=30,
-            out=str(tmp_path / name),
-        )
+        out = str(tmp_path / name)
+        codecs = {"up.precision": name}
+        run = fedsim.run(clients=clients, rounds=30, codecs=codecs, quiet=True, eval_every=30, out=out)
         tensors = load_file(Path(run.path) / "model.safetensors")
         return torch.cat([t.flatten() for key, t in tensors.items() if key.startswith("precision.")])
 
     dense = precision("dense")
-    assert abs(float((precision("ratio:0.25") / dense).median()) - 1) < 0.03
-    assert abs(float((precision("ratio:0.25+nearest") / dense).median()) - 1) > 0.05
+    assert abs(float((precision(f"ratio:{step}") / dense).median()) - 1) < 0.05
+    assert abs(float((precision(f"ratio:{step}+nearest") / dense).median()) - 1) > 0.08
