@@ -97,14 +97,13 @@ def test_a_remark_names_the_source(experiment: Experiment, preset: str, words: s
     assert words in result if words else not result
 
 
-FEWER = Experiment(algo="fedlap", participation="0.3")
+FEWER = Experiment(algo="ivon_pvi", participation="0.3")
 
 
-@pytest.mark.parametrize("algo", ["fedlap", "fedlap_cov", "fedlap_func", "pvi", "ivon_pvi", "fedep", "ama"])
+@pytest.mark.parametrize("algo", ["pvi", "ivon_pvi", "fedep", "fedgvi"])
 def test_a_step_that_counts_all_clients_is_named_where_a_round_asks_fewer(algo: str) -> None:
     line = step_remark(replace(FEWER, algo=algo))
-    name, step = ("damping", "1/|S|") if algo in ("pvi", "ivon_pvi", "fedep") else ("rho", "1/|S|")
-    assert f"--set '{name}={'delta/|S|' if algo == 'ama' else step}'" in line
+    assert "--set 'damping=1/|S|'" in line
     assert "all 10 clients" in line and "--participation 0.3" in line
     assert line in remarks(replace(FEWER, algo=algo))
 
@@ -120,7 +119,8 @@ def test_schedules_that_ask_fewer(participation: str) -> None:
     "changes",
     [
         *({"participation": text} for text in ("full", "10", "1.0", "coin:1", "robin:10", "full+lost:0.5")),
-        {"hyperparameters": {"rho": "1/K"}},
+        {"hyperparameters": {"damping": "1/K"}},
+        {"algo": "fedlap_cov"},  # it counts those asked
         {"algo": "ivon_admm"},  # its step is one number for all clients and rounds
         {"algo": "fedavg"},
         {"asynchronous": "fedbuff:3", "compute": "1ms"},
@@ -132,9 +132,9 @@ def test_nothing_is_said_of_a_step_that_fits_or_was_chosen(changes: dict[str, An
 
 
 def test_launch_plan_and_sweep_say_it_unless_they_are_quiet(tmp_path: Path) -> None:
-    options = ["--algo", "fedlap", "--clients", "4", "--participation", "2", "--rounds", "1"]
+    options = ["--algo", "ivon_pvi", "--clients", "4", "--participation", "2", "--rounds", "1"]
     run = ["--workers", "0", "--set", "epochs=1", "--out", str(tmp_path / "run")]
-    words = "--set 'rho=1/|S|' counts those"
+    words = "--set 'damping=1/|S|' counts those"
 
     def mentions(*arguments: str) -> bool:
         result = CliRunner().invoke(main, [*arguments], catch_exceptions=False)
@@ -145,4 +145,4 @@ def test_launch_plan_and_sweep_say_it_unless_they_are_quiet(tmp_path: Path) -> N
     assert not mentions("launch", *options, *run[:-1], str(tmp_path / "quiet"), "--quiet")
     assert mentions("plan", *options)
     sweep = ["sweep", *options, "--seeds", "0,1", "--runs", str(tmp_path / "runs"), "--dry-run"]
-    assert mentions(*sweep) and not mentions(*sweep, "--set", "rho=1/K")
+    assert mentions(*sweep) and not mentions(*sweep, "--set", "damping=1/K")
