@@ -6,16 +6,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from launch.cli import main
-from launch.results.figures import Line, chart
-from launch.results.frontier import by_budget, ranking
+from launch.results.frontier import by_budget
 from launch.results.groups import gather
 from launch.results.report import render
-from launch.results.tables import NONE, costs, records, results, unreached
+from launch.results.tables import NONE, costs, records, results
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import MB, Make
 
@@ -36,15 +34,6 @@ def three(make: Make) -> Path:
     return make("prox", (0.1, 0.2, 0.5977), algo="fedprox").parent
 
 
-def test_the_table_of_an_accuracy_has_the_fewest_bytes_first(make: Make) -> None:
-    make("dear", (0.1, 0.8), algo="fedavg", cost=9 * MB)
-    groups = gather([make("cheap", (0.1, 0.8), algo="fedlap").parent])
-    (grid,) = costs(groups, [0.75])
-    assert [line[0] for line in grid.lines] == ["fedlap", "fedavg"]
-    assert [line[1] for line in grid.lines] == ["2.00", "18.0"]
-    assert [line[3] for line in grid.lines] == ["1.00", "9.00"]  # times the least
-
-
 def test_who_reaches_it_with_some_seeds_or_not_at_all_comes_behind_and_says_so(make: Make) -> None:
     groups = gather([three(make)])
     (grid,) = costs(groups, [0.6])
@@ -59,12 +48,6 @@ def test_who_reaches_it_with_some_seeds_or_not_at_all_comes_behind_and_says_so(m
     assert [line[4] for line in lines] == ["least", "2 of 3 of the first reach it", "0 of 1 reach it"]
 
 
-def test_the_best_that_was_reached_is_rounded_down(make: Make) -> None:
-    groups = gather([make("a", (0.1, 0.77999)).parent])
-    (c,) = ranking(groups, 0.78)
-    assert unreached(c).translate(PLAIN) == "– (77.9 %)"
-
-
 def test_the_terminal_says_the_best_that_was_reached_and_how_many_seeds_did(
     make: Make, tmp_path: Path
 ) -> None:
@@ -74,15 +57,6 @@ def test_the_terminal_says_the_best_that_was_reached_and_how_many_seeds_did(
     assert by["fedprox"].endswith("– (59.7 %)") and by["fedavg"].endswith("2 of 3")
     assert by["fedlap"].split()[1] == "3", "a count of seeds"
     assert max(map(len, output.splitlines()[:-1])) <= 80
-
-
-def test_the_frontier_on_the_terminal_is_a_table(make: Make, tmp_path: Path) -> None:
-    make("cheap", (0.1, 0.4, 0.5))
-    runs = make("dear", (0.1, 0.2, 0.9), algo="fedlap", cost=3 * MB).parent
-    output = printed(runs, "--out", tmp_path / "p.html", width=80)
-    rows = [line.split() for line in output.splitlines()]
-    assert ["2.00", "to", "12.0", "fedavg", "40.0", "to", "50.0"] in rows
-    assert ["from", "12.0", "fedlap", "90.0"] in rows
 
 
 def test_a_seed_that_has_ended_keeps_what_it_reached(make: Make) -> None:
@@ -133,14 +107,6 @@ def test_a_real_run_with_a_target_accuracy_is_marked(launched: Callable[..., Pat
     assert "it reached its target accuracy, 50 %" in render(RunFolder.open(folder))
 
 
-def test_an_accuracy_that_is_not_known_takes_no_part(make: Make, tmp_path: Path) -> None:
-    make("a", (0.1, None, None), algo="fedprox")
-    groups = gather([make("b", (0.1, None, 0.6)).parent])
-    assert [len(by_budget(g).x) for g in groups] == [0, 1]
-    assert [unreached(c).translate(PLAIN) for c in ranking(groups, 0.9)] == ["– (60.0 %)", "–"]
-    printed(groups[0].members[0].run.path.parent, "--to", "0.9", "--out", tmp_path / "p.html")
-
-
 def test_a_seed_without_an_evaluated_round_has_not_reached_anything(make: Make) -> None:
     """The record of a group has no mean cost over only those of its seeds that were evaluated."""
     make("a0", (0.1, 0.8), seed=0)
@@ -188,14 +154,6 @@ def test_the_levels_are_in_the_pictures_and_a_row_of_each_group_below(make: Make
     rows = page.partition("accuracy of 75 %</h3>")[2].partition("<table>")[0]
     assert '<span>fedavg</span><div class="track" title="fedavg: 2 of 2 seeds, median 4.00 MB">' in rows
     assert rows.count('class="track"') == 1 and '<span>fedlap</span><div class="soft">' in rows
-
-
-def test_the_axis_of_rounds_has_whole_numbers_only() -> None:
-    for rounds in (1, 2, 3, 7, 11):
-        x = np.arange(rounds + 1, dtype=float)
-        axis = chart([Line("a", x, x)], "round", "y").partition('id="g')[2]
-        labels = re.findall(r'<g id="[^"]*xtick_\d+">.*?>([-\d.,]+)</text>', axis, re.S)
-        assert len(labels) >= 2 and all("." not in label for label in labels), labels
 
 
 def test_a_page_without_a_name_is_a_new_file_each_time(

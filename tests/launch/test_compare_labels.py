@@ -57,12 +57,8 @@ def test_runs_of_one_seed_that_saw_different_data_are_named(make: Make, tmp_path
     [
         ({"codecs.up.precision": "csr:0.1"}, ["fedavg (dense)", "fedlap (up.precision csr:0.1)"]),
         ({"participation": "0.3"}, ["fedavg (participation full)", "fedlap (participation 0.3)"]),
-        ({"clients": 20}, ["fedavg (clients 10)", "fedlap (clients 20)"]),
-        ({"partition": "iid"}, ["fedavg (partition natural)", "fedlap (partition iid)"]),
-        ({"fraction": 0.1}, ["fedavg (fraction 1.0)", "fedlap (fraction 0.1)"]),
         ({"until": 0.78}, ["fedavg (no until)", "fedlap (until 0.78)"]),
         ({LR: 0.01}, ["fedavg", "fedlap"]),
-        ({"params": 7, "eval_samples": 32}, ["fedavg", "fedlap"]),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
 )
@@ -70,12 +66,6 @@ def test_a_setting_of_the_task_is_in_the_labels_also_across_algorithms(
     change: dict[str, Any], names: list[str]
 ) -> None:
     assert labels([settings("fedavg"), settings("fedlap", **change)]) == names
-
-
-def test_flags_and_empty_settings_read_as_words() -> None:
-    groups = [settings("fedavg", error_feedback=False, link=""), settings("fedlap", error_feedback=True)]
-    groups[1]["link"] = "rtt=40ms"
-    assert labels(groups) == ["fedavg (no error feedback, no link)", "fedlap (error feedback, link rtt=40ms)"]
 
 
 def test_settings_too_long_for_labels_stand_below_the_table(make: Make, tmp_path: Path) -> None:

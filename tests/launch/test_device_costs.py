@@ -22,16 +22,8 @@ LINES = (
     "3,5ms,,6mbit,13mbit,,,,,",
     "server,,,20mbit,20mbit,,,,,",
 )
-SMALL = (
-    "--clients",
-    "4",
-    "--model",
-    "logistic",
-    "--algo",
-    "mime",
-    "--participation",
-    "full+lost:0.3+gone:0.2",
-)
+LOSSES = "full+lost:0.3+gone:0.2"
+SMALL = ("--clients", "4", "--model", "logistic", "--algo", "mime", "--participation", LOSSES)
 
 
 def file_of(folder: Path, *lines: str) -> str:
@@ -110,11 +102,6 @@ def test_who_waits_for_whom(tmp_path: Path) -> None:
     assert of["client_waits"][1] == 0 and of["client_holds"][0] == of["client_holds"][2] == 0
     others = max(4 * s * n for s, n in zip((0.001, 0, 0.001, 0.005), sizes, strict=True))
     assert of["client_holds"][1] == pytest.approx(4 * 0.020 * sizes[1] - others, rel=1e-12)
-    assert (
-        CliRunner().invoke(main, ["report", str(run.path), "--out", str(tmp_path / "page.html")]).exit_code
-        == 0
-    )
-    assert "of which for client 1" in (tmp_path / "page.html").read_text()
 
 
 def test_how_long_uploads_lie_in_the_buffer(tmp_path: Path) -> None:
@@ -133,10 +120,9 @@ def test_how_long_uploads_lie_in_the_buffer(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", ["1", "3"])
-def test_it_does_not_depend_on_workers(run: RunFolder, workers: str, tmp_path: Path) -> None:
+def test_it_does_not_depend_on_workers(run: RunFolder, tmp_path: Path) -> None:
     options = (*SMALL, "--rounds", "4", "--link", run.experiment["link"], "--out", str(tmp_path / "run"))
-    fedsim("launch", "--workers", workers, *options)
+    fedsim("launch", "--workers", "3", *options)
     assert spent(RunFolder.open(tmp_path / "run")) == spent(run)
 
 
@@ -151,12 +137,9 @@ def test_it_does_not_depend_on_resumes(run: RunFolder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--participation", "2"),
-        ("--participation", "full+gone:0.3+lost:0.3"),
-        ("--participation", "coin:0.5", "--algo", "precond_admm", "--model", "logistic"),
+        ("--participation", "coin:0.5", "--algo", "precond_admm"),
         ("--async", "fedbuff:2", "--participation", "full", "--algo", "fedavg"),
         ("--tree", "2x2", "--participation", "full+gone:0.3+lost:0.3"),
-        ("--tree", "1x4", "--algo", "precond_admm", "--model", "logistic"),
     ],
 )
 def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
@@ -186,24 +169,14 @@ def test_a_plan_draws_the_durations_of_the_run(run: RunFolder) -> None:
         assert measured[f"{name}_total"] == pytest.approx(spent(run)[f"{name}_total"], rel=1e-9)
 
 
-@pytest.mark.parametrize("how", [("--async", "fedbuff:1"), ("--async", "fedbuff:2+damp:0.5"), ()], ids=str)
+@pytest.mark.parametrize("how", [("--async", "fedbuff:2+damp:0.5"), ()], ids=str)
 def test_no_client_of_a_plan_is_busy_for_longer_than_the_run_lasts(
     how: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Both were drawn once, and the busy seconds an expectation: 8.5 s, and a client busy for 37.26 s."""
-    options = (
-        "--algo",
-        "fedavg",
-        "--model",
-        "logistic",
-        "--set",
-        "epochs=1",
-        "--clients",
-        "4",
-        "--rounds",
-        "3",
-    )
-    noisy = (*options, "--compute", "50ms,noise=1", "--link", "rtt=1s,jitter=2s", *how)
+    options = ("--algo", "fedavg", "--model", "logistic", "--set", "epochs=1", "--clients", "4")
+    clock = ("--rounds", "3", "--compute", "50ms,noise=1", "--link", "rtt=1s,jitter=2s")
+    noisy = (*options, *clock, *how)
     done = CliRunner().invoke(main, ["launch", *noisy, "--workers", "0", "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     plan, measured = planned(*noisy), spent(RunFolder.open(tmp_path / "run"))
@@ -223,28 +196,3 @@ def test_a_plan_of_many_tasks_is_an_estimate(monkeypatch: pytest.MonkeyPatch) ->
     assert few["simulated_seconds"] == pytest.approx(all_drawn["simulated_seconds"], rel=0.5)
     assert few["client_seconds_total"] == pytest.approx(all_drawn["client_seconds_total"], rel=0.05)
     assert few["client_seconds_total"] != all_drawn["client_seconds_total"]
-
-
-def test_the_report_has_a_column_of_each(run: RunFolder) -> None:
-    done = CliRunner().invoke(main, ["report", str(run.path)])
-    assert done.exit_code == 0, done.output
-    page = (run.path / "report.html").read_text()
-    for text in ("seconds, simulated", "J</th>", "On the virtual clock", "J, all clients", "s, simulated"):
-        assert text in page, text
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--link", "up=1mbit,server_up=1gbit", "--async", "fedbuff:2"), "--async goes with no link of the"),
-        (
-            ("--link", "up=1mbit,server_up=1gbit", "--deadline", "1s"),
-            "--deadline goes with no link that clients",
-        ),
-        (("--link", "up=1mbit,joules_up=lots"), "'lots' is no number of at least 0"),
-    ],
-)
-def test_mistakes_are_one_line(options: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    command = ["launch", "--algo", "fedavg", "--clients", "4", "--out", str(tmp_path / "run"), *options]
-    done = CliRunner().invoke(main, command)
-    assert done.exit_code == 2 and says in done.output and len(done.output.strip().splitlines()) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
-from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 import fedsim
 from fedsim.errors import UsageError
-from launch.cli import main
 
 Shape = tuple[int, ...]
-Outputs = collections.namedtuple("Outputs", "logits")
 
 
 class Plain(nn.Module):
@@ -81,22 +77,12 @@ def lazy(net: Plain) -> None:
     net.a, net.b = nn.LazyLinear(6), nn.LazyLinear(10)
 
 
-def restrided(net: Plain) -> None:
-    net.a.weight = nn.Parameter(net.a.weight.detach().t().contiguous().t())
-
-
 LIKE_PLAIN: dict[str, Callable[[Shape, int], nn.Module]] = {
     "compiled": changed(compiled),
-    "compiled layer": changed(lambda net: setattr(net, "a", compiled(net.a))),
-    "compiled in place": changed(lambda net: net.compile(backend="eager")),
-    "compiled forward": another(compiled(Plain.forward)),
     "fx": changed(torch.fx.symbolic_trace),
-    "data parallel": changed(nn.DataParallel),
     "in place": another(body_in_place),
     "hook that looks on": changed(lambda net: net.a.register_forward_hook(lambda m, args, out: None)),
-    "other strides": changed(restrided),
     "unused layer": another(Plain.forward, unused=lambda: nn.Linear(3, 2)),
-    "frozen integers": changed(lambda net: net.register_buffer("count", torch.ones(2, dtype=torch.int64))),
 }
 """They compute what Plain does."""
 
@@ -131,7 +117,7 @@ def test_lazy_layers_are_trained(tmp_path: Path) -> None:
     assert run(changed(lazy), tmp_path / "run").numel() == 64 * 6 + 6 + 6 * 10 + 10
 
 
-@pytest.mark.parametrize("algo", ["fedavg", "fedlap_cov", "ivon_admm", "fedcurv"])
+@pytest.mark.parametrize("algo", ["fedavg", "fedlap_cov"])
 def test_a_body_without_gradients_stays_where_it_is_and_the_head_is_trained(
     algo: str, tmp_path: Path
 ) -> None:
@@ -148,49 +134,21 @@ def test_a_body_without_gradients_stays_where_it_is_and_the_head_is_trained(
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "script": (changed(torch.jit.script), "is TorchScript"),
-    "trace": (changed(lambda net: torch.jit.trace(net, torch.zeros(2, 1, 8, 8))), "is TorchScript"),
-    "script inside": (changed(lambda net: setattr(net, "a", torch.jit.script(net.a))), "is TorchScript"),
-    "float64": (another(lambda net, x: Plain.forward(net.double(), x.double())), "trains in float32"),
     "float64 weights": (changed(nn.Module.double), "Double"),
-    "half beside float": (
-        another(
-            lambda net, x: net.c(torch.tanh(net.a(x.flatten(1))).half()).float(),
-            c=lambda: nn.Linear(6, 10).half(),
-        ),
-        r"trains in float32; c\.weight has torch\.float16",
-    ),
-    "complex": (
-        another(
-            lambda net, x: (Plain.forward(net, x) * net.c.weight[0, 0]).real,
-            c=lambda: nn.Linear(1, 1, dtype=torch.complex64),
-        ),
-        r"trains in float32; c\.weight has torch\.complex64",
-    ),
-    "meta": (changed(lambda net: net.to("meta")), "a forward pass of two examples"),
     "meta inside": (
         another(Plain.forward, c=lambda: nn.Linear(2, 2, device="meta")),
         r"c\.weight has no values.*meta device",
-    ),
-    "lazy inside": (
-        another(Plain.forward, c=lambda: nn.LazyLinear(2)),
-        r"c\.weight has no values.*lazy layer",
     ),
     "statistics": (
         another(lambda net, x: net.c(Plain.forward(net, x)), c=lambda: nn.BatchNorm1d(10)),
         r"running statistics\) in c.*freeze",
     ),
-    "tuple": (another(lambda net, x: (Plain.forward(net, x), x)), "it gave a tuple"),
     "dict": (another(lambda net, x: {"logits": Plain.forward(net, x)}), "it gave a dict"),
-    "named tuple": (another(lambda net, x: Outputs(Plain.forward(net, x))), "it gave a Outputs"),
     "no gradients": (another(without_gradients), "no trained parameter reaches the model's outputs"),
     "distributed": (changed(nn.parallel.DistributedDataParallel), "calling it with shape"),
     "weight by hand": (
         another(lambda net, x: Plain.forward(net, x) * net.b.weight.norm()),
         r"layer 'b' \(Linear\): its weight also reaches the outputs outside.*freeze",
-    ),
-    "weight in a closure": (
-        changed(lambda net: net.a.register_forward_hook(lambda m, args, out, w=net.a.weight: out * w.norm())),
-        r"layer 'a' \(Linear\): its weight also reaches the outputs outside.*freeze",
     ),
 }
 
@@ -202,31 +160,6 @@ def test_other_models_are_refused_in_one_line(name: str, tmp_path: Path) -> None
     with pytest.raises(UsageError, match=words) as refused:
         run(model, tmp_path / "run")
     assert "\n" not in str(refused.value)
-
-
-SCRIPTED = """
-import torch
-from torch import nn
-
-def net(shape, classes):
-    return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
-"""
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-@pytest.mark.parametrize(
-    "command",
-    ["describe --model net.py:net", "plan --model net.py:net", "launch --workers 0 --model net.py:net"],
-)
-def test_the_command_line_refuses_torchscript_in_one_line(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text(SCRIPTED, encoding="utf-8")
-    done = CliRunner(catch_exceptions=False).invoke(main, command.split())
-    assert done.exit_code == 2
-    assert "--model net:net is TorchScript (torch.jit)" in done.stderr
-    assert "bring the torch.nn.Module" in done.stderr
 
 
 class TiedByReference(Plain):

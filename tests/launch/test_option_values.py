@@ -197,21 +197,13 @@ def test_an_option_of_one_value_is_taken_once(path: tuple[str, ...], option: cli
     assert line.startswith(f"fedsim: {option.opts[0]} ") and "is given twice" in line
 
 
-def test_a_switch_may_stand_there_twice() -> None:
-    assert "--clients 0" in _refusal("launch", "-q", "--quiet", "--clients", "0")
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--set", "lr=0.1", "--set", "lr=0.2"], "--set lr=: the key is given twice"),
-        (["--set", "lr=0.1", "--set", "lr=0.1"], "--set lr=: the key is given twice"),
         (["--set", "lr=0.1", "--set", "local.lr=0.2"], "--set: lr and local.lr are the same hyperparameter"),
-        (["--set", "local.lr=0.1", "--set", "lr=0.2"], "--set: local.lr and lr are the same hyperparameter"),
-        (["--codec", "up.mean=bf16", "--codec", "up.mean=f16"], "--codec up.mean=: the key is given"),
         (["--codec", "mean=bf16", "--codec", "mean=bf16"], "--codec mean=: the key is given twice"),
         (["--link", "up=1mbit,up=2mbit"], "--link up=1mbit,up=2mbit: up is given twice"),
-        (["--compute", "5ms,noise=0.1,noise=0.2"], "noise is given twice"),
         (["--participation", "0.3+lost:0.1+lost:0.2"], "once each"),
     ],
 )
@@ -225,10 +217,7 @@ def test_a_key_is_given_once(words: list[str], says: str) -> None:
         (["--set", "lr=0.1", "--over", "lr=0.2,0.3"], "--over lr=: --set lr=0.1 says it, too"),
         (["--set", "lr=0.1", "--over", "local.lr=0.2,0.3"], "are the same hyperparameter"),
         (["--clients", "3", "--over", "clients=4,5"], "--over clients=: --clients 3 says it, too"),
-        (["--codec", "mean=bf16", "--over", "codec.mean=f16,dense"], "--codec mean=bf16 says it, too"),
-        (["--over", "lr=0.1", "--over", "lr=0.2"], "--over: a key is given twice"),
         (["--over", "clients=0,1"], "--over clients=0: must be a whole number of at least 1"),
-        (["--over", "fraction=half"], "--over fraction=half: must be a number"),
     ],
 )
 def test_a_key_of_a_sweep_is_given_once(words: list[str], says: str) -> None:
@@ -259,8 +248,6 @@ def test_a_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
     for text, says in (
         ("[experiment]\nclients = 0\n", f"[experiment] of {file}: clients = 0: must be a whole number"),
         ("[execution]\nlease = -1.0\n", f"[execution] of {file}: lease = -1.0: must be a number above 0"),
-        ("[experiment]\nparticipation = '0.3+x'\n", f"[experiment] of {file}: participation = '0.3+x': "),
-        ("[experiment]\ndeadline = '5ms'\n", f"[experiment] of {file}: deadline needs --link"),
         ("[experiment]\nroundz = 3\n", f"unknown key in [experiment] of {file}: 'roundz'; did you mean"),
     ):
         file.write_text(text)
@@ -284,8 +271,6 @@ def test_a_key_of_a_file_that_the_algorithm_has_not_says_where_it_is(tmp_path: P
     ("text", "share"),
     [
         ("30%", "0.3"),
-        ("100%", "1.0"),
-        ("7%", "0.07"),
         ("0.001%", "0.00001"),
         ("30%+lost:10%", "0.3+lost:10%"),
     ],
@@ -309,15 +294,11 @@ def test_percentages_are_the_same_in_a_schedule() -> None:
     ("words", "says"),
     [
         (["--roundz", "3"], "--roundz is no option of fedsim launch; did you mean '--rounds'? (all: fedsim"),
-        (["--num-clients", "3"], "did you mean '--clients'"),
-        (["--zzz"], "--zzz is no option of fedsim launch (all: fedsim launch --help-all)"),
         (["--rounds"], "--rounds: its value is missing"),
         (["--quiet=3"], "--quiet: it takes no value"),
         (["extra"], "unexpected argument (extra): fedsim launch [OPTIONS]"),
         (["--lr", "3"], "A hyperparameter is set by --set lr=3"),
-        (["--learning-rate=3"], "A hyperparameter is set by --set lr=3"),
         (["--transport", "tpc"], "--transport 'tpc': must be one of ipc, tcp; did you mean 'tcp'?"),
-        (["--set", "learning_rate=1"], "'learning_rate'; did you mean 'lr'?"),
     ],
 )
 def test_what_launch_has_not_is_told_in_one_line(words: list[str], says: str) -> None:
@@ -328,11 +309,9 @@ def test_what_launch_has_not_is_told_in_one_line(words: list[str], says: str) ->
     ("words", "says"),
     [
         (["lanch"], "unknown command of fedsim: 'lanch'; did you mean 'launch'?"),
-        (["--nope"], "--nope is no option of fedsim"),
         (["resume"], "RUN is missing: fedsim resume [OPTIONS] RUN"),
         (["list", "zzz"], "WHAT 'zzz': must be one of algorithms, datasets"),
         (["revoke", "run", "x"], "WORKER 'x': must be a whole number"),
-        (["describe"], "name an algorithm"),
     ],
 )
 def test_what_there_is_not_is_told_in_one_line(words: list[str], says: str) -> None:

@@ -58,13 +58,6 @@ def test_a_setting_of_the_caller_changes_no_bit_and_is_kept(tmp_path: Path) -> N
     assert random.getstate() == generators[0] and torch.equal(torch.get_rng_state(), generators[1])
 
 
-def test_inference_mode_of_the_caller_changes_nothing(tmp_path: Path) -> None:
-    expected = run(tmp_path / "plain")
-    with torch.inference_mode():
-        assert run(tmp_path / "inside") == expected
-        assert torch.is_inference_mode_enabled()
-
-
 SETS = """
 import torch
 from torch import nn

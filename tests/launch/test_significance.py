@@ -18,7 +18,7 @@ from launch.results.differences import Compared
 from launch.results.frontier import Cost
 from launch.results.groups import gather
 from launch.results.significance import LEAST, SAME, differences, holm, leaders
-from launch.results.tables import NONE, costs, costs_json
+from launch.results.tables import NONE, costs_json
 from launch.runs.tables import Curve
 from launch.sweep.recipe import Differences, Recipe, Table, Variant
 from launch.sweep.table import Results, compare, grid
@@ -67,11 +67,6 @@ def test_holm_is_monotone_and_between_p_and_bonferroni(ps: list[float]) -> None:
     assert [result[n] for n in ordered] == sorted(result)
 
 
-def test_holm_of_a_worked_example() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.02, math.nan])[0] == pytest.approx(0.02), "a pair without a test is no comparison"
-
-
 def test_the_best_of_equal_configurations_is_rarely_called_better() -> None:
     """Of six equal configurations, one is distinguishable from the best in at most 5 % of the trials."""
     trials, wrong = 300, 0
@@ -95,15 +90,6 @@ def test_leaders_are_the_best_and_what_is_not_distinguishable_from_it() -> None:
     assert leaders(scores) == {0, 1} and leaders(scores, least=True) == {2}
     assert leaders(scores[:2]) == frozenset(), "bold in every row says nothing"
     assert leaders([*scores, {0: math.nan}, {}]) == {0, 1}
-
-
-def test_a_row_that_is_worse_than_a_distinguishable_one_is_no_leader() -> None:
-    """The last row differs by 14 points, but so much from seed to seed that no test can show it."""
-    scores = drawn(4, 6, [80, 75])
-    noisy = dict(enumerate([80.0, 45.0, 80.0, 50.0, 78.0, 60.0]))
-    of_both = differences([*scores, noisy], 0, all_pairs=True)
-    assert of_both[1].distinguishable and not of_both[2].distinguishable
-    assert leaders([*scores, noisy]) == {0} and leaders([scores[0], noisy]) == frozenset()
 
 
 def test_a_diverged_seed_is_no_number() -> None:
@@ -181,15 +167,6 @@ def test_the_reference_is_among_the_configurations_with_enough_seeds() -> None:
     assert leaders([more, scores[1]]) == {0}
 
 
-def test_columns_of_costs_have_words_of_their_own() -> None:
-    scores = [{n: 10.0 + n for n in range(5)}, {n: 20.0 + 2 * n for n in range(5)}]
-    compared = Compared.of("rounds to 0.85", ["a", "b"], scores)
-    assert compared is not None and compared.reference == 0 and compared.verdict(1) == "worse"
-    scores[1][2] = math.nan
-    compared = Compared.of("rounds to 0.85", ["a", "b"], scores, 0)
-    assert compared is not None and compared.verdict(1) == "1 of 5 do not reach it: no ranking"
-
-
 class Finished:
     """A run of a sweep with one evaluated round."""
 
@@ -246,21 +223,6 @@ def test_a_run_that_is_not_finished_is_not_compared(make: Make, tmp_path: Path) 
     assert document["differences"] == []
     result = CliRunner().invoke(main, [*command, "--against", "fedlap"])
     assert result.exit_code == 2 and "not finished" in result.output
-
-
-def test_costs_of_runs_without_bytes_or_rounds_are_shown(make: Make) -> None:
-    for seed in range(5):
-        make(f"pool{seed}", (0.1, 0.9), seed=seed, algo="pooled", cost=0)
-        make(f"lap{seed}", (0.1, 0.9), seed=seed, algo="fedlap", cost=MB)
-    make("new0", (0.1, 0.9), algo="fedadmm", status=None)
-    folder = make("new1", (0.1, 0.9), algo="fedadmm", seed=1, status=None)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    (folder / "metrics.jsonl").write_text(f"{lines[0]}\n")  # no round is evaluated yet
-    groups = gather([folder.parent])
-    (grid,) = costs(groups, [0.5])
-    by = {line[0].split()[0]: line for line in grid.lines}
-    assert by["pooled"][1] == "0.0" and by["fedlap"][1] == "2.00"
-    assert by["fedadmm"][5].translate({0xA0: " "}) == "1 of 2"
 
 
 def test_bytes_to_an_accuracy_have_factors_with_intervals(make: Make) -> None:
