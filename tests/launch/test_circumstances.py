@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 JOB = ("--clients", "2", "--rounds", "1", "--model", "logistic", "--set", "local.epochs=1")
 
 
-@pytest.mark.parametrize("folder", ["/proc/run", "/sys/run", "/dev/null/run"])
-def test_a_folder_that_cannot_be_made(folder: str) -> None:
+def test_a_folder_that_cannot_be_made() -> None:
+    folder = "/proc/run"
     done = CliRunner(catch_exceptions=False).invoke(main, ["launch", "--workers", "0", "--out", folder, *JOB])
     assert done.exit_code == 5
     assert done.stderr.startswith(f"fedsim: cannot make the run folder {folder}: ")
@@ -35,17 +35,8 @@ def test_a_folder_that_cannot_be_made(folder: str) -> None:
 @pytest.mark.parametrize(("limit", "code"), [("-n 16", 2), ("-Sn 16", 0)], ids=["hard", "soft"])
 def test_few_open_files(limit: str, code: int, tmp_path: Path) -> None:
     """libzmq aborts a process without any; a limit that can be raised is."""
-    command = [
-        sys.executable,
-        "-m",
-        "launch",
-        "launch",
-        "--workers",
-        "2",
-        *JOB,
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    command = [sys.executable, "-m", "launch", "launch", "--workers", "2", *JOB]
+    command += ["--out", str(tmp_path / "run")]
     shell = f'ulimit {limit}; exec "$@"'
     done = subprocess.run(
         ["bash", "-c", shell, "bash", *command], capture_output=True, text=True, timeout=DEADLINE, cwd=ROOT
@@ -104,11 +95,10 @@ def test_the_wall_clock_is_for_people_only() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_an_address_space_that_torch_does_not_fit_into_is_one_line(workers: str, tmp_path: Path) -> None:
+def test_an_address_space_that_torch_does_not_fit_into_is_one_line(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = subprocess.run(
-        [sys.executable, "-m", "launch", "launch", "--workers", workers, "--out", str(out)],
+        [sys.executable, "-m", "launch", "launch", "--workers", "1", "--out", str(out)],
         capture_output=True,
         text=True,
         timeout=DEADLINE,

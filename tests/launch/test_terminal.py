@@ -40,9 +40,9 @@ def _shell(script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    "end", ["| head -1; exit ${PIPESTATUS[0]}", "> /dev/full", ">&-", ">&- 2>&- <&-"], ids=str
+    ("end", "workers"),
+    [("| head -1; exit ${PIPESTATUS[0]}", 0), ("> /dev/full", 2), (">&-", 0), (">&- 2>&- <&-", 2)],
 )
 def test_a_run_goes_on_where_its_output_cannot_be_written(end: str, workers: int, tmp_path: Path) -> None:
     done = _shell(f"fedsim {JOB} --workers {workers} --out {tmp_path / 'run'} {end}")
@@ -68,7 +68,7 @@ def test_commands_that_print_end_silently_at_a_broken_pipe_and_fail_at_a_full_di
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("encoding", "absent"), [("ascii", "."), ("latin-1", "\xb7"), ("utf-8", "\xb7")])
+@pytest.mark.parametrize(("encoding", "absent"), [("ascii", "."), ("utf-8", "\xb7")])
 def test_characters_that_an_encoding_lacks_are_replaced_and_marks_stay_distinct(
     encoding: str, absent: str
 ) -> None:
@@ -98,7 +98,7 @@ def _line(width: int, parts: int = 9) -> str:
     return text.rstrip()
 
 
-@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 160, 240])
+@pytest.mark.parametrize("width", [30, 60, 100, 240])
 def test_the_progress_line_fits_and_always_has_the_round(width: int) -> None:
     line = _line(width)
     assert line.startswith("round 12/20")
@@ -142,7 +142,7 @@ def _table() -> Table:
     return table
 
 
-@pytest.mark.parametrize("width", [20, 30, 40, 50, 60, 70, 80, 200])
+@pytest.mark.parametrize("width", [20, 40, 60, 200])
 def test_a_table_cuts_no_word_and_no_line_is_too_long(width: int) -> None:
     file = io.StringIO()
     print_table(console(file=file, width=width), _table())

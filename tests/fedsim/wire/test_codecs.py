@@ -19,7 +19,6 @@ from fedsim.wire.codecs import CODECS, Spec, codec, from_bytes, pack_or_dense, r
 from fedsim.wire.schema import DTYPES
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
-SMALLEST_NORMAL = {"bf16": 2.0**-126, "f16": 2.0**-14}
 HALF_UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}
 """Largest relative error of rounding to nearest with 8 and with 11 bits of precision."""
 
@@ -30,7 +29,6 @@ LOSSY = [n for n in NAMES if codec(n).lossy]
 ONE_SIGN = [n for n in NAMES if codec(n).kinds == {"precision", "curvature"}]
 CHECKED = [n for n in NAMES if codec(n).kinds is not None]
 """Those that merge values, so that a bad one could hide."""
-EXACT_SIZE = ["bf16", "dense", "f16"]
 
 
 def spec_of(x: Tensor, layout: Layout | None = None) -> Spec:
@@ -82,15 +80,6 @@ def test_halves_round_to_nearest(name: str, dtype: torch.dtype) -> None:
     assert error < 0.004
 
 
-@pytest.mark.parametrize("name", ["bf16", "f16"])
-def test_halves_are_idempotent_and_keep_zeros_and_infinities(name: str) -> None:
-    x = torch.tensor([0.0, -0.0, 1 / 3, -7.1, SMALLEST_NORMAL[name] / 2, float("inf"), float("-inf")])
-    once = round_trip(name, x)
-    assert bytes(raw_bytes(round_trip(name, once))) == bytes(raw_bytes(once))
-    assert once[[0, 1, 5, 6]].tolist() == x[[0, 1, 5, 6]].tolist()
-    assert once.signbit().tolist() == x.signbit().tolist()
-
-
 def test_half_overflows_above_65504_and_bfloat_does_not() -> None:
     x = torch.tensor([65504.0, 65519.0, 65520.0, -1e5])
     assert round_trip("f16", x).tolist() == [65504.0, 65504.0, math.inf, -math.inf]
@@ -119,13 +108,6 @@ def test_a_part_has_at_most_the_dense_bytes_and_a_constant(name: str, count: int
     for bound in codec(name).bounds(Spec.of((count,), torch.float32)):
         assert bound.most <= 4 * count + 100
         assert bound.least == bound.most or not name.startswith(("csr", "log8", "bf16", "f16", "dense"))
-
-
-@pytest.mark.parametrize("name", EXACT_SIZE)
-def test_sizes_of_one_layer_are_what_pack_returns(name: str) -> None:
-    for count in (0, 1, 7):
-        parts = packed(name, torch.ones(count))
-        assert tuple((layer, data.nbytes) for layer, data in parts) == codec(name).sizes(count, 4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -193,19 +175,12 @@ def test_an_unknown_codec_is_named_with_the_nearest() -> None:
         codec("crs:0.1")
 
 
-@pytest.mark.parametrize(
-    "name", ["csr", "csr:", "csr:0", "csr:-0.1", "csr:1.1", "csr:nan", "csr:ten", "csr:1:2"]
-)
+@pytest.mark.parametrize("name", ["csr", "csr:0", "csr:1.1", "csr:nan", "csr:1:2"])
 def test_a_fraction_is_above_0_and_at_most_1(name: str) -> None:
     with pytest.raises(
         UsageError, match=f"codec '{name}': write csr:p, the fraction to keep, 0 < p <= 1, such as csr:0.1"
     ):
         codec(name)
-
-
-def test_only_some_codecs_have_a_parameter() -> None:
-    with pytest.raises(UsageError, match=r"codec 'zstd:3': write zstd$"):
-        codec("zstd:3")
 
 
 def test_a_fraction_has_one_spelling_on_the_wire() -> None:
@@ -292,13 +267,6 @@ def test_log8_keeps_zeros_and_ends_and_its_error(spread: float, zeros: bool) -> 
         assert float(result.max()) == hi and float(result.min()) == pytest.approx(lo)
 
 
-def test_log8_states_its_largest_error() -> None:
-    hi = 3.0
-    x = torch.logspace(-9, 0, 100_000, dtype=torch.float64).float() * hi
-    error = float(((round_trip("log8", x) - x) / x).abs().max())
-    assert 0.041 < error < 0.042
-
-
 def test_log8_of_hostile_layers() -> None:
     tiny = torch.tensor([2.0**-149, 2.0**-140, 1.0, 1.0])
     assert (round_trip("log8", tiny) > 0).all() and float(round_trip("log8", tiny)[0]) == pytest.approx(1e-9)
@@ -319,13 +287,6 @@ def test_log8_has_no_denormal_level_above_its_smallest() -> None:
 def test_log8_raises_all_positive_values_of_a_denormal_layer_to_its_largest(zeros: int) -> None:
     x = torch.tensor([0.0] * zeros + [2.0**-149, 2.0**-140, 2.0**-127])
     assert round_trip("log8", x).tolist() == [0.0] * zeros + [2.0**-127] * 3
-
-
-def test_log8_sends_negative_values_dense() -> None:
-    x = torch.ones(100)
-    x[3] = -1e-9
-    assert codec("log8").pack(x) is None
-    assert torch.equal(round_trip("log8", torch.tensor([-0.0, 1.0])), torch.tensor([0.0, 1.0]))
 
 
 @pytest.mark.parametrize("ends", [(2.0, 1.0), (math.nan, 1.0), (1.0, math.inf), (0.5, -1.0), (-2.0, 1.0)])

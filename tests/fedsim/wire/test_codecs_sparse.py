@@ -115,14 +115,6 @@ def test_best_rounds_the_kept_values_to_bfloat16(p: float) -> None:
     assert float(((best - exact) / exact).abs().max()) <= 2.0**-8
 
 
-def test_of_equal_entries_the_first_are_kept() -> None:
-    x = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
-    label = Spec.of((6,), torch.float32)
-    (_, indices), (_, values) = packed("csr:0.5", x, label)
-    assert np.frombuffer(indices, np.int32).tolist() == [0, 3, 1, 2, 3]
-    assert np.frombuffer(values, np.float32).tolist() == pytest.approx([5 / 3, 3, 2, 3])
-
-
 def test_a_tensor_without_a_layout_is_one_layer_of_its_own_shape() -> None:
     x = torch.arange(1.0, 13).reshape(3, 4)
     (_, indices), _ = packed("csr:0.25", x, Spec.of((3, 4), torch.float32))
@@ -190,28 +182,6 @@ def of_largest_magnitude(x: Tensor, p: float, layout: Layout = LAYOUT) -> Tensor
     return out
 
 
-@pytest.mark.parametrize("p", [0.001, 0.1, 0.25, 0.5, 0.9, 1.0])
-def test_topk_keeps_the_largest_magnitudes(p: float) -> None:
-    x = torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(5))
-    back = round_trip(f"topk:{p}", x)
-    assert torch.equal(back, of_largest_magnitude(x, p))
-    assert p < 1 or torch.equal(back, x)
-
-
-def test_of_equal_magnitudes_topk_keeps_the_first() -> None:
-    label = Spec.of((6,), torch.float32)
-    x = torch.tensor([1.0, -3.0, 2.0, 3.0, -2.0, 2.0])
-    assert round_trip("topk:0.5", x, label).tolist() == [0, -3, 2, 3, 0, 0]
-    assert round_trip("topk:0.5", torch.zeros(6), label).tolist() == [0] * 6
-
-
-@pytest.mark.parametrize("x", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("p", [0.1, 0.5])
-def test_topk_of_hostile_values(x: Tensor, p: float) -> None:
-    for signed in (x, -x):
-        assert torch.equal(round_trip(f"topk:{p}", signed), of_largest_magnitude(signed, p))
-
-
 @fixed
 @given(cases())
 def test_topk_follows_its_rule_bit_for_bit(case: tuple[Layout, Tensor, float]) -> None:
@@ -250,13 +220,8 @@ TABLE = Spec.of((2, 3), torch.float32)
     [
         ([1, 2, 3, 0, 1, 0], "row pointers of layer '' do not count its 3 entries"),
         ([0, 2, 4, 0, 1, 0], "row pointers"),
-        ([0, 4, 3, 0, 1, 0], "row pointers"),
-        ([0, -(2**31), 3, 0, 1, 0], "row pointers"),
         ([0, 2, 3, 0, 3, 0], "columns of layer '' outside its 3"),
-        ([0, 2, 3, 0, -1, 0], "columns of layer '' outside its 3"),
-        ([0, 2, 3, 0, 2**31 - 1, 0], "outside its 3"),
         ([0, 2, 3, 1, 0, 0], "columns of layer '' do not ascend"),
-        ([0, 2, 3, 1, 1, 0], "do not ascend"),
     ],
 )
 def test_csr_that_is_not_canonical_is_refused(indices: list[int], says: str) -> None:
@@ -275,11 +240,8 @@ def bits(*numbers: int) -> memoryview:
     [
         (bits(0b0100_0111), "bits set behind the last position"),
         (bits(0b0000_0011), "2 kept entries in layer ''; p says 3"),
-        (bits(0b0000_1111), "4 kept entries"),
         (bits(7, 0), "a zstd frame declares 2 bytes; the layout demands 1"),
         (memoryview(b""), "a damaged zstd frame"),
-        (memoryview(b"\x28\xb5\x2f"), "a damaged zstd frame"),
-        (memoryview(b"nonsense"), "a damaged zstd frame"),
         (memoryview(bytes(bits(7)) + b"0"), "a damaged zstd frame"),
     ],
 )

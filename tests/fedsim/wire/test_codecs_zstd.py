@@ -38,34 +38,6 @@ def survives(name: str, x: Tensor, ref: Tensor) -> bool:
     return back.shape == x.shape and back.dtype == x.dtype and bytes(raw_bytes(back)) == bytes(raw_bytes(x))
 
 
-def of_bits(*bits: int) -> Tensor:
-    return torch.from_numpy(np.array(bits, dtype=np.uint32).view(np.float32))
-
-
-HOSTILE = {
-    "empty": torch.empty(0),
-    "empty layers": torch.empty(3, 0, 2),
-    "one": torch.tensor([1 / 3]),
-    "0-d": torch.tensor(-7.5),
-    "all equal": torch.full((1000,), 0.1),
-    "zeros": torch.tensor([0.0, -0.0, 0.0, -0.0]),
-    "denormals": of_bits(1, 2, 0x7FFFFF, 0x80000001, 0x807FFFFF),
-    "huge": torch.tensor([3.4028235e38, -3.4028235e38, math.inf, -math.inf]),
-    "NaN payloads": of_bits(0x7FC00000, 0x7F800001, 0xFFC12345, 0xFFFFFFFF, 0x7FFFFFFF),
-    "ends": of_bits(0, 0xFFFFFFFF, 0x80000000, 0x7FFFFFFF, 0x7F800000, 0xFF800000),
-    "random": torch.randn(5000, generator=torch.Generator().manual_seed(1)),
-}
-
-
-@pytest.mark.parametrize("x", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", LOSSLESS)
-def test_hostile_values_survive_bit_for_bit(name: str, dtype: torch.dtype, x: Tensor) -> None:
-    x = x.to(dtype)
-    for ref in (torch.zeros_like(x), x, -x, x.flip(0) if x.dim() else x, torch.full_like(x, math.nan)):
-        assert survives(name, x, ref)
-
-
 @st.composite
 def pairs(draw: Any) -> tuple[Tensor, Tensor]:
     dtype = draw(st.sampled_from([torch.float32, torch.float64]))
@@ -84,12 +56,6 @@ def pairs(draw: Any) -> tuple[Tensor, Tensor]:
 @given(pair=pairs())
 def test_any_bits_survive_with_any_reference(name: str, pair: tuple[Tensor, Tensor]) -> None:
     assert survives(name, *pair)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
-def test_zstd_takes_whole_numbers(dtype: torch.dtype) -> None:
-    x = torch.arange(200).to(dtype)
-    assert survives("zstd", x, x)
 
 
 def test_what_hardly_moved_is_small_against_its_reference() -> None:
@@ -113,13 +79,6 @@ def test_integers_keep_the_order_of_the_floats() -> None:
     assert ordered(torch.tensor([-(2.0**-149), -0.0, 0.0, 2.0**-149])).tolist() == [-2, -1, 0, 1]
 
 
-def test_a_delta_orders_floats_across_zero() -> None:
-    """Neighbouring floats are neighbouring integers, so a sign change is no large distance."""
-    ref = torch.full((4000,), 2.0**-149)
-    assert packed("delta+zstd", -ref, ref)[0][1].nbytes < 100
-    assert packed("delta+zstd", -0.0 * ref, ref)[0][1].nbytes < 100
-
-
 @pytest.mark.parametrize("ref", [None, torch.ones(3), torch.ones(2, 2)])
 def test_a_delta_needs_a_reference_of_the_same_shape(ref: Tensor | None) -> None:
     x = torch.ones(4)
@@ -130,24 +89,11 @@ def test_a_delta_needs_a_reference_of_the_same_shape(ref: Tensor | None) -> None
         unpack_checked("delta+zstd", parts, spec_of(x), "x", ref)
 
 
-def test_the_right_reference_is_needed_for_the_right_values() -> None:
-    x, ref = torch.tensor([1.0, 2.0]), torch.tensor([1.5, 2.5])
-    other = unpack_checked("zstd", packed("zstd", x, ref), spec_of(x), "x", torch.zeros(2))
-    assert torch.equal(other, x)
-    wrong = codec("delta+zstd").unpack((packed("delta+zstd", x, ref)[0][1],), spec_of(x), torch.zeros(2))
-    assert not torch.equal(wrong, x)
-
-
 # ---- frames
 
 
 def without_size(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=3, write_content_size=False).compress(data)
-
-
-def streamed(data: bytes) -> bytes:
-    stream = zstandard.ZstdCompressor(level=3).compressobj()
-    return stream.compress(data) + stream.flush()
 
 
 SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
@@ -158,19 +104,12 @@ DATA = bytes(range(200)) * 5
     ("frame", "says"),
     [
         (without_size(DATA), "a zstd frame does not declare its size; the layout demands 1000"),
-        (streamed(DATA), "a zstd frame does not declare its size"),
         (compressed(DATA[:-1]), "a zstd frame declares 999 bytes; the layout demands 1000"),
-        (compressed(DATA + b"!"), "a zstd frame declares 1001 bytes; the layout demands 1000"),
         (compressed(bytes(64 * MB)), "declares 67108864 bytes; the layout demands 1000"),
-        (SKIPPABLE, "a zstd frame declares 0 bytes"),
         (SKIPPABLE + compressed(DATA), "a zstd frame declares 0 bytes"),
-        (compressed(DATA) + b"!", "a damaged zstd frame"),
         (compressed(DATA) + compressed(DATA), "a damaged zstd frame"),
         (compressed(DATA)[:-1], "a damaged zstd frame"),
-        (compressed(DATA)[:7], "a damaged zstd frame"),
-        (compressed(DATA)[:3], "a damaged zstd frame"),
         (b"", "a damaged zstd frame"),
-        (DATA, "a damaged zstd frame"),
     ],
 )
 def test_frames_of_another_size_are_refused(frame: bytes, says: str) -> None:

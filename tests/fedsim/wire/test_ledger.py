@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import socket
 import struct
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
-import pytest
 import torch
 import zmq
 from hypothesis import given, settings, strategies as st
@@ -20,6 +17,7 @@ from fedsim.wire.ledger import KINDS, Ledger
 from fedsim.wire.ledger_rows import COLUMNS, Entry
 from fedsim.wire.wire_size import CURVE, NULL, framing
 from tests.support.commands import DEADLINE
+from tests.support.relay import Relay
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 VECTOR = ([40, 0], [255], [256], [222], [223], [64, 712_440], [1, 1, 1], [70, 4_000_000, 4_000_000])
@@ -65,11 +63,6 @@ def booked(seed: int, envelopes: int = 12) -> tuple[Ledger, list[tuple[Envelope,
 
 
 # ---- arithmetic
-
-
-@pytest.mark.parametrize(("n", "overhead"), [(0, 2), (1, 2), (255, 2), (256, 9), (712_440, 9), (2**33, 9)])
-def test_framing_of_one_frame(n: int, overhead: int) -> None:
-    assert framing([n]) == overhead == f(n) - n
 
 
 @fixed
@@ -199,13 +192,6 @@ def test_close_takes_each_row_once_with_its_round(seed: int) -> None:
     assert ledger.close(100) == []
 
 
-def test_totals_outlive_close() -> None:
-    ledger, _ = booked(3)
-    before = ledger.nested()
-    ledger.close(100)
-    assert ledger.nested() == before
-
-
 def test_rows_do_not_depend_on_the_order_of_letters_or_on_the_worker() -> None:
     _, sent = booked(11)
     one, other = Ledger(), Ledger()
@@ -217,52 +203,6 @@ def test_rows_do_not_depend_on_the_order_of_letters_or_on_the_worker() -> None:
 
 
 # ---- the stream
-
-
-class Relay:
-    """Passes the bytes of one TCP connection on and counts them, one thread per direction.
-
-    Bytes are counted before they are passed on, so whatever a peer has received has been counted.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(DEADLINE)
-        self.port: int = self._listener.getsockname()[1]
-        self.counted = {"up": 0, "down": 0}
-        self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-
-    def join_the_ends(self) -> None:
-        near, _ = self._listener.accept()
-        far = socket.create_connection(("127.0.0.1", self._target), DEADLINE)
-        self._sockets = [near, far]
-        for direction, source, sink in (("up", near, far), ("down", far, near)):
-            source.settimeout(DEADLINE)
-            self._threads.append(threading.Thread(target=self._pump, args=(direction, source, sink)))
-        for thread in self._threads:
-            thread.start()
-
-    def _pump(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
-        buffer = memoryview(bytearray(1 << 18))
-        try:
-            while n := source.recv_into(buffer):
-                self.counted[direction] += n
-                sink.sendall(buffer[:n])
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            return  # the other end is gone: nothing more to count
-
-    def close(self) -> None:
-        for end in self._sockets:
-            with ExitStack() as ignored:
-                ignored.push(lambda kind, *_: kind is not None and issubclass(kind, OSError))
-                end.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(DEADLINE)
-        for end in (*self._sockets, self._listener):
-            end.close()
 
 
 @contextmanager
@@ -277,7 +217,6 @@ def connected() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes], Relay]]:
             end.setsockopt(zmq.RCVTIMEO, int(DEADLINE * 1000))
         relay = stack.enter_context(closing(Relay(router.bind_to_random_port("tcp://127.0.0.1"))))
         dealer.connect(f"tcp://127.0.0.1:{relay.port}")
-        relay.join_the_ends()
         yield router, dealer, relay
 
 
@@ -294,7 +233,7 @@ def test_the_references_vector_on_a_counted_stream() -> None:
     with connected() as (router, dealer, relay):
         for sizes in VECTOR:
             exchange(router, dealer, [bytes(n) for n in sizes])
-        assert relay.counted == {"up": STREAM, "down": STREAM}
+        assert relay.bytes == {"up": STREAM, "down": STREAM}
 
 
 def test_the_ledger_is_the_bytes_on_the_stream() -> None:
@@ -316,5 +255,5 @@ def test_the_ledger_is_the_bytes_on_the_stream() -> None:
         booked_bytes = {
             d: sum(n for (_, w, _, _), n in ledger.totals.items() if w == d) for d in ("up", "down")
         }
-        assert relay.counted == booked_bytes
+        assert relay.bytes == booked_bytes
     assert struct.unpack("<f", bytes(parts[0][1][-4:])) == (249_999.0,)

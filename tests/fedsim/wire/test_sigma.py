@@ -48,18 +48,12 @@ def test_integers_come_back_and_say_where_they_end(some: list[int], zeros: int, 
     assert used == len(data)
 
 
-@pytest.mark.parametrize("width", [0.3, 0.7, 2.0, 15.0, 400.0])
+@pytest.mark.parametrize("width", [0.3, 2.0, 400.0])
 @pytest.mark.parametrize("shape", ["normal", "laplace"])
 def test_they_cost_at_most_three_percent_more_than_their_entropy(width: float, shape: str) -> None:
     integers = np.rint(getattr(DRAWS, shape)(0.0, width, 80_000)).astype(np.int64)
     bits = 8 * len(encode_integers(integers))
     assert entropy_bits(integers) <= bits <= 1.03 * entropy_bits(integers)
-
-
-def test_entropy_of_known_counts() -> None:
-    assert entropy_bits(np.array([], dtype=np.int64)) == 0
-    assert entropy_bits(np.array([7, 7, 7])) == 0
-    assert entropy_bits(np.array([-1, 0, 1, 5])) == 8
 
 
 def test_damaged_bytes_are_an_error_or_integers() -> None:
@@ -93,7 +87,7 @@ def round_trip(name: str, x: Tensor, known: Spec, ref: Tensor | None = None) -> 
     return codec(name).unpack(tuple(memoryview(bytes(data)) for _, data in parts), known, ref)
 
 
-@pytest.mark.parametrize("c", [0.005, 0.5, 3.0])
+@pytest.mark.parametrize("c", [0.005, 3.0])
 @pytest.mark.parametrize("refers", [True, False])
 def test_a_mean_is_off_by_half_a_step_of_its_deviation(c: float, refers: bool) -> None:
     draws = torch.Generator().manual_seed(3)
@@ -105,7 +99,7 @@ def test_a_mean_is_off_by_half_a_step_of_its_deviation(c: float, refers: bool) -
     assert 0.4 * c < float(error.abs().max()) <= c / 2 + rounding
 
 
-@pytest.mark.parametrize("e", [0.01, 0.25, 2.0])
+@pytest.mark.parametrize("e", [0.01, 2.0])
 @pytest.mark.parametrize("refers", [True, False])
 def test_a_precision_has_a_bounded_relative_error_and_its_zeros(e: float, refers: bool) -> None:
     draws = torch.Generator().manual_seed(4)
@@ -235,17 +229,6 @@ def test_the_share_of_numbers_that_are_not_zero_fixes_the_bits(flag: str, magnit
     assert entropy * 0.97 < 8 * parts[0][1].nbytes / n < entropy * (1.03 + magnitude)
 
 
-@pytest.mark.parametrize("flag", ["", "+random"])
-def test_a_step_by_share_represents_few_changes_among_many_zeros(flag: str) -> None:
-    x = torch.zeros(1000)
-    x[:5] = torch.tensor([3.0, -2.0, 1.0, 1e-3, 5.0])
-    known = replace(spec(1000, torch.ones(1000)), stream=codec_stream(7, 3, 1, 0))
-    back = round_trip(f"sigma:10%{flag}", x, known)
-    assert not back[5:].any()
-    if not flag:
-        assert back[:5].tolist() == pytest.approx(x[:5].tolist(), abs=1e-6)
-
-
 @pytest.mark.parametrize("share", ["1%", "10%", "33%", "100%"])
 def test_a_step_by_share_sends_numbers_of_equal_size(share: str) -> None:
     """The smallest number that is sent is half a step: it must not be rounded to 0."""
@@ -266,11 +249,6 @@ def test_an_automatic_step_rounds_by_a_tenth_of_the_change(flag: str, size: floa
     assert float(error.norm() / own.norm()) == pytest.approx(0.1, rel=0.03)
 
 
-@pytest.mark.parametrize("change", [0.0, 1e-30])
-def test_an_automatic_step_of_nothing_is_nothing(change: float) -> None:
-    assert not (round_trip("sigma:auto", torch.full((9,), change), spec(9, torch.ones(9))) > 1e-9).any()
-
-
 @pytest.mark.parametrize("step", [0.0, -1.0, math.nan, math.inf])
 def test_a_forged_step_is_refused(step: float) -> None:
     with pytest.raises(WireError, match="a step of"):
@@ -286,23 +264,7 @@ def test_dither_needs_a_stream_and_clients_have_their_own() -> None:
     assert torch.equal(dithered(0.1, x, precision, 0), dithered(0.1, x, precision, 0))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "sigma",
-            "sigma:0",
-            "sigma:-1",
-            "sigma:nan",
-            "sigma:1+first",
-            "sigma:rms",
-            "sigma:0rms",
-            "sigma:17rms",
-        ),
-        *("ratio:x", "ratio:17", "ratio:1+dither", "ratio:1%", "sigma:1+dither+random"),
-        *("ratio:1+random3", "ratio:1+last+own", "sigma:1+own+last"),
-    ],
-)
+@pytest.mark.parametrize("text", ["sigma", "sigma:nan", "sigma:17rms", "ratio:1%", "sigma:1+dither+random"])
 def test_a_step_is_a_positive_number(text: str) -> None:
     with pytest.raises(UsageError, match="a positive number, such as"):
         codec(text)
@@ -331,8 +293,7 @@ def test_a_field_that_does_not_fit_is_refused(algo: str, codecs: dict[str, str],
         launch(experiment, Execution(workers=0), quiet=True)
 
 
-@pytest.mark.parametrize("algo", ["fedlap_cov", "ivon_admm"])
-@pytest.mark.parametrize("side", ["", "up."])
+@pytest.mark.parametrize(("algo", "side"), [("fedlap_cov", ""), ("ivon_admm", "up.")])
 def test_runs_learn_with_few_bits_and_the_duals_still_add_up(algo: str, side: str, tmp_path: Path) -> None:
     codecs = {f"{side}mean": "sigma:0.01", f"{side}precision": "ratio:0.25"}
     runs: dict[str, RunFolder] = {}
