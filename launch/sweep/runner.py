@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -101,6 +102,7 @@ def run_trials(
     os.environ[SWEEP] = str(os.getpid())
     # otherwise, every run would import these modules
     context.set_forkserver_preload([ends_with_sweep.__name__, "launch.session.run", "launch.session.session"])
+    _start_fork_server()
     running: list[Running] = []
     errors: dict[str, str] = {}
     interrupt = _Interrupt()
@@ -201,6 +203,19 @@ def _sockets_in_scratch() -> None:
     atexit.register(scratch.remove)
 
 
+def _start_fork_server() -> None:
+    """Start multiprocessing's fork server with SIGINT blocked, which ignores the signal after its imports.
+
+    Ctrl-C reaches every process of the foreground group; the imports of the server would end in a traceback.
+    """
+    resource_tracker.ensure_running()  # otherwise the server starts it, which unblocks the signal
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
 class _Interrupt:
     """A handler of Ctrl-C. It also records the signal, because Python ignores errors in finalisers."""
 
@@ -239,8 +254,11 @@ def _one(worker_config: str) -> None:
     execution = convert(Execution, how, "a sweep's execution")
     text = io.StringIO()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server has it blocked
         with contextlib.redirect_stdout(text):
             start_or_resume(experiment, execution, begun)
+    except KeyboardInterrupt:
+        sys.exit(Interrupted.exit_code)
     except FedsimError as e:
         leave_summary(Path(str(execution.out)), str(e))
         sys.exit(e.exit_code)

@@ -377,18 +377,27 @@ def test_no_run_outlives_a_killed_sweep(tmp_path: Path, temporary: Path) -> None
 
 
 @pytest.mark.process
-def test_an_interrupted_sweep_ends_and_leaves_no_lock(tmp_path: Path, temporary: Path) -> None:
-    """While its fork server still imports."""
+@pytest.mark.parametrize("imports", [0.0, 0.4])
+def test_an_interrupted_sweep_ends_and_leaves_no_lock(
+    imports: float, tmp_path: Path, temporary: Path
+) -> None:
+    """While its fork server, which a terminal's Ctrl-C reaches too, still imports."""
     path, runs = recipe(tmp_path, RECIPE.replace("rounds = 2", "rounds = 100000")), tmp_path / "runs"
     command = [sys.executable, "-m", "launch", "sweep", str(path), "--runs", str(runs), "--jobs", "2"]
     environment = os.environ | {"TMPDIR": str(temporary)}
     sweep = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
     try:
         wait_until(lambda: bool(list(runs.glob(".*.lock"))), "the first run to be claimed")
+        time.sleep(imports)
         below = children_of(sweep.pid)
-        sweep.send_signal(signal.SIGINT)
+        os.killpg(sweep.pid, signal.SIGINT)
         _, says = sweep.communicate(timeout=120)
     finally:
         sweep.kill()
