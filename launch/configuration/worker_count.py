@@ -1,9 +1,10 @@
-"""The number of workers for --workers auto, and of lanes for --lanes auto."""
+"""The number of workers for --workers auto, and of lanes for --lanes auto; and how many workers fit."""
 
 from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from workers.devices import gpus_of
 if TYPE_CHECKING:  # imports torch, but the fork server must start before
     from fedsim.problem import Problem
 
+THREADS = 4
+"""Threads of a worker process. Limits of processes count threads."""
 SHARE = 0.7
 """The share of the available memory to use. The rest is for the page cache and other programs."""
 PROCESS_BYTES = 60 * 2**20
@@ -93,6 +96,36 @@ def by_memory(problem: Problem) -> int:
     held = sum(memoryview(chunk).nbytes for chunk in state_chunks(state))
     process = PROCESS_BYTES + VECTORS * 4 * problem.net.layout.size + PER_STATE_VECTOR * held
     return max(1, int(SHARE * available_memory()) // process - 1)
+
+
+def check_room(workers: int) -> None:
+    """Check that this number of worker processes can be started, whatever the model.
+
+    Raises:
+        UsageError: if the available memory or the limit of processes does not allow it.
+    """
+    memory, processes = available_memory(), _allowed_threads() // THREADS
+    for most, why in (
+        (memory // PROCESS_BYTES, f"{memory / 2**30:.1f} GiB of memory are available"),
+        (processes, "the limit of processes (ulimit -u, or pids.max of the control group) is reached"),
+    ):
+        if workers > most:
+            raise UsageError(
+                f"--workers {workers}: {why}, which is enough for {max(0, most)} at most; take fewer, or auto"
+            )
+
+
+def _allowed_threads() -> int:
+    """Return how many threads more this user and this control group may have."""
+    allowed = [1 << 31]
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY and os.geteuid():  # root has no such limit
+        allowed.append(soft)
+    for group in _groups("pids"):
+        with suppress(OSError, ValueError):  # no such file; or `max`
+            most, now = (int((group / name).read_text("ascii")) for name in ("pids.max", "pids.current"))
+            allowed.append(most - now)
+    return min(allowed)
 
 
 def available_memory() -> int:

@@ -20,13 +20,13 @@ from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment, is_utf8
 from launch.configuration.execution import AUTO, Execution
 from launch.configuration.listen_address import check_bind
-from launch.configuration.worker_count import by_cores
+from launch.configuration.worker_count import by_cores, check_room
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Resumption
 from launch.runs.source_commit import commit, look_up
 from launch.session.stop_signals import StopRequested, StopSignals
-from launch.terminal import Status, output_that_may_close, say
+from launch.terminal import Status, counted, output_that_may_close, say
 from launch.tracking import check_installed, selected
 from workers import scratch
 from workers.devices import ELSEWHERE, Placement, assign_devices, gpus_of, remark as no_gpu_remark
@@ -108,6 +108,11 @@ def launch(
         gpus = gpus_of(execution.devices)
         workers, why = by_cores(experiment.threads, experiment.clients, gpus)
         execution = replace(execution, workers=workers)
+    elif not execution.remote_workers and execution.workers > experiment.clients:
+        most, clients = experiment.clients, counted(experiment.clients, "client")
+        remarks += (f"--workers {execution.workers}: {most} are started, one for each of {clients}",)
+        execution = replace(execution, workers=most)
+    check_room(execution.local_workers)
     allow_open_files(execution.workers)
     if execution.remote_workers:
         check_bind(execution.bind)

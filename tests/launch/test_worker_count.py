@@ -14,7 +14,7 @@ from fedsim.problem import Problem
 from launch.configuration import worker_count
 from launch.configuration.config import Overrides
 from launch.configuration.execution import AUTO
-from launch.configuration.worker_count import by_cores, by_memory, decide
+from launch.configuration.worker_count import by_cores, by_memory, check_room, decide
 from protocols import find
 from tests.support.commands import fedsim
 
@@ -147,3 +147,36 @@ def test_a_run_says_how_many_and_why(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["execution"]["workers"] == expected
     assert "give a number of at least 0, or auto" in fedsim("launch", "--workers", "many", code=2)
+
+
+def test_more_workers_than_clients_are_never_started(tmp_path: Path) -> None:
+    """One line says so, and the manifest has the number that was started."""
+    options = ("--algo", "fedavg", "--clients", "2", "--rounds", "1", "--model", "logistic")
+    done = fedsim("launch", "--workers", "500", "--out", str(tmp_path / "run"), *options)
+    assert "--workers 500: 2 are started, one for each of 2 clients\n" in done
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["execution"]["workers"] == 2
+    again = fedsim("resume", str(tmp_path / "run"), "--rounds", "2", "--workers", "40")
+    assert "--workers 40: 2 are started" in again
+
+
+def test_more_workers_than_memory_allows_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(worker_count, "available_memory", lambda: 3 * worker_count.PROCESS_BYTES)
+    check_room(3)
+    with pytest.raises(UsageError, match=r"--workers 4: 0\.2 GiB of memory are available, .* 3 at most"):
+        check_room(4)
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("own", ["0::/a", "7:pids:/a"])
+def test_more_workers_than_processes_are_allowed_are_refused(own: str, tmp_path: Path) -> None:
+    (tmp_path / "own").write_text(f"{own}\n")
+    group = tmp_path / ("pids/a" if "pids" in own else "a")
+    group.mkdir(parents=True)
+    (group / "pids.current").write_text("10\n")
+    (group / "pids.max").write_text("max\n")
+    check_room(3)
+    (group / "pids.max").write_text("22\n")
+    check_room(3)
+    with pytest.raises(UsageError, match=r"pids.max of the control group\) is reached, .* 3 at most"):
+        check_room(4)
