@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Gaussian, Model, unpacked
+from fedsim.learning.gaussian import Gaussian, Model
 from fedsim.learning.ownership import give_up, keep
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.seeds import RandomStream
 from fedsim.step_rules import At as At, OverK as OverK, Step as Step, step_size as step_size
-from fedsim.wire.schema import PrecisionSum, ShiftSum, Sum, map_tensors, zeros_of
+from fedsim.wire.schema import Sum, map_tensors, zeros_of
 
 Unsent = Literal["dual", "zero", "last"]
 """The kinds of substitute for the upload of a participant that sends nothing (Algorithm.unsent)."""
@@ -189,8 +189,8 @@ def _message_of(name: str) -> type:
 class _GaussianSums:
     """The change of a product of Gaussian duals."""
 
-    shift: ShiftSum
-    precision: PrecisionSum
+    shift: Sum
+    precision: Sum
 
 
 def _factor(state: Any, name: str) -> Gaussian:
@@ -202,11 +202,6 @@ def _factor(state: Any, name: str) -> Gaussian:
 
 def _products(ones: list[Gaussian], others: list[Gaussian]) -> list[Gaussian]:
     return [a * b for a, b in zip(ones, others, strict=True)]
-
-
-def _plus(own: Any, sent: Any) -> Any:
-    """Add an edge server's sum to the server's own, after unpacking a matrix from its triangle."""
-    return own + (unpacked(sent) if isinstance(own, Tensor) and own.dim() == 2 else sent)
 
 
 def _is_state(argument: Any) -> bool:
@@ -469,22 +464,18 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             return map_tensors(getattr(self.server_init(ctx), self._total), torch.zeros_like)
         return zeros_of(kind, ctx.start)
 
-    def sum_of(self, sums: Any, name: str) -> Any:
-        """Return the sum that belongs to this field of Exchange.sums."""
-        return sums if isinstance(sums, Tensor) else getattr(sums, name)
-
     def sums_for(self, sums: Any, down: Down) -> Any:
         """Replace the broadcast's values in the sums, if there are any, by those of `down`. If uploads answer
         different broadcasts (codecs +own), it is called before each upload and before from_sums. An algorithm
         without folds_stale takes +own only if it overrides this method."""
         return sums
 
-    def merged(self, sums: Any, sent: Any) -> Any:
-        """Add the sums that an edge server sent to the server's sums, field by field, in float64."""
+    def merged(self, sums: Any, others: Any) -> Any:
+        """Add the sums of an edge server to the server's sums, field by field, in float64."""
         if isinstance(sums, Tensor):
-            return sums + getattr(sent, self._total)
-        names = [f.name for f in fields(sent)]
-        return replace(sums, **{name: _plus(getattr(sums, name), getattr(sent, name)) for name in names})
+            return sums + others
+        names = [f.name for f in fields(sums)]
+        return replace(sums, **{name: getattr(sums, name) + getattr(others, name) for name in names})
 
     def check_stale(self, damped: bool) -> None:
         """Check that uploads that answer older broadcasts can be folded. damped: weights may be below 1.

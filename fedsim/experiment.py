@@ -185,7 +185,7 @@ class Experiment:
     codecs: Annotated[
         Mapping[str, str],
         option(
-            "Encoding of a message field; up.FIELD, down.FIELD or edge.FIELD for one direction; repeatable.",
+            "Encoding of a message field; up.FIELD or down.FIELD for one direction; repeatable.",
             "FIELD=CODEC",
             "wire usual plan",
             default="",

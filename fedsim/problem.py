@@ -19,7 +19,6 @@ from torch import Tensor
 from fedsim import event_rules, plugins
 from fedsim.algorithm import Algorithm, At, Context, Exchange, Task
 from fedsim.asynchrony import Asynchrony, asynchrony
-from fedsim.compressed_sums import CompressedSums
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
@@ -153,7 +152,7 @@ class Problem:
         return problem
 
     def with_rules(self) -> Problem:
-        """Return the problem with its algorithm wrapped for +event and +quiet, for +own, or for coded sums.
+        """Return the problem with its algorithm wrapped for +event and +quiet, or for +own.
 
         Raises:
             UsageError: If they do not fit the algorithm or the codecs.
@@ -171,13 +170,6 @@ class Problem:
                     "--codec: +own is not for +event and +quiet, which keep broadcasts themselves"
                 )
             return replace(self, algorithm=OwnReferences(self.algorithm))
-        if self.codecs["edge"]:
-            if up is not None or down is not None:
-                raise UsageError(
-                    "--codec edge: a sum that is not sent has no remainder; leave +event and +quiet out"
-                )
-            assert self._described_tree is not None  # else select_codecs has no such field
-            return replace(self, algorithm=CompressedSums(self.algorithm, len(self._described_tree.names)))
         problem = replace(self, algorithm=event_triggered(self.algorithm, up, down))
         if problem.trigger is not None:
             problem.trigger.check_sums(At(self.sizes))
@@ -187,11 +179,6 @@ class Problem:
     def references(self) -> OwnReferences | None:
         """The algorithm if it keeps every client's last broadcast (+own), else None."""
         return self.algorithm if isinstance(self.algorithm, OwnReferences) else None
-
-    @property
-    def compressed(self) -> CompressedSums | None:
-        """The algorithm if edge servers send their sums by codecs, else None."""
-        return self.algorithm if isinstance(self.algorithm, CompressedSums) else None
 
     @property
     def trigger(self) -> EventTriggered | None:
@@ -306,17 +293,14 @@ class Problem:
         return asynchrony(e.asynchronous, e.deadline, self.algorithm, self.clock, sizes, (down, up))
 
     @cached_property
-    def _described_tree(self) -> Tree | None:
-        return tree(self.experiment.tree, self.experiment.clients)
-
-    @cached_property
     def tree(self) -> Tree | None:
         """The edge servers, or None.
 
         Raises:
             FedsimError: If --tree does not fit or its file is wrong.
         """
-        e, created = self.experiment, self._described_tree
+        e = self.experiment
+        created = tree(e.tree, e.clients)
         if created is not None:
             if self.trigger is not None:
                 self.trigger.check_tree(self.sizes, created.merges)
@@ -344,15 +328,14 @@ class Problem:
     @cached_property
     def largest_field(self) -> int:
         """Bytes of the largest field that an envelope of this run may carry, in its widest dtype."""
-        kinds = [t for e in self.exchanges for t in (e.down, e.up, e.sums if self.tree else None) if t]
-        sizes = [f.dense_bytes(self.dims) for t in kinds for f in all_fields(t)]
+        kinds = [message for e in self.exchanges for message in (e.down, e.up)]
+        sizes = [f.dense_bytes(self.dims) for message in kinds for f in all_fields(message)]
         return max(sizes, default=0)
 
     @cached_property
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
-        """The codecs of --codec by direction ('edge' for sums) and field."""
-        merges = self._described_tree is not None and self._described_tree.merges
-        return select_codecs(self.experiment.codecs, self.exchanges, self._stored_as_bytes, merges)
+        """The codecs of --codec by direction and field."""
+        return select_codecs(self.experiment.codecs, self.exchanges, self._stored_as_bytes)
 
     @property
     def broadcast_type(self) -> type:

@@ -88,13 +88,6 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class EdgeLost:
-    """An edge server has ended before its sums arrived, so its clients' uploads are lost."""
-
-    clients: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Folded:
     """server_update has returned."""
 
@@ -175,7 +168,7 @@ class Finish:
     """All rounds, or those up to the target accuracy, are committed and evaluated."""
 
 
-Event = Joined | Left | Arrived | Rejected | Scored | EdgeLost | Folded
+Event = Joined | Left | Arrived | Rejected | Scored | Folded
 Command = Open | Give | Release | Drop | Close | Commit | ScoreChunk | Finish
 
 

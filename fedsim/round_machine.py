@@ -24,7 +24,6 @@ from fedsim.round_events import (
     Command,
     Commit,
     Drop,
-    EdgeLost,
     Event,
     Finish,
     Joined,
@@ -59,7 +58,6 @@ class RoundMachine:
         setup: The number of exchanges in round 0.
         lanes: The number of tasks that a worker computes at once.
         ahead: True if a worker gets its next task before it answers the last one.
-        edges: True if edge servers are processes; an exchange is then closed even if it folds no upload.
         round: The current round.
         folded_rounds: The number of committed rounds, without the set-up, that folded an upload.
         has_target: True if the run ends with the first round that reaches a target accuracy. No round is then
@@ -80,7 +78,6 @@ class RoundMachine:
     has_target: bool = False
     target_reached: bool = False
     order: Callable[[Iterable[int]], list[int]] = sorted
-    edges: bool = False
     lanes: int = 1
     ahead: bool = True
     _assignment: TaskAssignment = field(init=False)
@@ -91,8 +88,6 @@ class RoundMachine:
     _to_fold: deque[int] = field(default_factory=deque)
     _drafts: dict[int, int] = field(default_factory=dict)
     _reached: dict[int, int] = field(default_factory=dict)
-    _before: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
-    """_drafts and _reached before this exchange."""
     _folding: bool = False
     _unscored: dict[int, int] = field(default_factory=dict)
     _awaits_scores: bool = False
@@ -100,10 +95,6 @@ class RoundMachine:
 
     def __post_init__(self) -> None:
         self._assignment = TaskAssignment(lanes=self.lanes, ahead=self.ahead)
-
-    def seat(self, client_group: Callable[[int], int], worker_group: Callable[[int], int]) -> None:
-        """Restrict workers to the clients of their group; call it before `start`."""
-        self._assignment = TaskAssignment(client_group, worker_group, self.lanes, self.ahead)
 
     def start(self, resumed: bool = False, unscored: Sequence[int] = ()) -> list[Command]:
         """Open the first round. Call it once, before any event.
@@ -140,8 +131,6 @@ class RoundMachine:
                 self._assignment.take_back(worker, task)
             case Scored():
                 commands = self._on_scored(event)
-            case EdgeLost(clients):
-                self._on_edge_lost(clients)
             case _:
                 commands = self._on_folded()
         return commands
@@ -214,8 +203,7 @@ class RoundMachine:
         participants = self._receivers()
         self._to_fold = deque(self.order(participants))
         self._arrived, self._late = set(), set()
-        self._before = dict(self._drafts), dict(self._reached)
-        self._folding = self.edges or any(
+        self._folding = any(
             k not in self._participation.lost_uploads | self._participation.dropouts for k in participants
         )
         # within a round a client continues from its own draft, even if the schedule loses its upload
@@ -258,23 +246,6 @@ class RoundMachine:
         if not self._to_fold:
             commands += [Close()] if self._folding else self._exchange_done()
         return commands
-
-    def _on_edge_lost(self, clients: Iterable[int]) -> None:
-        """Repeat the clients' answered tasks of this exchange, even of dropouts, whose bytes were counted."""
-        if not self._folding:
-            return
-        lost = [k for k in clients if k in self._arrived]
-        drafts, reached = self._before
-        for now, before in ((self._drafts, drafts), (self._reached, reached)):
-            for k in lost:
-                now.pop(k, None)
-                now.update({k: before[k]} if k in before else {})
-        for k in reversed(lost):
-            base = self._reached.get(k, self.versions[k])
-            self._assignment.again(TaskId(self.round, self._exchange, k, base))
-        self._arrived -= set(lost)
-        self._late -= set(lost)
-        self._to_fold = deque(self.order({*self._to_fold, *lost}))
 
     def _on_folded(self) -> list[Command]:
         if self._to_fold or not self._folding:

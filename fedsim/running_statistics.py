@@ -191,16 +191,9 @@ class AveragedStatistics(Wrapper):
     def sums_for(self, sums: Any, down: Any) -> Any:
         return replace(sums, inner=self.inner.sums_for(sums.inner, down))
 
-    def sum_of(self, sums: Any, name: str) -> Any:
-        own = {FIELD: sums.statistics, "statistics_weight": sums.weight}
-        return own[name] if name in own else self.inner.sum_of(sums.inner, name)
-
-    def merged(self, sums: Any, sent: Any) -> Any:
-        kinds = (e.sums for e in self.inner.exchanges if e.sums and with_sums(e.sums) is type(sent))
-        kind = next(kinds)
-        inner = kind(**{f.name: getattr(sent, f.name) for f in fields(kind)})
-        total, weight = sums.statistics + getattr(sent, FIELD), sums.weight + sent.statistics_weight
-        return _Sums(self.inner.merged(sums.inner, inner), total, weight)
+    def merged(self, sums: Any, others: Any) -> Any:
+        inner = self.inner.merged(sums.inner, others.inner)
+        return _Sums(inner, sums.statistics + others.statistics, sums.weight + others.weight)
 
     def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
         inner = self.inner.from_sums(server.inner, down, sums.inner, self._seen(server, ctx))

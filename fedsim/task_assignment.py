@@ -7,7 +7,7 @@ a task depends on the order of events. The task's result does not: it depends on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence, Set as AbstractSet
+from collections.abc import Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 
 from fedsim.round_events import ChunkId, Command, Give, ScoreChunk, TaskId, WorkItem
@@ -29,18 +29,15 @@ class ProtocolError(Exception):
 class TaskAssignment:
     """The queues of waiting work and the loads of the workers.
 
-    client_group, worker_group: the group number of a client, or of a worker. A worker gets only tasks of
-    clients in its group, such as those of an edge server (fedsim.tree); by default there is one group. lanes:
-    the number of tasks that a worker computes at once. ahead: True if a worker also holds tasks in advance.
+    lanes: the number of tasks that a worker computes at once. ahead: True if a worker also holds tasks in
+    advance.
     """
 
-    client_group: Callable[[int], int] = lambda client: 0
-    worker_group: Callable[[int], int] = lambda worker: 0
     lanes: int = 1
     ahead: bool = True
     _load: dict[int, list[WorkItem]] = field(default_factory=dict)
-    _waiting: dict[tuple[int, int], deque[TaskId]] = field(default_factory=dict)
-    """The waiting tasks, by group and by the worker that has the clients' states cached."""
+    _waiting: dict[int, deque[TaskId]] = field(default_factory=dict)
+    """The waiting tasks, by the worker that has the clients' states cached."""
     _home: dict[int, int] = field(default_factory=dict)
     """The worker that has a client's state cached, by client."""
     _in_flight: dict[TaskId, int] = field(default_factory=dict)
@@ -65,7 +62,7 @@ class TaskAssignment:
     @property
     def training_done(self) -> bool:
         """True if no task waits and no worker holds one."""
-        return not self._in_flight and not self._count()
+        return not self._in_flight and not self._waiting_tasks()
 
     # ---- changes
 
@@ -73,7 +70,7 @@ class TaskAssignment:
         """Queue the tasks of an exchange, in the order in which they are to start."""
         self._taken_back = set()
         for task in tasks:
-            self._queue(task.client, self._home.get(task.client, ANYWHERE)).append(task)
+            self._queue(self._home.get(task.client, ANYWHERE)).append(task)
 
     def start_evaluation(self, round: int, chunks: int) -> None:
         """Queue all chunks of the test set for a round's model."""
@@ -97,10 +94,8 @@ class TaskAssignment:
                 back.insert(0, item)
             else:
                 self._to_score.appendleft(item)
-        group = self.worker_group(worker)
-        back += self._waiting.pop((group, worker), ())
-        if back:
-            self._waiting.setdefault((group, ANYWHERE), deque()).extendleft(reversed(back))
+        back += self._waiting.pop(worker, ())
+        self._queue(ANYWHERE).extendleft(reversed(back))
         self._home = {k: w for k, w in self._home.items() if w != worker}
 
     def take(self, worker: int, task: TaskId) -> None:
@@ -113,16 +108,12 @@ class TaskAssignment:
     def take_back(self, worker: int, task: TaskId) -> None:
         """Take a task from a worker, and put it at the front of the queue."""
         self.take(worker, task)
-        self.again(task)
-
-    def again(self, task: TaskId) -> None:
-        """Put a task whose answer was lost at the front of the queue."""
         self._taken_back.add(task)
         self._home.pop(task.client, None)
-        self._queue(task.client, ANYWHERE).appendleft(task)
+        self._queue(ANYWHERE).appendleft(task)
 
-    def _queue(self, client: int, home: int) -> deque[TaskId]:
-        return self._waiting.setdefault((self.client_group(client), home), deque())
+    def _queue(self, home: int) -> deque[TaskId]:
+        return self._waiting.setdefault(home, deque())
 
     def take_chunk(self, worker: int, chunk: ChunkId) -> None:
         """Remove an evaluated chunk from a worker's load."""
@@ -140,15 +131,16 @@ class TaskAssignment:
         gets the same number in advance, so that it does not wait for messages.
         """
         commands: list[Command] = []
+        busy = self.lanes * len(self._load)
         for ahead in range(2 * self.lanes):
             for worker in self._by_load():
                 if len(self._load[worker]) > ahead:
                     continue
-                waiting, colleagues = self._count(worker), self._colleagues(worker)
+                waiting = self._waiting_tasks()
                 scoring = sum(isinstance(item, ChunkId) for item in self._load[worker])
                 if not scoring and self._evaluation_is_late(round):
                     commands.append(self._give_chunk(worker))
-                elif waiting and (ahead < self.lanes or (self.ahead and waiting > colleagues * self.lanes)):
+                elif waiting and (ahead < self.lanes or (self.ahead and waiting > busy)):
                     commands.append(self._give_task(worker, dropouts))
                 elif self._to_score and not waiting and scoring <= 1 and ahead < max(2, self.lanes):
                     commands.append(self._give_chunk(worker))
@@ -157,27 +149,20 @@ class TaskAssignment:
     def _evaluation_is_late(self, round: int) -> bool:
         return bool(self._to_score) and self._to_score[0].round < round - MAX_EVALUATIONS_BEHIND
 
-    def _count(self, worker: int | None = None) -> int:
-        """Return the number of waiting tasks; if a worker is given, of tasks that this worker could get."""
-        group = None if worker is None else self.worker_group(worker)
-        return sum(len(tasks) for (g, _), tasks in self._waiting.items() if group in (None, g))
-
-    def _colleagues(self, worker: int) -> int:
-        """Return the number of workers in the group of this worker, itself included."""
-        return sum(self.worker_group(w) == self.worker_group(worker) for w in self._load)
+    def _waiting_tasks(self) -> int:
+        """Return the number of waiting tasks."""
+        return sum(map(len, self._waiting.values()))
 
     def _by_load(self) -> Sequence[int]:
         """Return the workers, idle ones first; of equally idle ones, first those whose cached clients wait.
 
         Otherwise an idle worker could get a client whose state another idle worker has cached.
         """
-        waiting, group = self._waiting, self.worker_group
-        return sorted(self._load, key=lambda w: (len(self._load[w]), not waiting.get((group(w), w)), w))
+        return sorted(self._load, key=lambda w: (len(self._load[w]), not self._waiting.get(w), w))
 
     def _give_task(self, worker: int, dropouts: AbstractSet[int]) -> Give:
         """Give a worker a task of a client that it has cached, else of an uncached one, else of any."""
-        group = self.worker_group(worker)
-        queues = {home: tasks for (g, home), tasks in self._waiting.items() if g == group}
+        queues = self._waiting
         queue = queues.get(worker) or queues.get(ANYWHERE) or max(queues.values(), key=len)
         task = queue.popleft()
         self._home[task.client] = worker

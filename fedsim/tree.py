@@ -3,10 +3,11 @@
     edge e:  p_e = sum over the uploads of its clients                                   (Algorithm.add)
     root:    server <- step(server, ((sums of the server + p_1) + p_2) + ...)      (merged, from_sums)
 
-The tree is part of the experiment. Sums always follow the tree and are sent in float64, unless --codec names
-a codec for them, so results do not depend on whether edge servers are processes. A single edge server
-forwards the uploads, and results are bit for bit those without a tree. In the set-up, which happens once, all
-edge servers forward the uploads.
+The tree is part of the experiment, and a grouping of clients: the coordinator computes the sums of all edge
+servers in the order of the tree. Sums are in float64, and no codec changes them. The messages between edge
+servers and root are not sent either; their bytes are computed and booked. A single edge server forwards the
+uploads, and results are bit for bit those without a tree. In the set-up, which happens once, all edge servers
+forward the uploads.
 
 Source: hierarchical aggregation, Bonawitz et al. 2019, Sec. 4, https://arxiv.org/abs/1902.01046.
 """
@@ -16,19 +17,21 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from fedsim.algorithm import Algorithm
+from fedsim.algorithm import Algorithm, Exchange
 from fedsim.errors import DataError, UsageError
 from fedsim.specs import whole
 from fedsim.user_files import read_text
-from fedsim.wire.schema import optional_group
+from fedsim.wire.schema import Dims, FieldKind, optional_group, summed_scalars
 
 _EVEN = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
 USAGE = "write 4x25, four edge servers of 25 clients each, or a file FILE.toml"
@@ -48,6 +51,10 @@ class Tree:
         """True if edge servers send sums; a single edge server forwards the uploads."""
         return len(self.names) > 1
 
+    def sums(self, round: int) -> bool:
+        """Return whether edge servers send sums in a round; in the set-up, round 0, they forward uploads."""
+        return self.merges and round > 0
+
     def edge_of(self, client: int) -> int:
         """Return the number of a client's edge server."""
         return int(self.owners[client])
@@ -56,9 +63,9 @@ class Tree:
         """Sort clients into the order of the fold: by edge server, then by id."""
         return sorted(clients, key=lambda k: (self.owners[k], k))
 
-    def by_edge(self, items: Iterable[T], client: Any = lambda item: item[0]) -> Iterator[tuple[int, Any]]:
-        """Group items, in the order of `ordered`, by edge server. client: returns the client of an item."""
-        return groupby(items, key=lambda item: self.edge_of(client(item)))
+    def by_edge(self, uploads: Iterable[tuple[int, T]]) -> Iterator[tuple[int, Iterator[tuple[int, T]]]]:
+        """Group pairs of a client and its upload, in the order of `ordered`, by edge server."""
+        return groupby(uploads, key=lambda upload: self.edge_of(upload[0]))
 
     def active(self, clients: Iterable[int]) -> list[int]:
         """Return the edge servers of these clients, ascending."""
@@ -159,3 +166,23 @@ def _ids(value: object, where: str) -> Iterator[int]:
         if low < 0 or high < low or high - low > 100_000_000:
             raise DataError(f'{where}: {value!r}; write "0-24,30" or [0, 1, 30]')
         yield from range(low, high + 1)
+
+
+# ---- the message of an edge server, which is not sent: its class gives its size
+
+Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True)]
+"""The S scalars (for metrics.jsonl) of each of U uploads, in ascending order of client id, shape (U, S)."""
+
+
+@cache
+def sums_message(exchange: Exchange) -> type:
+    """Return the class of an edge server's message: the algorithm's sums, and the uploads' scalars if any."""
+    assert exchange.sums is not None  # checked by check_tree
+    sums = [*get_type_hints(exchange.sums, include_extras=True).items()]
+    scalars = [("scalars", Rows)] if summed_scalars(exchange.up) else []
+    return make_dataclass("EdgeSums", [*sums, *scalars], frozen=True)
+
+
+def sums_dims(exchange: Exchange, dims: Dims, uploads: int) -> Dims:
+    """Return the dimensions of the fields of an edge server's message that sums this many uploads."""
+    return {**dims, "U": uploads, "S": len(summed_scalars(exchange.up))}

@@ -24,7 +24,7 @@ No code sleeps or measures time: whether a client meets a deadline is a pure fun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -85,6 +85,15 @@ class Hops:
 
     down: Ints
     up: Ints
+
+    @staticmethod
+    def none(tree: Tree) -> Hops:
+        """Return the bytes of a tree before any are added."""
+        return Hops(np.zeros(len(tree.names), np.int64), np.zeros(len(tree.names), np.int64))
+
+    def add(self, edge: int, direction: str, stream_bytes: int) -> None:
+        """Add bytes of an envelope."""
+        (self.up if direction == "up" else self.down)[edge] += stream_bytes
 
 
 def _tree_seconds(
@@ -260,11 +269,8 @@ class ExchangeClock:
         decided: returns a round's seconds in an asynchronous run, where no upload is late.
         """
         self._clock, self._sizes, self._decided = clock, sizes, decided
-        self._relayed = 0
-        self._summed: dict[int, int] = {}
-        """Stream bytes of the sums, by edge server."""
-        self._counted: set[int] = set()
-        """Clients whose uploads are folded."""
+        self._tree = None if clock is None else clock.tree
+        self._hops = self._no_hops()
         self._down: dict[int, int] = {}
         """Stream bytes of the broadcast, by client."""
         self._up: dict[int, int] = {}
@@ -272,22 +278,13 @@ class ExchangeClock:
         self._answers: dict[int, float] = {}
         """Seconds until the upload arrived, by client."""
 
-    @property
-    def has_hops(self) -> bool:
-        """True if the clock counts the bytes of edge servers."""
-        return self._clock is not None and self._clock.tree is not None
+    def hop(self, edge: int, direction: str, stream_bytes: int) -> None:
+        """Record an envelope between an edge server and the root."""
+        if self._hops is not None:
+            self._hops.add(edge, direction, stream_bytes)
 
-    def opened(self, relayed: int) -> None:
-        """Record the start of an exchange, with the bytes of its broadcast to an edge server."""
-        self._relayed = relayed
-
-    def summed(self, edge: int, stream_bytes: int) -> None:
-        """Record the bytes of an edge server's sums."""
-        self._summed[edge] = stream_bytes
-
-    def counted(self, client: int) -> None:
-        """Record that a client's upload is folded."""
-        self._counted.add(client)
+    def _no_hops(self) -> Hops | None:
+        return None if self._tree is None else Hops.none(self._tree)
 
     def gave(self, client: int, stream_bytes: int) -> None:
         """Record that the broadcast was sent to a client."""
@@ -307,10 +304,8 @@ class ExchangeClock:
 
     def close(self, round: int) -> ExchangeCost | None:
         """End the exchange, and return its duration (Clock.duration) and energy; None without a clock."""
-        down, up, answers = self._down, self._up, self._answers
-        counted, summed = self._counted, self._summed
-        self._down, self._up, self._answers = {}, {}, {}
-        self._counted, self._summed = set(), {}
+        down, up, answers, hops = self._down, self._up, self._answers, self._hops
+        self._down, self._up, self._answers, self._hops = {}, {}, {}, self._no_hops()
         if self._clock is None:
             return None
         ids = sorted(down)
@@ -324,21 +319,7 @@ class ExchangeClock:
             return ExchangeCost(self._decided(round), joules)
         seconds = np.array([answers.get(k, 0.0) for k in ids])
         answered = np.array([k in answers for k in ids], dtype=np.bool_)
-        hops = self._hops(clients, counted, up, summed)
         return ExchangeCost(self._clock.duration(clients, (seconds, answered), sent, hops), joules)
-
-    def _hops(
-        self, clients: Ints, counted: Set[int], up: Mapping[int, int], summed: Mapping[int, int]
-    ) -> Hops | None:
-        """Return the bytes of every hop. An edge server without sums has forwarded its clients' uploads."""
-        tree = None if self._clock is None else self._clock.tree
-        if tree is None:
-            return None
-        down, sent = np.zeros(len(tree.names), np.int64), np.zeros(len(tree.names), np.int64)
-        down[tree.active(clients)] = self._relayed
-        for edge, of in tree.by_edge(tree.ordered(counted), lambda k: k):
-            sent[edge] = summed[edge] if edge in summed else sum(up[k] for k in of)
-        return Hops(down, sent)
 
 
 def clock(

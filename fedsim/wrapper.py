@@ -50,7 +50,6 @@ class Wrapper(AnyAlgorithm):
     sums = _of_inner("sums")
     add = _of_inner("add")
     from_sums = _of_inner("from_sums")
-    sum_of = _of_inner("sum_of")
     sums_for = _of_inner("sums_for")
     merged = _of_inner("merged")
     unsent = _of_inner("unsent")
@@ -68,8 +67,8 @@ class Wrapper(AnyAlgorithm):
 
 
 @dataclass(frozen=True)
-class ServerWrapper(Wrapper):
-    """A wrapper whose server state has the inner algorithm's state as `inner`."""
+class StateWrapper(Wrapper):
+    """A wrapper whose server state and client states have the inner algorithm's states as `inner`."""
 
     def broadcast(self, server: Any, ctx: Context) -> Any:
         return self.inner.broadcast(server.inner, ctx)
@@ -82,11 +81,6 @@ class ServerWrapper(Wrapper):
 
     def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
         return self.inner.report(server.inner, ctx)
-
-
-@dataclass(frozen=True)
-class StateWrapper(ServerWrapper):
-    """A ServerWrapper whose client states have the inner algorithm's states as `inner`, too."""
 
     def dual_mismatch(self, server: Any, clients: Iterable[Any]) -> float | None:
         return self.inner.dual_mismatch(server.inner, (client.inner for client in clients))

@@ -8,7 +8,7 @@ from fedsim.version import __version__
 from launch.commands.errors import Commands
 from launch.configuration import completion  # noqa: F401 (it registers itself)
 
-IN_FILES = {**dict.fromkeys(("worker", "node", "edge", "revoke"), "workers"), "list": "lists"}
+IN_FILES = {**dict.fromkeys(("worker", "node", "revoke"), "workers"), "list": "lists"}
 """The modules of the verbs that are not in a module of the same name."""
 VERBS = {
     "launch": "Run an experiment with real worker processes.",
@@ -16,7 +16,6 @@ VERBS = {
     "verify": "Compute a run's last rounds again and compare the bits.",
     "worker": "Take part in a run on another machine.",
     "node": "Take part in a run with several workers of this machine.",
-    "edge": "Be an edge server of a run on another machine.",
     "revoke": "Shut a worker on another machine out of a run.",
     "list": "Show what there is to choose from.",
     "describe": "Show an algorithm's messages, cost and hyperparameters, or a model's parameters.",

@@ -103,6 +103,14 @@ class SiteSums:
         total, averaged = Gaussian(self.shift, self.precision), self.product_shift
         return total, None if averaged is None else Gaussian(averaged, self.product_precision)
 
+    def with_factors(self, total: Gaussian, product: Gaussian | None, count: float) -> SiteSums:
+        """Return sums with these factors, of `count` uploads."""
+        changed = replace(self, shift=total.shift, precision=total.precision)
+        if product is None:
+            return changed
+        averaged: dict[str, Any] = {"product_shift": product.shift, "product_precision": product.precision}
+        return replace(changed, **averaged, count=count)
+
 
 @dataclass(frozen=True)
 class LocalProblem:
@@ -310,12 +318,8 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return SiteSums(q, total.shift, total.precision, torch.zeros_like(q.shift), 0 * q.precision)
 
     def add(self, sums: SiteSums, down: Any, k: int, up: Any, ctx: Context) -> SiteSums:
-        total, product = self.with_upload(sums.factors, up, sums.q, sums.centre, at=ctx.at(k))
-        changed = replace(sums, shift=total.shift, precision=total.precision)
-        if product is None:
-            return changed
-        averaged: dict[str, Any] = {"product_shift": product.shift, "product_precision": product.precision}
-        return replace(changed, **averaged, count=sums.count + 1)
+        factors = self.with_upload(sums.factors, up, sums.q, sums.centre, at=ctx.at(k))
+        return sums.with_factors(*factors, sums.count + 1)
 
     def sums_for(self, sums: SiteSums, down: Any) -> SiteSums:
         return replace(sums, q=self.family.gaussian(down, sums.q.precision), centre=sums.centre or sums.q)
@@ -341,14 +345,15 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         mean_q = MeanFactor(product, sums.count)
         return rule.stepped(sums.q, total, mean_q, self.prior(ctx.start), lambda q: self.family.project(q, S))
 
-    def merged(self, sums: SiteSums, sent: Any) -> SiteSums:
+    def merged(self, sums: SiteSums, others: SiteSums) -> SiteSums:
         """Add an edge server's sums, which take a fixed S as 1, except for sums of increments."""
-        S = sums.q.precision
-        fixed = self.family.kind == "fixed" and self.silent == "participants"
-        both: SiteSums = super().merged(sums, map_tensors(sent, lambda t: times(S, t)) if fixed else sent)
-        if not fixed or both.product_shift is None:
-            return both
-        return replace(both, product_precision=both.product_precision + sent.count * S)
+        (total, product), (change, averaged) = sums.factors, others.factors
+        if self.family.kind == "fixed" and self.silent == "participants":
+            S = sums.q.precision
+            change = Gaussian(times(S, change.shift), 0.0)
+            averaged = averaged and Gaussian(times(S, averaged.shift), others.count * S)
+        both = product and averaged and product * averaged
+        return sums.with_factors(total * change, both, sums.count + others.count)
 
     @property
     def _has_silent(self) -> bool:

@@ -8,8 +8,7 @@
 A broadcast contains q_g. An upload contains q_k or, under silent = last, the natural parameters of the
 increment of z_k. The precision of an increment may be negative.
 
-An edge server sends sums of natural parameters, in float64. If a codec rounds them, the edge server keeps the
-rest (fedsim.compressed_sums), because the server's sums would no longer equal the sums of the clients' duals.
+An edge server (fedsim.tree) sums natural parameters, in float64:
 
     shift, precision                    the factor by which the uploads change the server's product
     product_shift, product_precision    prod q_k over the `count` uploads, for servers that average the q_k
@@ -43,13 +42,10 @@ from fedsim.wire.schema import (
     Norm,
     Precision,
     PrecisionDelta,
-    PrecisionSum,
     Scalar,
     ShiftDelta,
-    ShiftSum,
     Sum,
     Total,
-    centred,
 )
 from protocols._dual_rule import Dual, Silent, residual
 
@@ -181,7 +177,7 @@ def _sums(*kinds: Any) -> tuple[type[Any], type[Any]]:
     """Create an edge server's messages, without and with prod q_k. kinds: of the shift and, if sent, of the
     precision."""
     change = [*zip(("shift", "precision"), kinds, strict=False)]
-    product = [(f"product_{name}", centred(kind)) for name, kind in change]
+    product = [(f"product_{name}", kind) for name, kind in change]
     return (
         make_dataclass("SiteSum", change, frozen=True),
         make_dataclass("SiteSums", [*change, *product, ("count", Count)], frozen=True),
@@ -272,9 +268,7 @@ SCALED = ExponentialFamily(
     ScaledInfo,
     scaled=True,
 )
-DIAGONAL = ExponentialFamily(
-    "diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement, _sums(ShiftSum, PrecisionSum)
-)
+DIAGONAL = ExponentialFamily("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement, _sums(Sum, Sum))
 FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement, _sums(Sum, FullSum))
 Covariance = Annotated[
     Literal["diagonal", "full"],

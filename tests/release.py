@@ -32,7 +32,7 @@ JOB = "launch --workers 10 --algo fedlap_cov --rounds 2 --out runs/main"
 SMALL = "--model logistic --set local.epochs=1 --clients 4 --rounds 2"
 COMMANDS = (
     JOB,
-    f"launch {SMALL} --workers 2 --tree 2x2 --edge-processes --out runs/tree",
+    f"launch {SMALL} --workers 2 --tree 2x2 --out runs/tree",
     f"launch {SMALL} --workers 2 --async fedbuff:2 --compute 1ms --out runs/async",
     "list presets",
     "describe ivon_admm",

@@ -1,1 +1,1 @@
-"""Process roles (coordinator, worker, edge server) and their connections, independent of any algorithm."""
+"""Process roles (coordinator, worker) and their connections, independent of any algorithm."""

@@ -9,8 +9,8 @@ from it, and `draft` returns the next state before the upload. If a broadcast re
 `last` sends the previous broadcast to a worker that lacks it. In a real federation a client keeps its own
 state and its last broadcast, so `state`, `draft` and `last` are simulation traffic.
 
-The envelopes at the beginning of a connection are in workers.transport.handshake, those of edge servers in
-workers.edge_messages. A function that reads an envelope raises WireError if the envelope is malformed.
+The envelopes at the beginning of a connection are in workers.transport.handshake. A function that reads an
+envelope raises WireError if the envelope is malformed.
 """
 
 from __future__ import annotations

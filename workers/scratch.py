@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedsim.errors import DiskError
 
-KINDS = tuple(f"fedsim-{use}-" for use in ("listener", "worker", "node", "edge", "verify", "codecs", "sweep"))
+KINDS = tuple(f"fedsim-{use}-" for use in ("listener", "worker", "node", "verify", "codecs", "sweep"))
 """The prefixes of this program's folders."""
 SHORT = "/tmp"  # noqa: S108 - mkdtemp makes a new folder in it
 """The parent of a folder of sockets if the usual path is too long."""

@@ -8,51 +8,41 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedsim.algorithm import Exchange
-from fedsim.compressed_sums import coded
 from fedsim.errors import UsageError, unknown
+from fedsim.removed import removed
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.codecs.base import ONE_SIGN
 from fedsim.wire.message_context import SCALES
-from fedsim.wire.schema import RUNNING, TRIANGLE, Field, FieldKind, all_fields, schema
+from fedsim.wire.schema import RUNNING, TRIANGLE, FieldKind, all_fields, schema
 
-SENDERS = {"down": "broadcast", "up": "upload", "edge": "sum"}
+SENDERS = {"down": "broadcast", "up": "upload"}
 """The messages whose fields have codecs, by the prefix in --codec."""
 
 
 def select_codecs(
-    options: Mapping[str, str], exchanges: tuple[Exchange, ...], stored_as_bytes: bool, sums: bool = False
+    options: Mapping[str, str], exchanges: tuple[Exchange, ...], stored_as_bytes: bool
 ) -> Mapping[str, Mapping[str, str]]:
-    """Return the codecs by direction ('down', 'up', or 'edge' for the sums of edge servers) and field.
+    """Return the codecs by direction ('down' or 'up') and field.
 
     Args:
         options: Codecs by field or by direction.field, as `--codec` names them. Without a direction, a codec
             is for broadcasts and uploads.
         exchanges: All exchanges of the run.
         stored_as_bytes: True if the data set's inputs are whole numbers of one byte.
-        sums: True if edge servers send sums.
 
     Raises:
         UsageError: If a field or codec is unknown, or if a codec cannot encode a field.
     """
     sides: dict[str, dict[str, str]] = {side: {} for side in SENDERS}
-    fields = {side: [f for e in exchanges for f in all_fields(getattr(e, side))] for side in ("down", "up")}
-    fields["edge"] = [f for e in exchanges if sums for f in edge_fields(e)]
+    fields = {side: [f for e in exchanges for f in all_fields(getattr(e, side))] for side in SENDERS}
     known = {side: {f.name for f in fields[side]} for side in sides}
     for name, option in options.items():
         selected = codec(option)
         direction, _, field = name.rpartition(".")
         if direction not in ("", *SENDERS):
-            raise UsageError(f"--codec {name}: the direction is 'down', 'up' or 'edge', not {direction!r}")
-        if direction == "edge" and not sums:
-            raise UsageError(
-                f"--codec {name}: edge servers send sums only with --tree and at least two of them"
-            )
-        if direction == "edge" and not known["edge"]:
-            raise UsageError(
-                f"--codec {name}: a sum has codecs only if it is of natural parameters, with P numbers each, "
-                "and the broadcast has mean and precision"
-            )
-        searched = [direction] if direction else ["down", "up"]
+            wrong = f"--codec {name}: the direction is 'down' or 'up', not {direction!r}"
+            raise UsageError(removed("option", f"--codec {direction}.FIELD") or wrong)
+        searched = [direction] if direction else [*SENDERS]
         hit = [side for side in searched if field in known[side]]
         if not hit:
             raise _not_sent(name, direction, field, known)
@@ -88,19 +78,11 @@ def bias_remarks(
     return tuple(remarks)
 
 
-def edge_fields(exchange: Exchange) -> list[Field]:
-    """Return the fields of an edge server's sums that can have codecs."""
-    down = {f.name for f in schema(exchange.down) if f.kind.dims == ("P",)}
-    message = coded(exchange.sums) if exchange.sums and {"mean", "precision"} <= down else None
-    return [f for f in schema(message) if f.kind.name in ("mean", "precision")] if message else []
-
-
 def _not_sent(name: str, direction: str, field: str, known: Mapping[str, set[str]]) -> UsageError:
     """Return the error for a field that is not sent in this direction; `known`: the fields by direction."""
     others = [side for side in SENDERS if direction and field in known[side]]
     if not others:
-        fields = known["edge"] if direction == "edge" else known["down"] | known["up"]
-        return unknown("message field", field, fields)
+        return unknown("message field", field, known["down"] | known["up"])
     sent, what, other = ", ".join(sorted(known[direction])) or "no field", SENDERS[direction], others[0]
     return UsageError(
         f"--codec {name}: no {what} of this run has the field {field!r}, which its {SENDERS[other]}s have "
@@ -132,13 +114,6 @@ def unfit(
     measured = candidate.scaled and kind.natural  # by the broadcast's precision
     if candidate.kinds is not None and kind.name not in candidate.kinds and not measured:
         return f"{candidate.why}, and {field!r} is a {kind.name}"
-    if side == "edge" and candidate.lossy and not candidate.contracts:
-        return (
-            "its error may be as large as the value, so that it need not shrink when the edge server adds it "
-            "to its next sum; take sigma:c, sigma:auto, ratio:e, bf16 or log8"
-        )
-    if (candidate.delta or candidate.last) and side == "edge":
-        return f"a sum refers to its broadcast; write {candidate.alone or 'zstd'}"
     if candidate.delta and side == "down":
         return (
             "a broadcast has nothing to refer to, because a client may have missed the last one; "
@@ -165,8 +140,6 @@ def unfit(
 
 def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
     """Return whether a message with `field`, or the broadcast it answers, has a scale for all parameters."""
-    if side == "edge":
-        return True  # the broadcast has a precision, see edge_fields
     sent = getattr(exchange, side)
     messages = (exchange.down, exchange.up) if side == "up" else (exchange.down,)
     if field not in {f.name for f in all_fields(sent)}:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.learning.params import Layout
-from fedsim.wire.codecs import Codec, Spec, check_parts, codec, pack_or_dense, unpack_checked
+from fedsim.wire.codecs import Codec, Spec, codec, pack_or_dense, unpack_checked
 from fedsim.wire.header import (
     MAX_HEADER as MAX_HEADER,
     NONE as NONE,
@@ -228,22 +228,6 @@ def decode(
             _same_rows(schema(part.message), values, owner)
             values[part.name] = part.message(**{f.name: values.pop(f.name) for f in schema(part.message)})
     return message(**values)
-
-
-def check_fields(
-    message: type[Any],
-    headers: Sequence[FieldHeader],
-    codecs: Mapping[str, str],
-    dims: Dims,
-    owner: str,
-    layout: Layout | None = None,
-) -> None:
-    """Check the fields that a header announces, as decode does, without their frames."""
-    for f, h in zip(_present(message, headers, owner), headers, strict=True):
-        label = f"{owner}: field {f.name!r}"
-        _agreed(f, h, codecs, dims, label)
-        spec = field_spec(f, h.shape, h.dtype, layout)
-        check_parts(h.codec, [(p.layer, p.nbytes) for p in h.parts], spec, label)
 
 
 def _present(message: type[Any], headers: Sequence[FieldHeader], owner: str) -> tuple[Field, ...]:

@@ -6,7 +6,8 @@ Kinds (the tasks and uploads of a centralised reference are simulation):
     simulation   evaluation, and other traffic that a real federation would not have
     control      handshakes, set-up, stop
     retry        duplicate uploads, and the messages of repeated tasks
-    edge         broadcasts and sums between edge servers and the root; the column hop names the edge server
+    edge         broadcasts and sums between edge servers and the root, which are computed and not sent; the
+                 column hop names the edge server
 
 The direction "up" is towards the coordinator. Layers: values and indices (of a field), header, ZMTP framing.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from fedsim.wire.envelope import NONE, Envelope
 from fedsim.wire.ledger_rows import Entry
@@ -31,16 +32,9 @@ KINDS = {
     "state": "simulation",
     "last": "simulation",
     "draft": "simulation",
-    "relayed": "edge",
-    "sums": "edge",
 }
 """The kind of ledger entry for each kind of envelope; all other envelopes are control. A "gone" envelope is
 the task of a client that drops out after the download, according to the schedule of the run."""
-
-
-def kind_of(message: str) -> str:
-    """Return the kind of ledger entry for a kind of envelope."""
-    return KINDS.get(message, "control")
 
 
 class Ledger:
@@ -52,8 +46,6 @@ class Ledger:
         self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
-        self.hops: Mapping[int, str] = {}
-        """Names of edge servers that are processes, by their own numbers and by their workers' numbers."""
         self._streams: Counter[str] = Counter()
         """Bytes on this process's streams, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
@@ -70,15 +62,11 @@ class Ledger:
             self._add(entry)
             self._streams[direction] += entry.bytes
 
-    def take_over(self, entries: Iterable[Entry]) -> None:
-        """Book the rows that an edge server has counted in its own process."""
-        for entry in entries:
-            self._add(entry)
+    def book_hop(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
+        """Book an envelope between an edge server and the root, which no socket carries.
 
-    def book_edge(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
-        """Book an envelope between an edge server and the root if edge servers are not processes.
-
-        No socket carries the envelope, so its size is computed. number: the entry in the column worker."""
+        number, name: those of the edge server, for the columns worker and hop.
+        """
         for entry in self.rows_of(envelope, number, direction, retry=False):
             self._add(entry._replace(kind="edge", hop=name))
 
@@ -93,26 +81,24 @@ class Ledger:
     def rows_of(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> list[Entry]:
         """Return the rows of an envelope, from its header and sizes, without booking them."""
         h = envelope.header
-        kind, hop = "retry" if retry else self._kinds.get(h.kind, "control"), self.hops.get(worker, "")
-        if hop and kind == "algorithm":
-            kind = "edge"  # an upload that the edge server has passed on
+        kind = "retry" if retry else self._kinds.get(h.kind, "control")
         label = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
         entries = []
         for field in h.fields:
             dense = math.prod(field.shape) * (DTYPES[field.dtype].itemsize if field.dtype in DTYPES else 1)
             for part in field.parts:
                 size = dense if part.layer == "values" else 0
-                entries.append(Entry(*label, field.name, part.layer, field.codec, size, part.nbytes, hop))
-        entries.append(Entry(*label, "", "header", "", 0, len(envelope.head), hop))
-        entries.append(Entry(*label, "", "framing", "", 0, self.mechanism.framing(envelope.sizes), hop))
+                entries.append(Entry(*label, field.name, part.layer, field.codec, size, part.nbytes))
+        entries.append(Entry(*label, "", "header", "", 0, len(envelope.head)))
+        entries.append(Entry(*label, "", "framing", "", 0, self.mechanism.framing(envelope.sizes)))
         return entries
 
     def book_handshake(self, worker: int) -> None:
         """Book the ZMTP greeting and commands of a connection in both directions."""
         for direction in ("up", "down"):
-            size, hop = self.mechanism.handshake[direction], self.hops.get(worker, "")
+            size = self.mechanism.handshake[direction]
             label = ("control", NONE, NONE, NONE, worker, direction, "handshake")
-            self._add(Entry(*label, "", "framing", "", 0, size, hop))
+            self._add(Entry(*label, "", "framing", "", 0, size))
             self._streams[direction] += size
 
     def _add(self, entry: Entry) -> None:

@@ -12,14 +12,14 @@ a change by sqrt(S) moves the mean by one standard deviation, and a precision in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Field, FieldKind, schema
+from fedsim.wire.schema import FieldKind, schema
 
 SCALES = ("precision", "curvature")
 """The fields whose values can be the scale of a scaled codec."""
@@ -64,17 +64,6 @@ def of_broadcast(last: object | None, stream: RandomStream | None = None, client
     if stream is not None and client >= 0:  # not the stream of the client's upload
         own = replace(stream, purpose=f"{stream.purpose} down", client=client)
     return MessageContext(last={} if last is None else _tensors(last), stream=stream, own=own)
-
-
-def of_sums(down: object, fields: Iterable[Field], stream: RandomStream) -> MessageContext:
-    """Return the context of an edge server's coded sums, which refer to the broadcast like an upload.
-
-    down: the decoded broadcast. fields: the schema of the coded sums.
-    """
-    context = of_upload(down, replace(stream, purpose=f"{stream.purpose} sums"))
-    known = context.fields
-    same = {f.name: known[f.kind.name] for f in fields if f.kind.name in known}
-    return replace(context, fields=same)
 
 
 def scale_for(kind: FieldKind, context: MessageContext) -> Tensor | None:

@@ -51,7 +51,6 @@ class FieldKind:
     stored: True if integers of the sender's data set (uint8 pixels) are sent as they are stored.
     natural: the natural parameter of a Gaussian whose change the field is, "shift" or "precision". Codecs can
     measure it by the broadcast's precision S, in units of sqrt(S) or S.
-    centred: True for a sum to which each upload adds a whole posterior, not a change.
     over: aggregation of a scalar over a round's uploads in metrics.jsonl: N_k-weighted mean, minimum, sum,
     root of the sum of squares ("rss"), or none ("nothing").
 
@@ -71,7 +70,6 @@ class FieldKind:
     elastic: bool = False
     stored: bool = False
     natural: Literal["", "shift", "precision"] = ""
-    centred: bool = False
     over: Literal["mean", "min", "sum", "rss", "nothing"] = "mean"
 
 
@@ -104,20 +102,12 @@ Draws = Annotated[Tensor, FieldKind("mean", ("L", "P"), elastic=True)]
 """At most L samples of the weights, in evaluation requests."""
 Sum = Annotated[Tensor, FieldKind("sum", dtype="f64")]
 """A sum over an edge server's uploads (fedsim.tree), in float64 to keep sums of sums precise."""
-ShiftSum = Annotated[Tensor, FieldKind("sum", dtype="f64", natural="shift")]
-PrecisionSum = Annotated[Tensor, FieldKind("sum", dtype="f64", natural="precision")]
 FullSum = Annotated[Tensor, FieldKind("sum", (TRIANGLE,), dtype="f64")]
 Count = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
 """A sum of weights, or a number of uploads."""
 Flag = Annotated[bool, FieldKind("scalar", (), dtype="u8")]
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": torch.int64}
-
-
-def centred(kind: Any) -> Any:
-    """Return the annotation of a sum to which each upload adds a whole posterior."""
-    python, described = get_args(kind)
-    return Annotated[python, replace(described, centred=True)]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import codec
-from fedsim.wire.envelope import VERSION, Envelope, FieldHeader, Header, PartHeader, field_spec, pack
+from fedsim.wire.envelope import VERSION, FieldHeader, Header, PartHeader, field_spec, pack
 from fedsim.wire.schema import Dims, Field, all_fields, optional_group
 
 RUN_NAME = "0" * 16
@@ -76,20 +76,30 @@ def envelope_size(
     message: the class of the message. codecs: codecs by field; others are dense. run: the name of the run,
     which the header contains. stored: the dtype of fields that are sent as they are stored.
     """
-    headers, exact = [], optional_group(message) is None
-    for f in all_fields(message):
-        dtype = stored if f.kind.stored else f.kind.dtype
-        field_header, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
-        headers.append(field_header)
-        exact = exact and fixed and not f.kind.elastic
-    header = Header(VERSION, kind, run, fields=tuple(headers))
-    envelope = Envelope(header, pack(header).head, ())
+    headers, exact = field_headers(message, codecs, dims, layout, stored)
+    envelope = pack(Header(VERSION, kind, run, fields=headers))
     rows: dict[tuple[str, str], int] = {}
     for h in headers:
         for p in h.parts:
             rows[h.name, p.layer] = rows.get((h.name, p.layer), 0) + p.nbytes
     rows["", "header"], rows["", "framing"] = len(envelope.head), framing(envelope.sizes)
     return EnvelopeSize(rows, exact)
+
+
+def field_headers(
+    message: type, codecs: Mapping[str, str], dims: Dims, layout: Layout, stored: str = "f32"
+) -> tuple[tuple[FieldHeader, ...], bool]:
+    """Return the headers of all fields of a message, without checksums, and whether their sizes are exact.
+
+    The arguments are those of envelope_size.
+    """
+    headers, exact = [], optional_group(message) is None
+    for f in all_fields(message):
+        dtype = stored if f.kind.stored else f.kind.dtype
+        header, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
+        headers.append(header)
+        exact = exact and fixed and not f.kind.elastic
+    return tuple(headers), exact
 
 
 def without_fields(kind: str, run: str) -> int:

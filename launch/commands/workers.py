@@ -1,4 +1,4 @@
-"""The commands of workers and edge servers on other machines: worker, node, edge, revoke.
+"""The commands of workers on other machines: worker, node, revoke.
 
 Heavy imports happen inside the commands.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,13 +15,16 @@ from fedsim.errors import DataError, UsageError
 from launch.commands.errors import Command
 from launch.commands.shared import FILE, FOLDER, prepare_torch, run_argument
 
-K = TypeVar("K")
+if TYPE_CHECKING:
+    from workers.transport.join_credentials import JoinCredentials
 
 
-def joined(read: Callable[[Path], K], file: Path) -> K:
+def joined(file: Path) -> JoinCredentials:
     """Read the credentials of --join; prefix errors with the name of the option."""
+    from workers.transport.join_credentials import JoinCredentials
+
     try:
-        return read(file)
+        return JoinCredentials.read(file)
     except (UsageError, DataError) as e:
         raise type(e)(f"--join {e}") from None
 
@@ -29,14 +32,15 @@ def joined(read: Callable[[Path], K], file: Path) -> K:
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-def _joining(file: str, *others: Decorator) -> Decorator:
+def _joining(seat: str) -> Decorator:
     """Return a decorator that adds the options for joining a run from another machine.
 
-    file: the help of --join. others: additional options.
+    seat: the help of --seat.
     """
     options: tuple[Decorator, ...] = (
-        click.option("--join", "file", **FILE, required=True, help=file),
-        *others,
+        click.option("--join", "file", **FILE, required=True, help="The run's join.json."),
+        click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),
+        click.option("--devices", metavar="LIST", default="auto", help="Devices here, as in launch.  [auto]"),
         click.option(
             "--connect",
             "url",
@@ -67,17 +71,8 @@ def _joining(file: str, *others: Decorator) -> Decorator:
     return add
 
 
-def _seated(seat: str) -> Decorator:
-    """Return a decorator that adds the options of workers. seat: the help of --seat."""
-    return _joining(
-        "The run's join.json.",
-        click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),
-        click.option("--devices", metavar="LIST", default="auto", help="Devices here, as in launch.  [auto]"),
-    )
-
-
 @click.command(cls=Command)
-@_seated("The worker's number; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
+@_joining("The worker's number; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
 def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
@@ -85,16 +80,14 @@ def worker(file: Path, **options: Any) -> None:
     Files of your own (--algo FILE.py:NAME and the like) are not sent: copy them, too. They are compared by
     their digests.
     """
-    from workers.transport.join_credentials import JoinCredentials
-
-    prepare_torch(joined(JoinCredentials.read, file).numerics)
+    prepare_torch(joined(file).numerics)
     from launch.processes.remote_workers import join
 
     join(file, **options)
 
 
 @click.command(cls=Command)
-@_seated("The first worker's number; auto: rank times K.  [the free ones]")
+@_joining("The first worker's number; auto: rank times K.  [the free ones]")
 @click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="Number of workers.  [1]")
 @click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores per worker.  [1]")
 @click.option("--logs", **FOLDER, help="Folder of their logs.  [none is kept]")
@@ -105,36 +98,10 @@ def node(file: Path, **options: Any) -> None:
     (CUDA_VISIBLE_DEVICES, affinity), and is restarted if it is killed. The workers end with this process,
     and it ends when the run is over.
     """
-    from workers.transport.join_credentials import JoinCredentials
-
-    joined(JoinCredentials.read, file)
+    joined(file)
     from launch.processes.node import serve
 
     serve(file, **options)
-
-
-@click.command(cls=Command)
-@_joining(
-    "The edge server's join file, RUN/edges/join-000.json for the first one.",
-    click.option("--bind", metavar="URL", required=True, help="Address for its workers: tcp://ADDRESS:PORT."),
-    click.option(
-        "--workers-file", **FILE, help="Where to write their join file.  [workers-000.json beside its own]"
-    ),
-)
-def edge(file: Path, **options: Any) -> None:
-    """Run an edge server between the root and the workers of one site, in a run that
-    `fedsim launch --tree 4x25 --edge-processes --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
-
-    It writes a join file for its workers, which join with `fedsim worker --join` or `fedsim node --join`.
-    Both files hold keys: copy them over a channel that you trust. An edge server keeps nothing that the run
-    needs: if it is killed, start it again with the same file and port, and its workers reconnect.
-    """
-    from workers.transport.edge_credentials import EdgeCredentials
-
-    prepare_torch(joined(EdgeCredentials.read, file).numerics)
-    from launch.processes.remote_workers import join_edge
-
-    join_edge(file, **options)
 
 
 @click.command(cls=Command)

@@ -100,7 +100,6 @@ class Options(ExperimentOptions, total=False):
     keys: str
     join_within: float
     verify_bytes: bool
-    edge_processes: bool
     track: str
     allow_drift: bool
     lease: float
@@ -110,7 +109,7 @@ class Options(ExperimentOptions, total=False):
 
 EXAMPLES = {
     "hyperparameters": "{'local.lr': 0.01}",
-    "codecs": "{'up.mean': 'bf16'} or {'edge.mean': 'bf16'}",
+    "codecs": "{'up.mean': 'bf16'}",
 }
 
 

@@ -59,8 +59,7 @@ def codecs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
         return _items(((f"{field}={name}", text) for name, text in _names("codecs")), incomplete)
     selected = _algorithm(ctx)
     both = (f"{side}.{name}" for side in ("up", "down") for name in selected.fields)
-    texts = [*selected.fields, *both, *selected.edge]
-    return _items(((f"{text}=", "") for text in texts), incomplete)
+    return _items(((f"{text}=", "") for text in (*selected.fields, *both)), incomplete)
 
 
 def hyperparameters(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:

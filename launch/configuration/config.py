@@ -118,17 +118,6 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
         execution = _remote(execution, execution.workers if "workers" in values else 0)
     elif execution.bind or execution.keys:
         raise UsageError("--bind and --keys need --remote-workers K; workers of this machine use neither")
-    if execution.edge_processes and not execution.workers:
-        raise UsageError("--edge-processes need worker processes: give --workers K or --remote-workers K")
-    if execution.edge_processes and execution.remote_workers and execution.local_workers:
-        raise UsageError(
-            "--edge-processes with --remote-workers: all workers come through edge servers; leave "
-            "--workers out"
-        )
-    if execution.edge_processes and execution.keys:
-        raise UsageError("--keys are of a run without edge servers; leave --edge-processes out")
-    if execution.edge_processes:
-        execution = replace(execution, transport="tcp")
     if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):
         raise UsageError(
             "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"

@@ -69,13 +69,6 @@ class Execution:
         option("Stop if workers are still missing after this long.", "SECONDS", "execution resume", gt=0),
     ] = 120.0
     transport: Annotated[Literal["ipc", "tcp"], option("How frames travel.", "", "wire resume")] = "ipc"
-    edge_processes: Annotated[
-        bool,
-        option(
-            "Edge servers of --tree as processes, over tcp; where the workers are.", "", "execution resume"
-        ),
-    ] = False
-    """If False, the coordinator computes the edge servers' sums, and their traffic by formula."""
     devices: Annotated[
         str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST", "execution resume")
     ] = "auto"

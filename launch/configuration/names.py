@@ -54,7 +54,6 @@ class Name:
         form: The syntax of its arguments, for parsing.
         hyperparameters: The names of an algorithm's hyperparameters in --set.
         fields: The fields of an algorithm's messages.
-        edge: The fields of its edge servers' sums that can have codecs, as edge.FIELD.
         once: The fields that an algorithm sends once per client, as (exchange, direction, field).
         defaults: An algorithm's defaults for an experiment.
         url: The address of an algorithm's paper.
@@ -74,7 +73,6 @@ class Name:
     defaults: Defaults | None = None
     url: str = ""
     differs: str = ""
-    edge: tuple[str, ...] = ()
     group: str = ""
 
 
@@ -98,7 +96,6 @@ def names(kind: str) -> Mapping[str, Name]:
             Defaults(**entry["defaults"]) if "defaults" in entry else None,
             entry.get("url", ""),
             entry.get("differs", ""),
-            tuple(entry.get("edge", ())),
             entry.get("group", ""),
         )
         for name, entry in _file()[kind].items()
@@ -139,9 +136,8 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
             raise error
     every = {field for known in names("algorithms").values() for field in known.fields}
     for key in experiment.codecs:
-        side, _, field = key.rpartition(".")
-        listed = side != "edge" and not experiment.hyperparameters  # Problem.codecs checks other fields
-        if listed and field not in every:
+        field = key.rpartition(".")[2]
+        if not experiment.hyperparameters and field not in every:  # otherwise, Problem.codecs checks it
             raise unknown("message field", field, algorithm.fields)
 
 

@@ -22,7 +22,7 @@ from fedsim.specs import Form
 from fedsim.wire.codecs import CODECS
 from fedsim.wire.schema import all_fields
 from launch.configuration import names
-from launch.results.describe import all_exchanges, edge_codecs
+from launch.results.describe import all_exchanges
 from launch.runs.client_costs import sent_once
 from protocols import REGISTRY, RELATED, AnyAlgorithm
 
@@ -74,7 +74,6 @@ def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
         **({"differs": differs} if (differs := _differs(algorithm)) else {}),
         "hyperparameters": sorted(hyperparameter_names(type(algorithm))),
         "fields": sorted(set(_fields(algorithm))),
-        **({"edge": edge} if (edge := edge_codecs(algorithm)) else {}),
         **({"once": once} if (once := sorted(sent_once(algorithm))) else {}),
         "defaults": {
             "hyperparameters": resolved_hyperparameters(algorithm),

@@ -141,9 +141,7 @@ def _become_worker(spec: dict[str, Any]) -> None:
         os.dup2(log, 2)
         os.environ.update(spec["env"])
         os.sched_setaffinity(0, spec["cores"])
-        if "edge" in spec:
-            from workers.edge.main import run_edge as run
-        elif "join" in spec:  # the coordinator is on another machine
+        if "join" in spec:  # the coordinator is on another machine
             from workers.worker.remote import run_joined as run
         else:
             from workers.worker.main import run

@@ -1,4 +1,4 @@
-"""Workers and edge servers on other machines: `fedsim worker`, `fedsim edge` and `fedsim revoke`.
+"""Workers on other machines: `fedsim worker` and `fedsim revoke`.
 
 This module imports torch only in its functions, after they have set CUDA_VISIBLE_DEVICES.
 """
@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.errors import Interrupted, UsageError
-from launch.configuration.listen_address import check_bind
 from launch.runs.folder import RunFolder
 from launch.terminal import say
 from workers.devices import assign_devices, remark
 from workers.storage.atomic_files import RunLock
-from workers.transport.edge_credentials import EdgeCredentials, edge_join_file
 from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
-from workers.transport.tcp_address import checked_url
 from workers.worker.seats import rank
 
 
@@ -57,48 +54,6 @@ def join(
         raise Interrupted("interrupted; the run continues without this worker") from None
 
 
-def join_edge(
-    file: Path,
-    *,
-    bind: str,
-    url: str | None,
-    workers_file: Path | None,
-    data_dir: Path | None,
-    patience: float,
-    codecs: Sequence[Path] = (),
-    **choices: Path | None,
-) -> None:
-    """Run as an edge server until the run is over.
-
-    Args:
-        file: The edge server's join file, such as RUN/edges/join-000.json of the root.
-        bind: The address for its workers.
-        url: The root's address from here, if it is not the one in `file`.
-        workers_file: The join file to write for the workers; by default beside `file`.
-        patience: Seconds to wait for a root that does not answer.
-        codecs: Paths of the user's codecs on this machine.
-        **choices: Paths of the user's other files, by option.
-    """
-    check_bind(bind)
-    credentials = EdgeCredentials.read(file)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from workers.edge.remote import RemoteEdge  # imports torch
-    from workers.worker.local_files import LocalFiles
-
-    files = LocalFiles({name: path for name, path in choices.items() if path}, tuple(codecs))
-    folder = data_dir.resolve() if data_dir else None
-    beside = workers_file or file.with_name(f"workers-{credentials.edge:03d}.json")
-    edge = RemoteEdge(
-        credentials, checked_url(url, credentials.url, file), bind, beside, folder, patience, files
-    )
-    try:
-        edge.run(say)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted; the run continues once this edge server is started again with the same file"
-        ) from None
-
-
 def _worker(seat: str | None) -> int | None:
     """Return the worker number for --seat; None means the first free one."""
     if seat == "auto":
@@ -128,8 +83,6 @@ def _keys(run: Path) -> int:
         raise UsageError(f"{run} has no remote workers (--remote-workers): no worker has a key")
     if not _is_running(run):
         raise UsageError(f"{run} is not being run: its keys open nothing, and fedsim resume makes new ones")
-    if edge_join_file(run, 0).exists():  # workers join edge servers, without join.json
-        return int(execution["workers"])
     if not (run / JOIN).exists():
         raise UsageError(f"{run} has no {JOIN} at the moment: it is being set up, or at its end")
     return len(JoinCredentials.read(run / JOIN).workers)

@@ -96,8 +96,7 @@ class Supervisor:
     def _started(self, answer: dict[str, Any]) -> None:
         index, pid = answer["started"], answer["pid"]
         spec = self._specs[index]
-        role, number = ("edge server", spec["edge"]) if "edge" in spec else ("worker", index)
-        worker = _process(role, number, pid, str(self._placements[index]), spec["log"])
+        worker = _process("worker", index, pid, str(self._placements[index]), spec["log"])
         self.processes.append(worker)
         self._workers[index] = worker
         try:
@@ -186,10 +185,9 @@ class Supervisor:
 
     # ---- remote workers, which other machines start
 
-    def note_remote(self, index: int, role: str, number: int, pid: int, host: str) -> None:
-        """Record a worker or an edge server with the process `pid` of the machine `host`.
-        `index` is its number among all registered processes, and `number` its number within its role."""
-        self._workers[index] = _process(role, number, pid, "", "")
+    def note_remote(self, index: int, pid: int, host: str) -> None:
+        """Record a worker with the process `pid` of the machine `host`."""
+        self._workers[index] = _process("remote worker", index, pid, "", "")
         self._workers[index].node = host
         self.processes.append(self._workers[index])
         self.changed(self.processes)

@@ -17,7 +17,6 @@ from fedsim.event_trigger import EventTriggered
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.learning.frozen import frozen_tensors
 from fedsim.problem import Problem
-from fedsim.wire.codec_selection import edge_fields
 from fedsim.wire.schema import Field, optional_group, schema
 from launch.terminal import console, print_json, print_table
 from protocols import AnyAlgorithm, find
@@ -68,13 +67,6 @@ UNSENT = {
 }
 
 
-def edge_codecs(algorithm: AnyAlgorithm) -> list[str]:
-    """Return the fields of an edge server's sums that can have codecs, as --codec names them."""
-    if len(algorithm.exchanges) != 1:
-        return []
-    return [f"edge.{f.name}" for f in edge_fields(algorithm.exchanges[0])]
-
-
 def unsent(algorithm: AnyAlgorithm) -> str:
     """Return what the server uses for a client that sends nothing, or why there is no such client."""
     if algorithm.centralised:
@@ -100,7 +92,6 @@ def to_json(name: str) -> dict[str, Any]:
         "up": all_exchanges(algorithm, "up"),
         "once": cost_once(algorithm),
         "model": kind.default_model,
-        "edge": edge_codecs(algorithm),
         "event": unsent(algorithm),
         "hyperparameters": [
             {"name": key, "default": value, "values": values, "meaning": meaning}
@@ -128,8 +119,6 @@ def describe(name: str, as_json: bool = False) -> None:
     cost = (wire_cost(algorithm), "bold")
     out.print(Text.assemble("\ncost per client and round: ", cost, f"{once}; model: {kind.default_model}"))
     out.print(f"a client that sends nothing (+event): {unsent(algorithm)}", soft_wrap=True)
-    if edge := edge_codecs(algorithm):
-        out.print(f"edge servers (--tree) send exact sums, unless --codec has {', '.join(edge)}")
     out.print()
     narrow = (Column(name, no_wrap=True) for name in ("hyperparameter", "default"))
     table = Table(*narrow, "values", "meaning", header_style="bold")

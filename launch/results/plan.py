@@ -18,7 +18,7 @@ from fedsim.data.partitions import partition
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Participation, Schedule
 from fedsim.problem import Problem
-from fedsim.tree import Tree
+from fedsim.tree import Tree, sums_dims, sums_message
 from fedsim.virtual_clock import Clock, Hops, Ints, indices
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size, without_fields
 from launch.configuration.execution import Execution
@@ -29,7 +29,6 @@ from launch.runs.client_costs import ClientCosts, sent_once
 from launch.session.display import Display, population
 from launch.terminal import print_json
 from protocols import find
-from workers.coordinator.edge_sums import sums_size
 
 PLANNED = ("algo", "model", "dataset", "clients", "rounds", "participation", "seed")
 """Keys of an experiment that `to_json` includes."""
@@ -162,8 +161,7 @@ def plan(
     created.devices = devices.totals() if devices else None
     if problem.trigger is not None:
         created.least = _least(problem, created, sizes, run)
-    if problem.trigger is not None or problem.compressed is not None:  # sizes depend on values
-        created.exact = False
+        created.exact = False  # sizes depend on values
         if created.devices is not None:
             created.devices["at_most"] = True
     return created
@@ -218,13 +216,19 @@ class _Edges:
         owned = (self.tree.owners[ids] for ids in (asked, folded))
         heard, uploads = (np.bincount(of, minlength=len(self.tree.names)) for of in owned)
         sizes, hop = [("down", down, int((heard > 0).sum())), ("up", up, len(folded))], uploads * up.total
-        if round and self.tree.merges:
+        if self.tree.sums(round):
             sizes, hop = sizes[:1], np.zeros_like(uploads)
             for count in np.unique(uploads[uploads > 0]).tolist():
-                size, merging = sums_size(self.problem, round, number, count, self.run), uploads == count
+                size, merging = self._sums(round, number, count), uploads == count
                 sizes.append(("up", size, int(merging.sum())))
                 hop[merging] = size.total
         return Hops((heard > 0) * down.total, hop), sizes
+
+    def _sums(self, round: int, number: int, uploads: int) -> EnvelopeSize:
+        """Return the size of an edge server's sums of this many uploads."""
+        exchange, layout = self.problem.exchange(round, number), self.problem.net.layout
+        dims = sums_dims(exchange, self.problem.dims, uploads)
+        return envelope_size(sums_message(exchange), {}, dims, layout, kind="sums", run=self.run)
 
 
 class _Devices:

@@ -74,11 +74,10 @@ def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, 
     hops: dict[tuple[int, int], Hops] = {}
     numbers = {name: e for e, name in enumerate(tree.names)} if tree else {}
     for row in rows:
-        if row.kind == "edge" and row.round <= rounds:
-            if (hop := hops.get((row.round, row.exchange))) is None:
-                hop = Hops(*(np.zeros(len(numbers), np.int64) for _ in ("down", "up")))
-                hops[row.round, row.exchange] = hop
-            (hop.up if row.direction == "up" else hop.down)[numbers[row.hop]] += row.bytes
+        if tree is not None and row.kind == "edge" and row.round <= rounds:
+            if (row.round, row.exchange) not in hops:
+                hops[row.round, row.exchange] = Hops.none(tree)
+            hops[row.round, row.exchange].add(numbers[row.hop], row.direction, row.bytes)
         if row.kind == "algorithm" and row.round <= rounds:
             of_client = sent.setdefault((row.round, row.exchange), {}).setdefault(row.client, [0, 0])
             of_client[row.direction == "up"] += row.bytes

@@ -196,7 +196,6 @@ def summarise(
         summary |= {
             "kernel_residual": outcome.kernel_residual,
             "kernel_retransmitted": outcome.kernel_retransmitted,
-            **({"edge_residuals": outcome.edge_residuals} if outcome.edge_residuals else {}),
             "seconds_to_first_round": round(outcome.seconds_to_first_round, 3),
             "seconds_round_median": round(statistics.median(later), 6) if later else None,
             "seconds_clients": round(outcome.seconds_clients, 3),

@@ -143,7 +143,6 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     if execution.remote_workers:
         here = f"{counted(execution.local_workers, 'worker')} and " if execution.local_workers else ""
         where = here + counted(execution.remote_workers, "remote worker")
-        where += " behind remote edge servers" if execution.edge_processes else ""
     until = f" or until {percent(e.until)}" if e.until else ""
     schedule = f"participation {e.participation}"
     schedule += f", asynchronous {e.asynchronous}" if e.asynchronous else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from launch.configuration.execution import Execution
 from launch.session.recorder import Recorder
 from launch.terminal import counted
 from workers.devices import Placement
-from workers.storage.atomic_files import disk_errors
-from workers.transport.edge_addresses import FOLDER, address_file, edge_of_worker
-from workers.transport.edge_credentials import edge_join_file, of_edge
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.transport.join_credentials import JOIN, JOIN_HERE, REVOKED, Revocations
 from workers.transport.listeners import CurveListener, local_listener
@@ -45,9 +41,8 @@ def curve_endpoint(
     pending: Callable[[int], int],
     note: Callable[[str], None],
     numerics: str,
-    edges: int = 0,
 ) -> Endpoint:
-    """Open the CURVE listener and write RUN/join.json, or a join file for each edge server.
+    """Open the CURVE listener and write RUN/join.json.
 
     New keys are valid only for this start of the run: keys of an earlier start, revoked or not, are no longer
     accepted. Keys from a file of the user are the same at every start, and a revoked one stays revoked.
@@ -63,7 +58,6 @@ def curve_endpoint(
             of the longest state in bytes.
         note: A function that prints a line.
         numerics: The run's numerics.
-        edges: The number of edge servers on other machines; if there are any, all workers connect to these.
     """
     path, revocations = folder / JOIN, Revocations(folder / REVOKED)
     path.unlink(missing_ok=True)
@@ -72,19 +66,11 @@ def curve_endpoint(
         keys = RunKeys.read(Path(execution.keys), execution.workers)
     else:
         revocations.clear()
-        keys = RunKeys.new(execution.workers + edges)
+        keys = RunKeys.new(execution.workers)
     listener = CurveListener(execution.bind, keys.server, keys.workers, revocations)
     largest = STATE_FACTOR * max_frame
     endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest))
     try:
-        if edges:
-            for_edges(folder, keys, edges, run, endpoint.address, max(largest, to_workers), numerics)
-            note(
-                f"waiting for {counted(edges, 'edge server')} and {counted(remote, 'worker')} behind them at "
-                f"{endpoint.address}, at most {execution.join_within:g} s; elsewhere: fedsim edge --join "
-                f"{edge_join_file(folder.resolve(), 0)} --bind tcp://ADDRESS:PORT"
-            )
-            return endpoint
         join = keys.join(run, numerics, endpoint.address, max(largest, to_workers))
         if execution.local_workers:
             here = msgspec.structs.replace(join, url=endpoint.address)
@@ -98,19 +84,6 @@ def curve_endpoint(
         f"s; elsewhere: fedsim worker --join {path.resolve()}"
     )
     return endpoint
-
-
-def for_edges(
-    folder: Path, keys: RunKeys, edges: int, run: str, url: str, max_frame: int, numerics: str
-) -> None:
-    """Write the join files of edge servers on other machines; raise DiskError if that fails."""
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)  # an earlier start's keys
-    with disk_errors(folder):
-        (folder / FOLDER).mkdir(mode=0o700)
-    for edge in range(edges):
-        of_edge(keys, edge, edges, run=run, url=url, max_frame=max_frame, numerics=numerics).write(
-            edge_join_file(folder, edge)
-        )
 
 
 def open_endpoint(
@@ -144,7 +117,6 @@ def open_endpoint(
     to_workers = max(max_frame, 2 * 4 * problem.net.layout.size * problem.eval_samples + FRAME_SLACK)
     # an encoded field and its indices are each at most as long as the dense field, so both fit in max_frame
     envelope = max_frame * max(len(all_fields(e.up)) for e in problem.exchanges)
-    edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
     if execution.remote_workers:
 
         def pending(state: int) -> int:
@@ -160,13 +132,12 @@ def open_endpoint(
             pending,
             recorder.display.note,
             problem.experiment.numerics,
-            edges,
         )
     listener = local_listener(execution.transport)
     endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * execution.lanes * envelope)
     try:
-        specs = _specs(placements, folder, endpoint.address, listener.token, to_workers, edges)
-        recorder.supervisor.start_workers(specs, (*placements, *[placements[0]] * edges))
+        specs = _specs(placements, folder, endpoint.address, listener.token, to_workers)
+        recorder.supervisor.start_workers(specs, tuple(placements))
     except BaseException:
         endpoint.close()
         raise
@@ -174,10 +145,10 @@ def open_endpoint(
 
 
 def _specs(
-    placements: Sequence[Placement], folder: Path, address: str, token: str, max_frame: int, edges: int
+    placements: Sequence[Placement], folder: Path, address: str, token: str, max_frame: int
 ) -> list[dict[str, Any]]:
-    """Return the fork server's specifications of processes: one per placement, and one per edge server."""
-    specs: list[dict[str, Any]] = [
+    """Return the fork server's specifications of the workers, one per placement."""
+    return [
         {
             "index": i,
             "address": address,
@@ -189,19 +160,4 @@ def _specs(
             "env": {"CUDA_VISIBLE_DEVICES": placed.gpu or ""},
         }
         for i, placed in enumerate(placements)
-    ]
-    if edges:
-        shutil.rmtree(folder / FOLDER, ignore_errors=True)  # an earlier start's ports
-    for i, spec in enumerate(specs if edges else ()):
-        spec["behind"] = str(address_file(folder.resolve(), edge_of_worker(i, len(specs), edges)))
-    own = {"device": "cpu", "cores": sorted({c for placed in placements for c in placed.cores}), "env": {}}
-    return specs + [
-        specs[0]
-        | own
-        | {
-            "index": len(specs) + e,
-            "edge": e,
-            "log": str((folder / "logs" / f"edge-{e:03d}.log").resolve()),
-        }
-        for e in range(edges)
     ]

@@ -53,7 +53,6 @@ class Recorder:
     display: Display
     supervisor: Supervisor
     remote: bool
-    workers: int
     ledger: Ledger = field(init=False)
     last_round: int = 0
     last_metrics: Mapping[str, Any] | None = None
@@ -115,17 +114,8 @@ class Recorder:
 
     def joined(self, worker: int, hello: Hello) -> None:
         if self.remote:
-            self._show([f"{self._who(worker)} comes from {hello.host}, process {hello.pid}"])
-            role, number = self._role(worker)
-            self.supervisor.note_remote(worker, f"remote {role}", number, hello.pid, hello.host)
-
-    def _role(self, worker: int) -> tuple[str, int]:
-        """Return the role and the number in it of a registered process. Edge servers follow the workers."""
-        behind = worker - self.workers
-        return ("edge server", behind) if self.workers and behind >= 0 else ("worker", worker)
-
-    def _who(self, worker: int) -> str:
-        return "{} {}".format(*self._role(worker))
+            self._show([f"worker {worker} comes from {hello.host}, process {hello.pid}"])
+            self.supervisor.note_remote(worker, hello.pid, hello.host)
 
     def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None:
         """Record a worker's place, new facts about the workers, and a warning if results may differ.
@@ -146,7 +136,7 @@ class Recorder:
             self._show([f"worker {worker} may compute other bits ({drift}): {DRIFT}"])
 
     def left(self, worker: int, why: str) -> None:
-        self._show([f"{self._who(worker)} is gone: {why}"])
+        self._show([f"worker {worker} is gone: {why}"])
         self.supervisor.note_left(worker)
 
     def waits(self, why: str) -> None:
@@ -195,24 +185,21 @@ class Recorder:
             FedsimError: If the counts differ.
             NotCompared: If there is no count, because a connection was lost.
         """
-        residuals = {"": outcome.kernel_residual, **outcome.edge_residuals}
-        for name, left in residuals.items():
-            at = f" at {name}" if name else ""
-            if left is not None and any(left.values()):
-                down, up = (f"{left[side]:+,}" for side in ("down", "up"))
-                raise FedsimError(
-                    f"--verify-bytes: kernel minus ledger{at} is {down} bytes down and {up} up; "
-                    "some bytes are unexplained"
-                )
-        if None in residuals.values():
+        residual = outcome.kernel_residual
+        if residual is None:
             raise NotCompared(
                 "--verify-bytes: the run is done, but its ledger is not compared: a connection was lost, "
                 "and with it the kernel's count of its bytes"
             )
+        if any(residual.values()):
+            down, up = (f"{residual[side]:+,}" for side in ("down", "up"))
+            raise FedsimError(
+                f"--verify-bytes: kernel minus ledger is {down} bytes down and {up} up; "
+                "some bytes are unexplained"
+            )
         streams = {d: f"{self.ledger.booked(d):,}" for d in ("down", "up")}
         self.display.note(
             f"kernel and ledger agree: {streams['down']} bytes down and {streams['up']} up, residual 0"
-            + (", and so they do at every edge server" if outcome.edge_residuals else "")
         )
 
     def write_summary(

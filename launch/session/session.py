@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -56,25 +55,8 @@ from workers.storage.shared_frozen import (
     write_frozen,
     write_start,
 )
-from workers.transport.edge_addresses import FOLDER as EDGES
 from workers.transport.eventfd import Wakeup
 from workers.transport.join_credentials import JOIN, JOIN_HERE
-
-
-def check_edges(problem: Problem, execution: Execution) -> None:
-    """Check that edge servers can be processes."""
-    if not execution.edge_processes:
-        return
-    if problem.tree is None:
-        raise UsageError("--edge-processes needs --tree, which says how many there are")
-    edges, e = len(problem.tree.names), problem.experiment
-    if execution.workers < edges:
-        option = "--remote-workers" if execution.remote_workers else "--workers"
-        raise UsageError(f"--edge-processes: {edges} edge servers need {option} {edges} at least")
-    if e.bad_uploads != "stop":
-        raise UsageError(
-            f"--bad-uploads {e.bad_uploads}: the root sees no upload; leave --edge-processes out"
-        )
 
 
 @dataclass
@@ -129,7 +111,6 @@ class Session:
             workers, why = decide(execution.workers, auto, problem)
             execution, placements, remarks = replace(execution, workers=workers), placements[:workers], (why,)
         asked, execution = execution, replace(execution, lanes=lanes_of(execution, problem))
-        check_edges(problem, execution)
         participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
@@ -138,7 +119,7 @@ class Session:
         try:
             display = Display(problem.experiment.rounds, quiet)
             remote = bool(execution.remote_workers)
-            recorder = Recorder(problem, rundir, display, supervisor, remote, execution.workers)
+            recorder = Recorder(problem, rundir, display, supervisor, remote)
             session = Session(problem, execution, placements, participations, recorder, start)
             duals, clients = bool(problem.algorithm.duals), len(problem.clients)
             biased = bias_remarks(problem.codecs["up"], problem.exchanges, duals, clients)
@@ -233,13 +214,11 @@ class Session:
             closing.callback(checkpoints.close)
             for left in (JOIN, JOIN_HERE, FROZEN, START):  # left by a start that was killed
                 (folder / left).unlink(missing_ok=True)
-            shutil.rmtree(folder / EDGES, ignore_errors=True)
             journal = Journal(folder / JOURNAL)
             closing.callback(lambda: recorder.close_journal(journal))
             endpoint = open_endpoint(problem, e, self.placements, folder, self.run_name, recorder)
             closing.callback(endpoint.close)
             closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys are no longer valid
-            closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # the same holds for these
             local = self._local_node() if e.remote_workers and e.local_workers else None
             if local is not None:
                 closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
@@ -259,7 +238,7 @@ class Session:
                 problem,
                 self.schedule,
                 RunIdentity(self.run_name, self.start.at),
-                Workers(endpoint, pool, self._registration(), timeouts, e.edge_processes, e.lanes),
+                Workers(endpoint, pool, self._registration(), timeouts, e.lanes),
                 Storage(checkpoints, journal, self.recovery, lasting),
                 recorder,
             )
@@ -311,8 +290,7 @@ class Session:
             lanes=execution.lanes if execution.lanes > 1 else UNSET,
         )
         expected = WorkerManifest(data, sources_of(problem), self._facts(), processor_name())
-        edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
-        return Registration(worker_config, expected, execution.workers + edges, execution.allow_drift)
+        return Registration(worker_config, expected, execution.workers, execution.allow_drift)
 
     def _facts(self) -> dict[str, str]:
         """Return the facts that all workers must share: those of this process and those of earlier workers.

@@ -50,7 +50,7 @@ def test_the_wheel_has_every_file_of_the_four_packages(monkeypatch: pytest.Monke
     tree = {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
     assert built == tree
     assert {
-        "workers/edge/edge_server.py",
+        "workers/worker/runtime.py",
         "launch/configuration/names.json",
         "launch/results/page.html",
     } <= built

@@ -73,21 +73,20 @@ def test_fast_links_of_edge_servers_change_nothing(
     assert lasts(c, took, answered, hops) == lasts(flat, took, answered, hops)
 
 
-def test_sums_are_of_the_uploads_that_count() -> None:
-    exchange = ExchangeClock(created("edge_up=8kbit"), (1,) * 4)
-    exchange.opened(500)
+def test_the_hops_of_an_exchange_are_those_since_the_last_one() -> None:
+    exchange = ExchangeClock(created("edge_up=8kbit,edge_down=80kbit"), (1,) * 4)
+    for edge in (0, 1):
+        exchange.hop(edge, "down", 500)
     for k in range(4):
         exchange.gave(k, 500)
         assert not exchange.late(TaskId(1, 1, k, 0), 700)
-    for k in (0, 2, 3):
-        exchange.counted(k)
-    exchange.summed(0, 1000)
-    exchange.summed(1, 2000)
-    assert exchange.close(1) == ExchangeCost(pytest.approx(0.001 + 2.0))
+    exchange.hop(0, "up", 1000)
+    exchange.hop(1, "up", 2000)
+    assert exchange.close(1) == ExchangeCost(pytest.approx(0.001 + 0.05 + 2.0))
     for k in (0, 1):  # a set-up: uploads are passed on as they are
         exchange.gave(k, 500)
         assert not exchange.late(TaskId(0, 1, k, 0), 700)
-        exchange.counted(k)
+        exchange.hop(0, "up", 700)
     assert exchange.close(0) == ExchangeCost(pytest.approx(0.001 + 1.4))
 
 

@@ -53,6 +53,9 @@ def test_masks_are_an_example(words: list[str], name: str) -> None:
         "devices generate --clients 3",
         "launch --durability none",
         "launch --algo fedivon --set prior_power=1",
+        "launch --tree 2x2 --edge-processes",
+        "edge --join FILE",
+        "plan --tree 2x5 --codec edge.mean=sigma:auto",
     ],
 )
 def test_a_typed_name_that_left_is_refused_in_one_line(line: str) -> None:

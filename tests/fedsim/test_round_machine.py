@@ -23,7 +23,6 @@ from fedsim.round_events import (
     Command,
     Commit,
     Drop,
-    EdgeLost,
     Event,
     Finish,
     Folded,
@@ -614,59 +613,6 @@ def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World,
     assert end.machine.versions == held
     pieces = Counter(ChunkId(r, chunk) for r in range(world.rounds + 1) for chunk in range(world.chunks))
     assert Counter(end.scored) == pieces
-
-
-@given(seed=st.integers(0, 2**32 - 1))
-def test_what_a_lost_edge_server_had_is_computed_again(seed: int) -> None:
-    """At any instant, in either exchange: the commits are those of an undisturbed run."""
-    rng = random.Random(seed)
-    world = World.drawn(rng)
-    commits = [c for c in world.expected() if isinstance(c, Commit)]
-    machine = RoundMachine(
-        world.rounds, world.exchanges, world.participation, [0] * world.clients, float, 0, edges=True
-    )
-    machine.seat(lambda k: k % 2, lambda w: w % 2)
-    seen: list[Command] = []
-    held: list[tuple[int, TaskId]] = []
-    released: list[int] = []
-    closed, losses, opened = False, 6, False
-
-    def carry_out(commands: list[Command]) -> None:
-        nonlocal closed, opened
-        for command in commands:
-            seen.append(command)
-            match command:
-                case Open():
-                    released.clear()
-                    closed, opened = False, True
-                case Give(worker, task):
-                    assert worker % 2 == task.client % 2
-                    held.append((worker, task))
-                case Release(client):
-                    released.append(client)
-                case Close():
-                    closed = True
-
-    carry_out(machine.start())
-    for worker in (0, 1, 2, 3):
-        carry_out(machine.handle(Joined(worker)))
-    while not any(isinstance(c, Finish) for c in seen):
-        if opened and losses and rng.random() < 0.15:
-            losses -= 1
-            edge, closed = rng.choice((0, 1)), False
-            released[:] = [k for k in released if k % 2 != edge]
-            carry_out(machine.handle(EdgeLost(tuple(k for k in range(world.clients) if k % 2 == edge))))
-            if not held and machine.phase == "folding":
-                closed = True  # it had nothing
-        elif held:
-            worker, task = held.pop(rng.randrange(len(held)))
-            carry_out(machine.handle(Arrived(worker, task)))
-        else:
-            assert closed, "stalled"
-            assert all(sorted(own) == own for e in (0, 1) for own in [[k for k in released if k % 2 == e]])
-            opened = False
-            carry_out(machine.handle(Folded()))
-    assert [c for c in seen if isinstance(c, Commit)] == commits
 
 
 def test_workers_with_lanes_share_the_tasks_of_a_round() -> None:

@@ -44,8 +44,7 @@ def completed(*words: str) -> list[str]:
         (("schedule", "mar"), ["markov:"]),
         (("launch", "--codec", "up.prec"), ["up.precision="]),
         (("launch", "--algo", "fedavg", "--codec", "me"), ["mean="]),
-        (("launch", "--codec", "edge.p"), ["edge.precision="]),
-        (("launch", "--algo", "fedavg", "--codec", "edge"), []),
+        (("launch", "--codec", "edge.p"), []),
         (
             ("plan", "--codec", "up.precision=b"),
             [f"up.precision={n}" for n in ("bf16", "bitmap:", "best:")],

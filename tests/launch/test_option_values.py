@@ -37,7 +37,6 @@ NEEDED = {
     ("codecs",): ("nowhere",),
     ("worker",): ("--join", "nowhere"),
     ("node",): ("--join", "nowhere"),
-    ("edge",): ("--join", "nowhere", "--bind", "tcp://127.0.0.1:*"),
     ("launch",): ("--out", "nowhere"),
     ("plan",): (),
 }

@@ -319,10 +319,9 @@ def test_a_round_that_was_under_way_is_nowhere_in_the_numbers(
 
 
 def test_a_resume_removes_what_a_killed_start_has_left(left: Path) -> None:
-    """Addresses of edge servers, join files, and what workers share."""
-    (left / "edges").mkdir()
-    for name in ("edges/000.json", "join.json", "join-here.json", "frozen", "start"):
+    """Join files, and what workers share."""
+    for name in ("join.json", "join-here.json", "frozen", "start"):
         (left / name).write_text("{}")
     resume(left, {}, quiet=True)
     names = {path.name for path in left.iterdir()}
-    assert not names & {"edges", "join.json", "join-here.json", "frozen", "start"}, names
+    assert not names & {"join.json", "join-here.json", "frozen", "start"}, names

@@ -13,7 +13,11 @@ import torch
 from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError
 from fedsim.problem import Problem
+from fedsim.tree import sums_dims, sums_message
+from fedsim.wire.envelope import encode
 from fedsim.wire.ledger_rows import Entry
+from fedsim.wire.schema import schema
+from fedsim.wire.wire_size import field_headers
 from launch.results.plan import plan
 from protocols import REGISTRY
 from tests.support.harness import Run, leaves, play, problem_of
@@ -123,6 +127,21 @@ def test_what_crosses_the_hop_to_the_root(tmp_path: Path) -> None:
     assert (down, up) == tuple(
         sum(m[f"edge_bytes_{side}"] for m in run.metrics if m["round"]) for side in ("down", "up")
     )
+
+
+@pytest.mark.parametrize("name", ["fedlap_cov", "ivon_admm", "mime", "fednova"])
+def test_the_booked_size_of_sums_is_that_of_the_encoded_message(name: str) -> None:
+    (algorithm,) = (a for a in REGISTRY if a.name == name)
+    built = problem(algorithm, "2x2")
+    for exchange in built.algorithm.exchanges:
+        kind, dims = sums_message(exchange), sums_dims(exchange, built.dims, uploads=3)
+        values = {f.name: torch.zeros(f.shape(dims), dtype=torch.float64) for f in schema(kind)}
+        sent = encode(kind(**values), {}, dims, layout=built.net.layout).fields
+        booked, _ = field_headers(kind, {}, dims, built.net.layout)
+        sizes = [
+            [(f.name, f.codec, f.shape, [p.nbytes for p in f.parts]) for f in of] for of in (sent, booked)
+        ]
+        assert sizes[0] == sizes[1]
 
 
 def rows(run: Run) -> list[Entry]:

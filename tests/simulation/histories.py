@@ -1,6 +1,6 @@
 """Histories: a run in a simulated world, with every start that it takes, against an undisturbed one's bits.
 
-    python -m tests.simulation.histories --histories 2000 --seed 0 [--edges]      by hand
+    python -m tests.simulation.histories --histories 2000 --seed 0      by hand
 
 A history begins with what goes wrong (tests.simulation.world.Odds), drawn from its seed. When the
 coordinator is killed, what was written last is torn; then, and after an error, the run is started again from
@@ -31,7 +31,6 @@ from fedsim.wire.ledger_rows import Entry
 from launch.runs.writer import RunDir
 from protocols import find
 from tests.simulation.answers import Answers
-from tests.simulation.edges import Edge
 from tests.simulation.workers import Person
 from tests.simulation.world import Killed, Odds, World
 from tests.support.harness import Recorder, bits_of, play, problem_of
@@ -49,26 +48,6 @@ from workers.storage.recovery import recover
 BITS = ("model", "client states", "server", "versions", "ledger rows", "metrics")
 DISTURBED_STARTS = 4
 TERMS = {"join_within": 60.0, "lease": 10.0, "patience": 300.0}
-TREES: tuple[dict[str, Any], ...] = (
-    {
-        "algo": "fedlap_cov",
-        "participation": "0.7+lost:0.2+gone:0.1",
-        "clients": 4,
-        "rounds": 4,
-        "tree": "2x2",
-        "codecs": {"edge.mean": "sigma:auto+dither", "edge.precision": "ratio:0.25"},
-    },
-    {"algo": "mime", "clients": 4, "rounds": 3, "tree": "2x2"},
-    {"algo": "precond_admm", "clients": 4, "rounds": 2, "participation": "2", "tree": "2x2"},
-    {
-        "algo": "fedavgm",
-        "clients": 3,
-        "rounds": 4,
-        "participation": "0.9+lost:0.2+event:norm:99%",
-        "tree": "1x3",
-    },
-)
-"""With edge servers, which are processes."""
 EXPERIMENTS: tuple[dict[str, Any], ...] = (
     {
         "algo": "fedlap_cov",
@@ -86,6 +65,13 @@ EXPERIMENTS: tuple[dict[str, Any], ...] = (
         "participation": "0.7+lost:0.2",
         "eval_every": 2,
         "until": 0.57,
+    },
+    {
+        "algo": "fedlap_cov",
+        "participation": "0.7+lost:0.2+gone:0.1",
+        "clients": 4,
+        "rounds": 4,
+        "tree": "2x2",
     },
 )
 
@@ -155,16 +141,10 @@ class Files(Recorder):
         self.rundir.append_metrics(metrics)
 
 
-def participant(world: World, index: int) -> Person | Edge:
-    """The process with this number: the numbers behind the workers' are edge servers."""
-    return Person(world, index) if index < world.odds.workers else Edge(world, index)
-
-
 def history(ground: Ground, seed: int, folder: Path, odds: Odds | None = None) -> History:
     """Errors: AssertionError, or whatever the coordinator must not raise."""
     rng = random.Random(seed)
-    tree = ground.problem.tree
-    created = History(seed, odds or Odds.drawn(rng, len(tree.names) if tree else 0))
+    created = History(seed, odds or Odds.drawn(rng))
     outcome: Outcome | None = None
     while outcome is None:
         calm = created.starts >= DISTURBED_STARTS
@@ -207,7 +187,7 @@ def _start(ground: Ground, created: History, rng: random.Random, folder: Path, o
         journal = Journal(folder / "journal")
         closing.callback(journal.close)
         files = Files(rundir)
-        world = World(ledger, odds, rng, ground.answers, states, participant, folder)
+        world = World(ledger, odds, rng, ground.answers, states, Person)
         coordinator = Coordinator(
             problem,
             schedule(
@@ -220,11 +200,8 @@ def _start(ground: Ground, created: History, rng: random.Random, folder: Path, o
             Workers(
                 world,
                 world,
-                Registration(
-                    WorkerConfig(asdict(experiment)), WorkerManifest("", {}), odds.workers + odds.edges
-                ),
+                Registration(WorkerConfig(asdict(experiment)), WorkerManifest("", {}), odds.workers),
                 Timeouts(**TERMS, remote=odds.remote),
-                edges=bool(odds.edges),
             ),
             Storage(checkpoints, journal, recovery),
             files,
@@ -271,13 +248,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--histories", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first; then one more each")
-    parser.add_argument("--edges", action="store_true", help="with edge servers")
     selected = parser.parse_args()
     bad, faults, errors, virtual, began = 0, Counter[str](), Counter[str](), 0.0, time.monotonic()
     starts = anew = 0
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        experiments = TREES if selected.edges else EXPERIMENTS
-        grounds = [Ground.of(e, Path(folder) / f"ground-{i}") for i, e in enumerate(experiments)]
+        grounds = [Ground.of(e, Path(folder) / f"ground-{i}") for i, e in enumerate(EXPERIMENTS)]
         for seed in range(selected.seed, selected.seed + selected.histories):
             at = Path(folder) / str(seed)
             try:

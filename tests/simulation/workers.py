@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 from fedsim.errors import DiskError
 from fedsim.wire.envelope import Envelope, Header
-from tests.simulation.edges import Edge, WorkerEndpoint
 from tests.simulation.world import Link, World
 from workers import protocol_messages as messages
 from workers.storage.atomic_files import write_atomically
-from workers.transport.edge_addresses import edge_of_worker
 from workers.transport.handshake import Hello, hello
 from workers.worker.heartbeat import SECONDS
 
@@ -58,20 +56,9 @@ class Person:
     # ---- coming
 
     def join(self) -> None:
-        endpoint = self._endpoint() if self.world.odds.edges else None
-        if endpoint is None and self.world.odds.edges:  # its edge server is not there, or not yet
-            self.after(0.5, Person.join)
-            return
-        self.link, self._at = Link(self.index, endpoint=endpoint), None
+        self.link, self._at = Link(self.index), None
         self._envelopes.clear()
         self._send(self.link, hello(Hello("", self.index, os.getpid())))
-
-    def _endpoint(self) -> WorkerEndpoint | None:
-        odds = self.world.odds
-        edge = odds.workers + edge_of_worker(self.index, odds.workers, odds.edges)
-        server = self.world.participants[edge]
-        assert isinstance(server, Edge)
-        return None if server.dead else server.endpoint
 
     def message(self, link: Link, what: str) -> None:
         """By its socket, or in few words: its connection was cut, it was refused, it was given up."""

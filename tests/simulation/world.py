@@ -14,8 +14,7 @@ import random
 import select
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsim.errors import TaskError
 from fedsim.wire.envelope import Envelope
@@ -28,7 +27,6 @@ from workers.transport.endpoint import Endpoint, Incoming
 from workers.transport.handshake import read_hello
 
 if TYPE_CHECKING:
-    from tests.simulation.edges import Above, Edge, WorkerEndpoint
     from tests.simulation.workers import Person
 
 DEATHS = -7
@@ -47,8 +45,7 @@ class Odds:
     """How likely what is. die, stop, slow: per task; repeat, drop, flip (a bit of it): per envelope; cut,
     mute:
     per envelope, of its connection. crash: how many times the coordinator is killed. elsewhere: workers on
-    other machines. strike: at the n-th envelope of a start its sender dies, or (cuts) its connection ends.
-    edges: how many edge servers the workers are behind; they die and stop, too."""
+    other machines. strike: at the n-th envelope of a start its sender dies, or (cuts) its connection ends."""
 
     workers: int = 2
     remote: bool = False
@@ -63,16 +60,15 @@ class Odds:
     crash: int = 0
     inject: int = 0
     cuts: bool = False
-    edges: int = 0
 
     @staticmethod
-    def drawn(rng: random.Random, edges: int = 0) -> Odds:
+    def drawn(rng: random.Random) -> Odds:
         def some(p: float) -> float:
             return rng.choice((0.0, 0.0, p / 3, p))
 
         remote = rng.random() < 0.5
         return Odds(
-            workers=rng.randint(max(1, edges), 3),
+            workers=rng.randint(1, 3),
             remote=remote,
             die=some(0.15),
             stop=some(0.1),
@@ -80,31 +76,21 @@ class Odds:
             repeat=some(0.3),
             drop=some(0.03),
             flip=some(0.02),
-            cut=some(0.02 if edges else 0.05)
-            if remote
-            else 0.0,  # an edge server's connection is many workers'
-            mute=some(0.03 if edges else 0.1) if remote else 0.0,
+            cut=some(0.05) if remote else 0.0,
+            mute=some(0.1) if remote else 0.0,
             crash=rng.choice((0, 0, 1, 2)),
-            edges=edges,
         )
 
     def calm(self) -> Odds:
         """Nothing goes wrong any more."""
-        return Odds(self.workers, self.remote, edges=self.edges)
+        return Odds(self.workers, self.remote)
 
 
 class Link:
-    """One connection: envelopes of a direction arrive in order, when it is not muted.
+    """A worker's connection: envelopes of a direction arrive in order, when it is not muted."""
 
-    owner: an edge server's, who gets what comes down; otherwise the worker does. endpoint: an edge server's,
-    at which it ends; otherwise at the root.
-    """
-
-    def __init__(
-        self, worker: int, owner: Above | None = None, endpoint: WorkerEndpoint | None = None
-    ) -> None:
+    def __init__(self, worker: int) -> None:
         self.worker, self.open = worker, True
-        self.owner, self.endpoint = owner, endpoint
         self.dismissed = False
         self.free = {"up": 0.0, "down": 0.0}
         """When the next envelope of a direction may arrive."""
@@ -120,8 +106,7 @@ class World(Endpoint):
         rng: random.Random,
         answers: Answers,
         states: ClientStates,
-        person: Callable[[World, int], Person | Edge],
-        folder: Path = Path(),
+        person: Callable[[World, int], Person],
     ) -> None:
         super().__init__(ledger)
         self.odds, self.rng, self.answers, self.states = odds, rng, answers, states
@@ -135,8 +120,8 @@ class World(Endpoint):
         self.bound: dict[int, Link] = {}
         self.happened: list[str] = []
         """Faults as they struck."""
-        self._person, self.folder = person, folder
-        self.participants = [person(self, w) for w in range(odds.workers + odds.edges)]
+        self._person = person
+        self.participants = [person(self, w) for w in range(odds.workers)]
         for _ in range(odds.crash):
             self.at(rng.uniform(0.0, 40.0), self._kill_coordinator)
 
@@ -210,22 +195,17 @@ class World(Endpoint):
         if self._sent == self.odds.inject:
             self._inject(link, direction)
             return
-        kind, reliable = envelope.header.kind, link.owner is not None
+        kind = envelope.header.kind
         arrival = max(link.free[direction], self.now + self.rng.expovariate(20.0))
-        mute, cut = self.odds.mute, self.odds.cut
-        if reliable and kind == "heartbeat":  # an edge server's, and its answer: every second
-            mute, cut = mute / 20, cut / 20
-        if self.draw(mute, f"muted {direction}"):
+        if self.draw(self.odds.mute, f"muted {direction}"):
             arrival = max(arrival, self.now + self.rng.choice((2.0, 30.0)))
         link.free[direction] = arrival
-        # nobody but this worker may stand behind its edge server, and TCP loses nothing
-        reliable = reliable or (bool(self.odds.edges) and kind in ("hello", "welcome", "ready"))
-        if reliable or not self.draw(self.odds.drop, f"dropped {kind}"):
+        if not self.draw(self.odds.drop, f"dropped {kind}"):
             self.at(arrival - self.now, lambda: self._arrive(link, direction, envelope))
-        if not reliable and self.draw(self.odds.repeat, f"repeated {kind}"):
+        if self.draw(self.odds.repeat, f"repeated {kind}"):
             later = arrival - self.now + self.rng.expovariate(0.2)
             self.at(later, lambda: self._arrive(link, direction, envelope))
-        if self.draw(cut, "cut"):
+        if self.draw(self.odds.cut, "cut"):
             self.cut(link, self.rng.choice((0.05, KEEPALIVE)))
 
     def _inject(self, link: Link, direction: str) -> None:
@@ -236,7 +216,7 @@ class World(Endpoint):
             self._kill_coordinator()
         else:
             self.happened.append("died instead of sending")
-            self._lower(link).die()
+            self.participants[link.worker].die()
 
     def _arrive(self, link: Link, direction: str, envelope: Envelope) -> None:
         if not link.open:
@@ -244,9 +224,7 @@ class World(Endpoint):
         if self.draw(self.odds.flip, f"flipped {direction}"):
             self._spoil(link, direction)
         elif direction == "down":
-            self._lower(link).take(link, envelope)
-        elif link.endpoint is not None:
-            link.endpoint.arrive(link, envelope)
+            self.participants[link.worker].take(link, envelope)
         elif self.bound.get(link.worker) is link:
             if envelope.header.kind != "hello":
                 self._come_in(link, envelope)
@@ -255,16 +233,12 @@ class World(Endpoint):
         elif self.odds.remote:
             self.tell(link, "rejoin")
 
-    def _lower(self, link: Link) -> Any:
-        """Whose connection it is."""
-        return link.owner if link.owner is not None else self.participants[link.worker]
-
     def tell(self, link: Link, what: str) -> None:
-        """Let the lower end know by its socket, or in few words, what has become of a connection."""
-        self._lower(link).message(link, what)
+        """Let the worker know by its socket, or in few words, what has become of a connection."""
+        self.participants[link.worker].message(link, what)
 
     def end(self, link: Link) -> None:
-        """The lower end closes it. On one machine the upper one does not learn of that."""
+        """The worker closes it. On one machine the coordinator does not learn of that."""
         if link.open:
             link.open = False
             if self.odds.remote:
@@ -275,9 +249,7 @@ class World(Endpoint):
         if self.odds.remote:
             self.cut(link, 0.05)
         elif direction == "down":
-            self._lower(link).die()
-        elif link.endpoint is not None:
-            link.endpoint.spoiled(link)
+            self.participants[link.worker].die()
         elif self.bound.get(link.worker) is link:
             self.unreadable[link.worker] = "the checksum is wrong"
 
@@ -301,9 +273,7 @@ class World(Endpoint):
         self.at(noticed, lambda: self._note_end(link))
 
     def _note_end(self, link: Link) -> None:
-        if link.endpoint is not None:
-            link.endpoint.note_end(link)
-        elif self.bound.get(link.worker) is link:
+        if self.bound.get(link.worker) is link:
             del self.bound[link.worker]
             self.lost.append(link.worker)
 
@@ -328,10 +298,9 @@ class World(Endpoint):
         if not self.odds.remote:
             self.at(0.001, lambda: self._exits.append(ProcessExit(worker, "died", "")))
             return
-        if worker < self.odds.workers:
-            link = self.participants[worker].link  # type: ignore[union-attr]
-            if link is not None:
-                self.end(link)
+        link = self.participants[worker].link
+        if link is not None:
+            self.end(link)
         self.at(self.rng.uniform(1.0, 10.0), lambda: self._replace(worker))
 
     def replace(self, worker: int, address: str) -> None:

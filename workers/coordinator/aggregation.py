@@ -12,21 +12,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from fedsim.algorithm import Arrival, Context
-from fedsim.compressed_sums import Remainder
+from fedsim.algorithm import Arrival
 from fedsim.errors import WireError
 from fedsim.problem import Problem
 from fedsim.round_events import Open
+from fedsim.tree import Tree, sums_dims, sums_message
 from fedsim.wire import limits
-from fedsim.wire.envelope import NONE, Envelope, Payload, decode, scaled
+from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, decode, pack, scaled
 from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import check_values, scalars_of, summed_scalars
-from workers.coordinator import edge_sums
-from workers.coordinator.edge_servers import EdgeServers
+from fedsim.wire.wire_size import field_headers
 from workers.protocol_messages import NO_PAYLOAD
 
 _Job = tuple[Any, Any, Open, Mapping[int, Any], Payload]
@@ -49,7 +48,7 @@ class Fold:
     server: Any
     scalars: dict[str, float]
     limits: dict[str, Any] = field(default_factory=dict)
-    edges: tuple[tuple[int, Payload | Envelope], ...] = ()
+    edges: tuple[tuple[int, Envelope], ...] = ()
 
 
 class AggregationThread:
@@ -63,8 +62,6 @@ class AggregationThread:
     ) -> None:
         """Start the thread. take: returns a client's upload and the worker that sent it."""
         self.problem, self._take, self._on_done = problem, take, on_done
-        self.edges: EdgeServers | None = None
-        """The edge servers, if they are processes; the thread then folds their sums instead of uploads."""
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
@@ -87,7 +84,7 @@ class AggregationThread:
         self._jobs.put((server, down, command, stale, payload))
 
     def release(self, client: int) -> None:
-        """Queue a client's upload for the fold, or the sums of an edge server with this number."""
+        """Queue a client's upload for the fold."""
         self._uploads.put(client)
 
     def close(self) -> None:
@@ -131,12 +128,9 @@ class AggregationThread:
         first = self._next()
         if first is None:  # no upload is to be folded
             return Fold(server, {})
-        if self.edges is not None and self.edges.merges(round):
-            return self._fold_sums(server, down, command, first, scalars)
         measured: dict[str, Any] = {}
-        tree, passed_on = self.problem.tree, list[tuple[int, Payload | Envelope]]()
-        merges = tree is not None and tree.merges and bool(round)  # round 0 (set-up) forwards uploads
-
+        tree = self.problem.tree
+        to_root = None if tree is None else _EdgeMessages(self.problem, tree)
         aim = limits.measured(command)
 
         def ups() -> Iterator[tuple[int, Any]]:
@@ -146,9 +140,9 @@ class AggregationThread:
                 up = read_upload(self.problem, envelope, stale.get(k, down), worker)
                 if up is not None:
                     scalars.add(up, self.problem.sizes[k])
-                if tree is not None and not merges:
-                    passed_on.append((tree.edge_of(k), Envelope(envelope.header, envelope.head, ())))
-                if k >= aim and up is not None and not measured and tree is None:
+                if to_root is not None:
+                    to_root.add(envelope)
+                elif k >= aim and up is not None and not measured:
                     measured.update(self._limits(envelope, up, stale.get(k, down), payload))
                 yield k, up
                 del envelope, up  # free them before the next upload is read
@@ -163,57 +157,17 @@ class AggregationThread:
                 for k, up in stream
             )
             next_server = algorithm.stale_update(server, arrivals, ctx)
-        elif tree is not None and merges:
-            sums, remainders = algorithm.sums(server, down, ctx), dict[int, Remainder]()
-            for edge, own in tree.by_edge(stream):
-                owed = server.remainders[edge] if self.problem.compressed else None
-                sent = edge_sums.summed(self.problem, command, down, edge, own, owed)
-                passed_on.append((edge, Payload(sent.payload.fields, ())))
-                sums = algorithm.merged(sums, sent.decoded)
-                if sent.remainder is not None:
-                    remainders[edge] = sent.remainder
-            next_server = self._stepped(server, down, sums, remainders, ctx, scalars)
+        elif tree is not None and tree.sums(round):
+            sums = algorithm.sums(server, down, ctx)
+            for _, own in tree.by_edge(stream):
+                sums = algorithm.merged(sums, algorithm.added(algorithm.no_sums(down, ctx), down, own, ctx))
+            next_server = server if self._idle(scalars) else algorithm.from_sums(server, down, sums, ctx)
         else:
             next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # consume the uploads that an algorithm has not read
             pass
-        return Fold(next_server, scalars.result(), measured, tuple(passed_on))
-
-    def _fold_sums(self, server: Any, down: Any, command: Open, first: int, scalars: _Scalars) -> Fold:
-        """Fold the edge servers' sums in the order of the tree. first: the first edge server."""
-        assert self.edges is not None
-        problem, edge = self.problem, cast(int | None, first)
-        algorithm, tree = problem.algorithm, self.edges.tree
-        ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
-        sums, remainders = algorithm.sums(server, down, ctx), dict[int, Remainder]()
-        while edge is not None:
-            envelope, clients, remainder = self.edges.sums_of(edge)
-            owner = f"sums of edge server {tree.names[edge]} in round {command.round}"
-            sent, rows = edge_sums.read_sums(problem, envelope, down, edge, len(clients), owner)
-            if len(rows) != len(clients):
-                raise WireError(f"{owner}: the scalars of {len(rows)} uploads where {len(clients)} count")
-            for k, row in zip(clients, rows.tolist(), strict=True):
-                scalars.add_row(row, problem.sizes[k])
-            sums = algorithm.merged(sums, sent)
-            if remainder is not None:
-                remainders[edge] = remainder
-            edge = self._next()
-        return Fold(self._stepped(server, down, sums, remainders, ctx, scalars), scalars.result())
-
-    def _stepped(
-        self,
-        server: Any,
-        down: Any,
-        sums: Any,
-        remainders: Mapping[int, Remainder],
-        ctx: Context,
-        scalars: _Scalars,
-    ) -> Any:
-        """Return the server's next state, with these edge servers' new remainders."""
-        if self._idle(scalars):
-            return server
-        state, compressed = self.problem.algorithm.from_sums(server, down, sums, ctx), self.problem.compressed
-        return compressed.with_remainders(state, remainders) if compressed else state
+        edges = () if to_root is None else to_root.envelopes()
+        return Fold(next_server, scalars.result(), measured, edges)
 
     def _idle(self, scalars: _Scalars) -> bool:
         """Return whether the server must keep its state, because no client has sent an upload (+event)."""
@@ -269,6 +223,43 @@ def why_invalid(problem: Problem, envelope: Envelope, down: Any, worker: int = N
     except WireError as e:
         return str(e)
     return ""
+
+
+class _EdgeMessages:
+    """The envelopes from edge servers to the root in one exchange: sums, or uploads that they forward.
+
+    They are not sent. Their headers have the sizes that the ledger books.
+    """
+
+    def __init__(self, problem: Problem, tree: Tree) -> None:
+        self._problem, self._tree = problem, tree
+        self._forwarded: list[tuple[int, Envelope]] = []
+        self._summed: dict[int, tuple[Header, int]] = {}
+        """The header of an upload, and the number of uploads that the client's event rule sends, by edge
+        server."""
+
+    def add(self, upload: Envelope) -> None:
+        """Add an upload that its edge server forwards, or adds to its sum."""
+        h = upload.header
+        edge = self._tree.edge_of(h.client)
+        if self._tree.sums(h.round):
+            _, uploads = self._summed.get(edge, (h, 0))
+            self._summed[edge] = h, uploads + (not self._problem.unchanged(h))
+        else:
+            self._forwarded.append((edge, Envelope(h, upload.head, ())))
+
+    def envelopes(self) -> tuple[tuple[int, Envelope], ...]:
+        """Return pairs of an edge server and an envelope without frames."""
+        sums = ((edge, self._sums(*summed)) for edge, summed in self._summed.items())
+        return (*self._forwarded, *sums)
+
+    def _sums(self, upload: Header, uploads: int) -> Envelope:
+        """Return the envelope with the sums of this many uploads. upload: the header of one of them."""
+        problem, (round, number) = self._problem, (upload.round, upload.exchange)
+        exchange = problem.exchange(round, number)
+        dims = sums_dims(exchange, problem.dims, uploads)
+        fields, _ = field_headers(sums_message(exchange), {}, dims, problem.net.layout)
+        return pack(Header(VERSION, "sums", upload.run, upload.epoch, round, number, fields=fields))
 
 
 class _Scalars:

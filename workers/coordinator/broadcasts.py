@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,21 @@ from fedsim.problem import Problem
 from fedsim.round_events import Give, Open, ScoreChunk
 from fedsim.virtual_clock import ExchangeClock
 from fedsim.wire import limits
-from fedsim.wire.envelope import NONE, Envelope, Header, Payload, decode_own, encode, without_references
+from fedsim.wire.envelope import (
+    NONE,
+    VERSION,
+    Envelope,
+    Header,
+    Payload,
+    decode_own,
+    encode,
+    pack,
+    without_references,
+)
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
-from workers import edge_messages, protocol_messages as messages
-from workers.coordinator.edge_servers import EdgeServers
+from workers import protocol_messages as messages
 from workers.coordinator.task_timeline import Timeline
 from workers.storage.checkpoints import Checkpoint
 from workers.storage.client_states import ClientStates
@@ -81,8 +90,6 @@ class Dispatch:
         self.endpoint = endpoint
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
-        self.edges: EdgeServers | None = None
-        """The edge servers, if they are processes."""
         self._current = Broadcast(Open(0, 0, (), False), messages.NO_PAYLOAD, messages.NO_PAYLOAD, None)
         self._in_use: dict[int, Broadcast] = {}
         """In an asynchronous run, the broadcasts from which clients still compute, by round."""
@@ -153,9 +160,7 @@ class Dispatch:
         self.sent, self._sent_in = self._current.decoded, command.round
         rules = problem.trigger if command.round else None
         self._older = {} if rules is None else rules.answered(server, self.sent, command.participants)
-        self._book_relayed()
-        if self.exchange_clock.has_hops:
-            self.exchange_clock.opened(stream_bytes(self.relayed()))
+        self._relay()
         steps = problem.asynchrony.schedule
         if steps is not None and command.round:
             self._in_use[command.round] = self._current
@@ -163,24 +168,21 @@ class Dispatch:
             self._in_use = {r: b for r, b in self._in_use.items() if r in in_use}
         return self.sent
 
-    def _book_relayed(self) -> None:
-        """Book the broadcast once for each edge server, if edge servers are not processes."""
+    def _relay(self) -> None:
+        """Book the broadcast once for each edge server with a client in the exchange."""
         tree, opened = self.problem.tree, self._current.opened
-        for edge in tree.active(opened.participants) if tree and self.edges is None else ():
-            self.endpoint.ledger.book_edge(self.relayed(), edge, tree.names[edge], "down")  # type: ignore[union-attr]
+        if tree is None:
+            return
+        which = (self.epoch, opened.round, opened.exchange)
+        relayed = pack(Header(VERSION, "relayed", self.run, *which, fields=self._current.payload.fields))
+        for edge in tree.active(opened.participants):
+            self.book_hop(edge, relayed, "down")
 
-    def relayed(self) -> Envelope:
-        """Return the envelope that carries this exchange's broadcast to edge servers."""
-        return edge_messages.relayed(self.run, self.epoch, self._current.opened, self._current.payload)
-
-    def book_sums(self, sent: Iterable[tuple[int, Payload | Envelope]]) -> None:
-        """Book the sums or uploads that edge servers send to the root, if they are not processes."""
-        tree = self.problem.tree
-        for edge, envelope in sent if tree and self.edges is None else ():
-            if isinstance(envelope, Payload):
-                envelope = edge_messages.sums(self.run, self.epoch, self._current.opened, envelope)
-                self.exchange_clock.summed(edge, stream_bytes(envelope))
-            self.endpoint.ledger.book_edge(envelope, edge, tree.names[edge], "up")  # type: ignore[union-attr]
+    def book_hop(self, edge: int, envelope: Envelope, direction: str) -> None:
+        """Book an envelope between an edge server and the root, which is not sent."""
+        assert self.problem.tree is not None
+        self.endpoint.ledger.book_hop(envelope, edge, self.problem.tree.names[edge], direction)
+        self.exchange_clock.hop(edge, direction, stream_bytes(envelope))
 
     @property
     def payload(self) -> Payload:
@@ -229,10 +231,7 @@ class Dispatch:
             self._transfer_state(give.worker, envelope.header)
             if problem.refers_to_last:
                 self._transfer_last(give.worker, envelope.header, has_last)
-        if self.edges is None:
-            self.send(give.worker, envelope, give.retry)
-        else:
-            self.send(give.worker, edge_messages.assignment(envelope))
+        self.send(give.worker, envelope, give.retry)
         self.exchange_clock.gave(task.client, stream_bytes(envelope))
         self.timeline.gave(give.worker, task.round, task.exchange, task.client, envelope.header.kind)
 

@@ -10,7 +10,6 @@ from fedsim.round_events import Close, Command, Commit, Drop, Finish, Give, Open
 from fedsim.virtual_clock import ExchangeCost
 from workers.coordinator.aggregation import AggregationThread, Fold
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.edge_servers import EdgeServers
 from workers.storage.upload_spool import Spool
 
 
@@ -75,14 +74,10 @@ class CommandExecutor:
                 case ScoreChunk():
                     self.dispatch.give_score(command, self.records.model(command.chunk.round))
                 case Release(client):
-                    self.dispatch.exchange_clock.counted(client)
-                    receiver = self.aggregation if self.dispatch.edges is None else self._edges
-                    receiver.release(client)
+                    self.aggregation.release(client)
                 case Drop(client):
                     self.records.dropped(self._round, client)
                     self.spool.discard(client)
-                case Close() if self.dispatch.edges is not None:
-                    self._edges.close()
                 case Close():
                     self.aggregation.close()
                 case Commit():
@@ -98,7 +93,8 @@ class CommandExecutor:
         """Return the fold that has just ended, after storing its server state."""
         fold = self.aggregation.result()
         self.server = fold.server
-        self.dispatch.book_sums(fold.edges)
+        for edge, envelope in fold.edges:
+            self.dispatch.book_hop(edge, envelope, "up")
         return fold
 
     def _open(self, command: Open) -> None:
@@ -110,25 +106,3 @@ class CommandExecutor:
         if command.folds:
             stale, payload = self.dispatch.stale(command.round), self.dispatch.payload
             self.aggregation.start(self.server, sent, command, stale, payload)
-        if self.dispatch.edges is not None:
-            self._edges.open(command, self.dispatch.relayed(), self.server, self._merge)
-
-    @property
-    def _edges(self) -> EdgeServers:
-        assert self.dispatch.edges is not None
-        return self.dispatch.edges
-
-    def _merge(self, edge: int | None) -> None:
-        """Release an edge server's sums, or the uploads that it has forwarded; None ends the fold."""
-        if edge is None:
-            self.aggregation.close()
-            return
-        if self._edges.merges(self._round):
-            self.dispatch.exchange_clock.summed(edge, self._edges.bytes_of_sums(edge))
-        for released in (edge,) if self._edges.merges(self._round) else self._edges.clients_of(edge):
-            self.aggregation.release(released)
-
-    def lost(self, clients: Iterable[int]) -> None:
-        """Discard the uploads of an edge server that has ended; their tasks are computed again."""
-        for k in clients:
-            self.spool.discard(k)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedsim.errors import FedsimError, Interrupted, TaskError
 from fedsim.learning.gaussian import Model
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from fedsim.round_events import Command, Event, Folded, Give, Joined, Left, ScoreChunk
+from fedsim.round_events import Command, Event, Folded, Give, ScoreChunk
 from fedsim.round_machine import RoundMachine
 from fedsim.tree import fold_order
 from workers import protocol_messages as messages
@@ -24,7 +24,6 @@ from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch, ReplicaMap
 from workers.coordinator.commands import CommandExecutor
-from workers.coordinator.edge_servers import EdgeServers
 from workers.coordinator.membership import Membership, WorkerCallbacks, Workers
 from workers.coordinator.responses import ProtocolViolation, ResponseHandler
 from workers.coordinator.run_records import RecordCallbacks, RunIdentity, RunRecords, Storage
@@ -32,14 +31,11 @@ from workers.coordinator.task_timeline import Timeline
 from workers.heap import saves_memory
 from workers.storage.atomic_files import remove_temporaries
 from workers.storage.upload_spool import MEMORY_BYTES, Spool
-from workers.transport.edge_addresses import address_file
 from workers.transport.endpoint import Incoming
 from workers.transport.eventfd import Wakeup
 
 DRAIN_SECONDS = 3.0
 """Seconds to wait after the end of a run for remote workers to close their connections."""
-ACCOUNT = 60.0
-"""Seconds to wait for an edge server's last ledger rows."""
 
 
 class RunCallbacks(WorkerCallbacks, RecordCallbacks, Protocol):
@@ -62,8 +58,6 @@ class Outcome:
     """The kernel's byte counts minus the ledger's, by direction, before stop messages are sent."""
     kernel_retransmitted: int | None = None
     """The bytes that the coordinator's kernel has sent again, which the ledger has once."""
-    edge_residuals: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
-    """The same difference at each edge server that is a process, by the edge server's name."""
 
 
 class Coordinator:
@@ -90,7 +84,7 @@ class Coordinator:
         self.timeouts, self._clock, self._silent_since = workers.timeouts, clock, clock()
         recovery, algorithm = storage.recovery, problem.algorithm
         before = recovery.checkpoint if recovery else None
-        self._resumed, self._folder = before is not None, storage.folder
+        self._resumed = before is not None
         self._unscored = [record.number for record in recovery.unscored] if recovery else []
         if recovery is not None:
             remove_temporaries(storage.folder)
@@ -102,7 +96,6 @@ class Coordinator:
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: problem.sizes[k],
             order=fold_order(problem.tree),
-            edges=workers.edges,
             chunks=problem.chunks,
             eval_every=problem.experiment.eval_every,
             ahead=not frugal,
@@ -128,12 +121,6 @@ class Coordinator:
         )
         kept = {checkpoint.round: checkpoint for checkpoint in recovery.kept} if recovery else {}
         self.dispatch.restore(before, kept)
-        if workers.edges and problem.tree is not None:
-            name, ledger = (identity.name, self.dispatch.epoch), workers.endpoint.ledger
-            count = workers.registration.workers - len(problem.tree.names)
-            edges = EdgeServers(problem, count, self.dispatch.send, ledger, name, clock)
-            self.dispatch.edges = self.aggregation.edges = edges
-            self.machine.seat(problem.tree.edge_of, edges.edge_of)
         self.records = RunRecords(problem, identity, storage, callbacks, self.dispatch, clock)
         server = before.server if before else algorithm.server_init(problem.context(0, 0))
         self.records.restore(server)
@@ -182,12 +169,10 @@ class Coordinator:
                 self._give_up_silent()
                 if self._clock() - self._silent_since >= self.timeouts.patience:
                     raise failures.silence(self.machine, self.members.size, self.timeouts.patience)
-            self._account()
         finally:
             self.aggregation.stop()
             self._wakeup.close()
-        residual, edges = self.endpoint.residual(), self.dispatch.edges
-        server, problem = self.executor.server, self.problem
+        residual, server, problem = self.endpoint.residual(), self.executor.server, self.problem
         return Outcome(
             server,
             problem.algorithm.model(server, problem.context(self.machine.round, 0)),
@@ -198,26 +183,13 @@ class Coordinator:
             self.machine.folded_rounds,
             residual,
             self.endpoint.retransmitted(),
-            edges.residuals if edges is not None else {},
         )
-
-    def _account(self) -> None:
-        """Fetch the remaining ledger rows of edge servers, which belong to no exchange."""
-        edges = self.dispatch.edges
-        if edges is None:
-            return
-        edges.accounts()
-        until = self._clock() + ACCOUNT
-        while not edges.accounted:
-            if self._clock() >= until:
-                raise TaskError(f"an edge server has not sent its account within {ACCOUNT:g} s")
-            self._step(1.0)
 
     def _begin(self) -> None:
         self._silent_since = self._clock()
         self.records.begin(self.dispatch.epoch)
         self._carry_out(self.machine.start(self._resumed, self._unscored))
-        joined = [own for event in self.members.begin() for own in self._without_edges(event)]
+        joined = self.members.begin()
         self._carry_out(self.machine.handle(*joined))  # in one call, so that all share the first tasks
 
     def _step(self, timeout: float) -> bool:
@@ -234,13 +206,11 @@ class Coordinator:
             self._give_up(worker, f"sent what cannot be read ({why})")
         lost, self.endpoint.lost = self.endpoint.lost, []
         for worker in lost:
-            self._edge_ended(worker)
             self._handle(self.members.left(worker, "its connection was lost"))
         if self._wakeup.fd in ready and self._wakeup.clear():
             self._handle([self._take_fold()])
         process_exit = self.worker_pool.check(ready)
         if process_exit is not None:
-            self._edge_ended(process_exit.worker)
             self._handle(self.members.died(process_exit))
         return matters or bool(lost or unreadable)
 
@@ -248,27 +218,17 @@ class Coordinator:
         """Handle an envelope and return its events; None for a duplicate, and for a heartbeat that names no
         task that the worker holds."""
         worker, envelope = incoming.worker, incoming.envelope
-        edges = self.dispatch.edges
-        if edges is not None:
-            edges.heard(worker)
         try:
             if incoming.hello is not None:
-                if edges is not None and not edges.admits(worker):
-                    self.members.refuse(worker, "its edge server has ended")
-                    return []
                 self.members.hello(worker, incoming.hello)
                 return []
-            kind = envelope.header.kind
-            match kind:
+            match envelope.header.kind:
                 case "heartbeat":
                     return [] if self.members.alive(worker, envelope) else None
                 case "ready":
                     return self.members.ready(worker, envelope)
                 case "failed":
                     self.members.failed(worker, envelope)
-                    return []
-                case "draft" | "sums" | "account" if edges and (edges.is_edge(worker) or kind != "draft"):
-                    edges.take(worker, envelope)
                     return []
             events = self.responses.take(worker, envelope)
             if events is not None:
@@ -288,46 +248,16 @@ class Coordinator:
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
-            for own in self._without_edges(event):
-                self._carry_out(self.machine.handle(own))
-
-    def _without_edges(self, event: Event) -> list[Event]:
-        """Handle an event about an edge server; return any other event, for the round machine."""
-        edges = self.dispatch.edges
-        match event:
-            case Joined(worker) if edges is not None and edges.is_edge(worker):
-                edges.came(worker)
-                return []
-            case Left(worker) if edges is not None and edges.is_edge(worker):
-                return []
-        return [event]
+            self._carry_out(self.machine.handle(event))
 
     def _give_up(self, worker: int, why: str) -> None:
-        """Dismiss or kill a worker or an edge server that hangs or breaks the protocol."""
-        if self.timeouts.remote:  # the handle of a local process reports its end
-            self._edge_ended(worker)
+        """Dismiss or kill a worker that hangs or breaks the protocol."""
         self._handle(self.members.give_up(worker, why))
 
     def _give_up_silent(self) -> None:
-        """Remove the workers and edge servers whose leases have ended."""
-        edges, lease = self.dispatch.edges, self.timeouts.lease
-        for worker in edges.silent(lease) if edges else ():
-            self._give_up(worker, f"was silent for {lease:g} s")
+        """Remove the workers whose leases have ended."""
         for worker in self.members.silent():
-            self._give_up(worker, f"was silent for {lease:g} s")
-
-    def _edge_ended(self, worker: int) -> None:
-        """If an edge server has ended, repeat the tasks of its lost uploads, and end its workers."""
-        edges = self.dispatch.edges
-        if edges is None or not edges.is_edge(worker):
-            return
-        address_file(self._folder, edges.edge_of(worker)).unlink(missing_ok=True)
-        for event in edges.lost(worker):
-            self.executor.lost(event.clients)
-            self._handle([event])
-        for behind in edges.workers_of(edges.edge_of(worker)):
-            # one at a time, because the tasks of an ended worker may go to the next one
-            self._handle(self.members.end_behind(behind))
+            self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
 
     def _carry_out(self, commands: list[Command]) -> None:
         self.members.leases.assigned(commands, self.machine)

@@ -148,15 +148,13 @@ class Timeouts:
 class Workers:
     """The workers of a run: their endpoint, processes, registration and time limits.
 
-    edges: True if edge servers are processes, whose numbers follow those of the workers. lanes: the number of
-    tasks that a worker computes at once.
+    lanes: the number of tasks that a worker computes at once.
     """
 
     endpoint: Endpoint
     pool: WorkerPool
     registration: Registration
     timeouts: Timeouts
-    edges: bool = False
     lanes: int = 1
 
 
@@ -218,8 +216,6 @@ class Membership:
         self._clock = clock
         self.leases = Leases(workers.timeouts.lease, clock)
         self.begun = False
-        self._expected: set[int] = set()
-        """Workers that were killed because their edge server had ended; their deaths are not counted."""
         self._task_failures: Counter[WorkItem | str] = Counter()
         """The number of worker deaths by task, or by state for workers without a task."""
         self._join_until = math.inf
@@ -279,11 +275,6 @@ class Membership:
         self.dispatch.send(worker, messages.welcome(self.dispatch.run, config))
         self.callbacks.joined(worker, hello)
 
-    def refuse(self, worker: int, why: str) -> None:
-        """Refuse a worker; it may reconnect."""
-        self.dispatch.send(worker, refusal(why))
-        self.endpoint.dismiss(worker)
-
     def ready(self, worker: int, envelope: Envelope) -> list[Event]:
         """Let a worker that is set up take part if its manifest fits the run; refuse it otherwise.
 
@@ -331,7 +322,7 @@ class Membership:
         Raises:
             TaskError: If a task, or a local worker's set-up, has failed.
             DiskError: If the worker could not read or write a file.
-            ProtocolViolation: If a remote edge server has failed after its set-up; it may join again.
+            ProtocolViolation: If a remote worker reports a failure of its set-up after it was ready.
         """
         if envelope.header.round != NONE and not self._holds(worker, envelope):
             return
@@ -350,34 +341,18 @@ class Membership:
         Raises:
             TaskError: If MAX_TASK_FAILURES workers have died in the same task or state.
         """
-        worker, edges = process_exit.worker, self.dispatch.edges
+        worker = process_exit.worker
         starting = worker not in self.registration.ready
         between = f"between tasks in round {self.machine.round}"
         at: list[WorkItem | str] = [_starting(worker)] if starting else [*self.machine.doing(worker)]
-        if not starting and edges is not None and edges.is_edge(worker):
-            at = [f"edge server in round {self.machine.round}"]
         at = at or [between]
-        if worker not in self._expected:
-            self._task_failures.update(at)
-        self._expected.discard(worker)
+        self._task_failures.update(at)
         most = max(self._task_failures[place] for place in at)
         if most >= MAX_TASK_FAILURES:
             raise failures.task_failures(self._doing(worker), process_exit, most)
         events = self.left(worker, process_exit.how)
         self.worker_pool.replace(worker, self.endpoint.accept())
         return events
-
-    def end_behind(self, worker: int) -> list[Event]:
-        """Kill a local worker whose edge server has ended; its replacement joins the new edge server.
-
-        A remote worker reconnects by itself, so only its old connection is dismissed.
-        """
-        if not self.timeouts.remote:
-            self._expected.add(worker)
-            self.worker_pool.kill(worker)
-        elif worker in self.registration.ready or worker in self.registration.setting_up:
-            return self.left(worker, "its edge server has ended")
-        return []
 
     def left(self, worker: int, why: str) -> list[Event]:
         """Remove a worker that has left. Others compute its tasks, and another may join in its place."""
@@ -417,13 +392,10 @@ class Membership:
     def _watched(self) -> list[int]:
         """Return the workers whose leases count: those with work, and those that are starting.
 
-        A local worker is starting until it is ready, a remote one from its hello until it is ready. A worker
-        of an edge server starts only once the edge server is set up (EdgeServers.starts).
+        A local worker is starting until it is ready, a remote one from its hello until it is ready.
         """
-        registration, edges = self.registration, self.dispatch.edges
+        registration = self.registration
         missing = sorted(registration.setting_up) if self.timeouts.remote else registration.missing
-        if edges is not None:
-            missing = [w for w in missing if edges.starts(w)]
         for worker in missing:
             self.leases.starts(worker)
         return [*self.machine.working, *missing]

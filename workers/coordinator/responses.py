@@ -17,7 +17,6 @@ from fedsim.round_events import Arrived, ChunkId, Event, Rejected, Scored, TaskI
 from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import stream_bytes
-from workers import edge_messages
 from workers.coordinator.aggregation import why_invalid
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.failures import ProtocolViolation as ProtocolViolation
@@ -157,15 +156,7 @@ class ResponseHandler:
             self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
     def _take(self, worker: int, envelope: Envelope) -> list[Event] | None:
-        edges, passed_on = self.dispatch.edges, envelope.header.kind != "uploaded"
-        if not passed_on:
-            try:
-                envelope = edge_messages.read_uploaded(envelope)
-            except WireError as e:
-                raise ProtocolViolation(f"sent {e}") from None
         h = envelope.header
-        if h.kind == "upload" and edges is None and not passed_on:
-            raise ProtocolViolation("sent an upload without its frames")
         if h.run != self.dispatch.run:
             raise ProtocolViolation(f"answers for run {h.run!r}, and this is {self.dispatch.run!r}")
         take = {"upload": self._upload, "absent": self._absent, "draft": self._draft, "score": self._score}
@@ -173,8 +164,6 @@ class ResponseHandler:
             raise ProtocolViolation(f"sent an envelope of kind {h.kind!r}")
         if not self.filter.accepts(worker, envelope):
             return None
-        if edges is not None and (h.kind == "upload" or not passed_on):
-            edges.check_upload(envelope, passed_on)
         return take[h.kind](worker, envelope)
 
     def _upload(self, worker: int, envelope: Envelope) -> list[Event]:
@@ -192,11 +181,7 @@ class ResponseHandler:
         self.filter.answered(envelope)
         label = {"round": task.round, "exchange": task.exchange, "client": task.client}
         self.journal.append("upload", **label, worker=worker, xxh3=checksums(envelope))
-        edges = self.dispatch.edges
-        if edges is not None:
-            edges.answered(worker, envelope)
-        if edges is None or not edges.merges(task.round):  # else its edge server stores it
-            self.spool.put(task.client, envelope, worker)
+        self.spool.put(task.client, envelope, worker)
         late = self.dispatch.exchange_clock.late(task, stream_bytes(envelope))
         skipped = bool(bad) and policy == "skip" and not late
         if self.problem.unchanged(h) and not late:

@@ -82,19 +82,18 @@ class Connection:
         """
         self.address = address
         self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        """The DEALER socket, which a poller may wait for together with other sockets."""
-        bound(self.socket, max_frame)
-        self.socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket = self._context.socket(zmq.DEALER)
+        bound(self._socket, max_frame)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._monitor: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
-        self._poller.register(self.socket, zmq.POLLIN)
+        self._poller.register(self._socket, zmq.POLLIN)
         try:
             if curve_keys is not None:
                 self._secure(curve_keys)
             if address.startswith("tcp://"):
-                TcpAddress.to_connect(address, "address").allow(self.socket)
-            self.socket.connect(address)
+                TcpAddress.to_connect(address, "address").allow(self._socket)
+            self._socket.connect(address)
             if curve_keys is not None:
                 self._await_handshake(patience, again)
             self.send(handshake.hello(hello), HELLO_DEADLINE)
@@ -106,11 +105,11 @@ class Connection:
             raise
 
     def _secure(self, curve_keys: CurveKeys) -> None:
-        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_keys.public)
-        self.socket.setsockopt(zmq.CURVE_SECRETKEY, curve_keys.secret)
-        self.socket.setsockopt(zmq.CURVE_SERVERKEY, curve_keys.server)
-        keep_alive(self.socket)
-        self._monitor = self.socket.get_monitor_socket(_EVENTS)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_keys.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_keys.secret)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, curve_keys.server)
+        keep_alive(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def _await_handshake(self, patience: float, again: bool) -> None:
@@ -144,7 +143,7 @@ class Connection:
             WireError: if it cannot be sent within `deadline` seconds.
         """
         poller = zmq.Poller()
-        poller.register(self.socket, zmq.POLLOUT)
+        poller.register(self._socket, zmq.POLLOUT)
         if self._monitor is not None:
             poller.register(self._monitor, zmq.POLLIN)
         until = time.monotonic() + deadline
@@ -153,7 +152,7 @@ class Connection:
             if self._monitor in ready:  # the connection has ended, and there may be no new one
                 raise self._lost()
             with suppress(zmq.Again):
-                self.socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
+                self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
                 return
         raise WireError(f"the coordinator took no envelope for {deadline:g} s")
 
@@ -168,7 +167,7 @@ class Connection:
     def offer(self, envelope: Envelope) -> None:
         """Send an envelope if the socket takes it at once; otherwise drop it."""
         with suppress(zmq.Again):
-            self.socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK)
+            self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK)
 
     def receive(self, deadline: float) -> Envelope | None:
         """Return the next envelope, or None after `deadline` seconds.
@@ -177,8 +176,8 @@ class Connection:
             ConnectionLost: If the connection has ended, or the coordinator has removed this worker.
         """
         ready = dict(self._poller.poll(int(deadline * 1000)))
-        if self.socket in ready:
-            frames = self.socket.recv_multipart(copy=False)
+        if self._socket in ready:
+            frames = self._socket.recv_multipart(copy=False)
             envelope = unpack([f.buffer for f in frames], "from the coordinator")
             if envelope.header.kind != "rejoin":
                 return envelope
@@ -190,9 +189,9 @@ class Connection:
 
     def close(self, linger: float = 0.0) -> None:
         if self._monitor is not None:
-            self.socket.disable_monitor()
+            self._socket.disable_monitor()
             self._monitor.close(0)
-        self.socket.close(int(linger * 1000))
+        self._socket.close(int(linger * 1000))
         self._context.term()
 
 

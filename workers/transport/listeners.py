@@ -134,23 +134,18 @@ class LocalTcpListener(_TokenListener):
 class CurveListener(Listener):
     """A TCP listener for other machines, with CURVE and a list of allowed keys.
 
-    Each key belongs to one of the workers `first`, `first` + 1, ... until it is revoked.
+    Each key belongs to one of the workers 0, 1, ... until it is revoked.
     """
 
     mechanism = wire_size.CURVE
     watched = True
 
     def __init__(
-        self,
-        bind: str,
-        server: KeyPair,
-        workers: tuple[KeyPair, ...],
-        revocations: Revocations,
-        first: int = 0,
+        self, bind: str, server: KeyPair, workers: tuple[KeyPair, ...], revocations: Revocations
     ) -> None:
         self.bind, self.port = bind, 0
         self._revocations, self._server = revocations, server
-        self._workers = {pair.public: index for index, pair in enumerate(workers, first)}
+        self._workers = {pair.public: index for index, pair in enumerate(workers)}
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
         address = TcpAddress.to_listen(self.bind)

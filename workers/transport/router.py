@@ -1,4 +1,4 @@
-"""The ROUTER socket of a coordinator or an edge server, which knows the connection of each worker."""
+"""The coordinator's ROUTER socket, which knows the connection of each worker."""
 
 from __future__ import annotations
 
@@ -57,14 +57,13 @@ class ZmqEndpoint(Endpoint):
         self.listener = listener
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS)
-        self.socket = self._context.socket(zmq.ROUTER)
-        """The ROUTER socket, which a poller may wait for together with other sockets."""
-        bound(self.socket, max_frame, TO_WORKER)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if listener.watched else None
+        self._socket = self._context.socket(zmq.ROUTER)
+        bound(self._socket, max_frame, TO_WORKER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if listener.watched else None
         try:
-            self.address = listener.open(self.socket)
+            self.address = listener.open(self._socket)
         except BaseException:
             self._close_socket()
             self._context.term()
@@ -105,18 +104,18 @@ class ZmqEndpoint(Endpoint):
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
     def _send(self, route: bytes, envelope: Envelope) -> None:
-        self.socket.send_multipart([route, envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
+        self._socket.send_multipart([route, envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         if fds != self._polled:
             self._poller, self._polled = zmq.Poller(), fds
-            for item in (*fds, self.socket, *([self._monitor] if self._monitor else [])):
+            for item in (*fds, self._socket, *([self._monitor] if self._monitor else [])):
                 self._poller.register(item, zmq.POLLIN)
         until = time.monotonic() + timeout
         while True:  # go on if only unauthenticated peers sent: an empty result means silence
             left = 0.0 if self.lost else max(0.0, until - time.monotonic())
             ready = [item for item, _ in self._poller.poll(math.ceil(left * 1000))]
-            envelopes = self._receive_all() if self.socket in ready else []
+            envelopes = self._receive_all() if self._socket in ready else []
             if self._monitor in ready:
                 self._note_ends()
             readable = [item for item in ready if isinstance(item, int)]
@@ -127,7 +126,7 @@ class ZmqEndpoint(Endpoint):
         envelopes = []
         for _ in range(BATCH):
             try:
-                route, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
             incoming = self._accept(bytes(route.buffer), frames)
@@ -269,7 +268,7 @@ class ZmqEndpoint(Endpoint):
             self.unreadable.clear()
 
     def accept(self) -> str:
-        self.address = self.listener.reopen(self.socket)
+        self.address = self.listener.reopen(self._socket)
         return self.address
 
     def stop_accepting(self) -> None:
@@ -284,9 +283,9 @@ class ZmqEndpoint(Endpoint):
 
     def _close_socket(self) -> None:
         if self._monitor is not None:
-            self.socket.disable_monitor()
+            self._socket.disable_monitor()
             self._monitor.close(0)
-        self.socket.close(0)
+        self._socket.close(0)
 
 
 def first_envelope(buffers: Sequence[memoryview]) -> Envelope:

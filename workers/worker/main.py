@@ -30,7 +30,6 @@ from workers.place import place_of_process
 from workers.probe import probe
 from workers.storage.shared_frozen import map_frozen, map_start
 from workers.transport.dealer import Connection
-from workers.transport.edge_addresses import wait_for_address
 from workers.transport.handshake import Hello, refusal_reason
 from workers.worker.heartbeat import Heartbeat, while_it_starts
 from workers.worker.lanes import Lanes
@@ -45,13 +44,10 @@ UNANSWERED = 3
 """The number of successive unanswered heartbeats after which the connection counts as lost."""
 
 
-def run(spec: dict[str, Any]) -> int:
+def run(spec: Mapping[str, Any]) -> int:
     """Connect, set up, and serve until 'stop'; return the exit code. Errors are written to the log."""
-    address, token = spec["address"], spec["token"]
-    if "behind" in spec:  # the edge server publishes its address when it listens
-        server = wait_for_address(Path(spec["behind"]), JOIN_DEADLINE)
-        address, token = server.url, server.token
-    connection = Connection(address, Hello(token, spec["index"], os.getpid()), spec["max_frame"])
+    hello = Hello(spec["token"], spec["index"], os.getpid())
+    connection = Connection(spec["address"], hello, spec["max_frame"])
     try:
         registration_reply = connection.receive(JOIN_DEADLINE)
         if registration_reply is None or registration_reply.header.kind != "welcome":

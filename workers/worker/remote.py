@@ -64,13 +64,6 @@ class RemoteWorker:
             UsageError: if a user's file is missing here.
             Interrupted: if the run was interrupted, and has rounds left.
         """
-        self.join_and(self._serve, notify)
-
-    def join_and(self, take_part: Callable[[Connection, Envelope, Notify], None], notify: Notify) -> None:
-        """Join and take part until the run is over; reconnect if the connection is lost.
-
-        take_part: called with each connection, its 'welcome' and `notify`.
-        """
         mine: int | None = None
         patience, again = 0.0, False
         while True:
@@ -81,7 +74,7 @@ class RemoteWorker:
                     if reply.header.kind == "stop":  # the run ended during the join
                         check_over(reply)
                     else:
-                        take_part(connection, reply, notify)
+                        self._serve(connection, reply, notify)
                 break
             except ConnectionLost as e:
                 notify(f"{e}; joining again")

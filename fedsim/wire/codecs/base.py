@@ -101,8 +101,6 @@ class Codec:
         delta: True if both sides need the reference `ref`, a tensor of the same shape that both have.
         may_refer: True if both sides use a reference when there is one.
         scaled: True if both sides need the spec's scale.
-        contracts: True if a lossy codec's error in a value is at most a share of the value or half a step, so
-            that error feedback may add it to the next message.
         bias: A bound of |log| of a decoded precision over the exact one where the codec rounds to the
             nearest, so that all clients err alike; inf if it leaves values out, 0 if exact or unbiased.
         upwards: The codec that takes its place in uploads; "" for itself.
@@ -140,7 +138,6 @@ class Codec:
     delta: bool = False
     may_refer: bool = False
     scaled: bool = False
-    contracts: bool = False
     bias: float = 0.0
     upwards: str = ""
     last: bool = False

@@ -46,7 +46,6 @@ def log8() -> Codec:
         lossy=True,
         kinds=ONE_SIGN,
         why=_WHY,
-        contracts=True,
         bias=-math.log(DEPTH) / 508,
         side=8,
         width=1,

@@ -31,7 +31,7 @@ def refusal(option: str) -> str:
 
 def test_a_codec_is_selected_in_the_directions_that_have_the_field() -> None:
     selected = select_codecs({"mean": "bf16", "up.gradient": "f16"}, (Exchange(Down, Up),), False)
-    assert selected == {"down": {"mean": "bf16"}, "up": {"gradient": "f16"}, "edge": {}}
+    assert selected == {"down": {"mean": "bf16"}, "up": {"gradient": "f16"}}
 
 
 def test_a_field_of_the_other_direction_is_not_suggested_for_itself() -> None:
@@ -50,4 +50,4 @@ def test_a_misspelt_field_is_corrected_in_either_direction() -> None:
 
 
 def test_a_direction_that_does_not_exist_is_named() -> None:
-    assert "the direction is 'down', 'up' or 'edge', not 'left'" in refusal("left.mean")
+    assert "the direction is 'down' or 'up', not 'left'" in refusal("left.mean")

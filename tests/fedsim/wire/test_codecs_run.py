@@ -124,7 +124,6 @@ def test_the_choice_is_kept_by_direction_in_one_spelling() -> None:
     assert created.codecs == {
         "down": {"precision": "csr:0.1", "mean": "zstd"},
         "up": {"precision": "csr:0.1", "mean": "delta+zstd"},
-        "edge": {},
     }
 
 

@@ -381,10 +381,9 @@ def test_a_codec_can_be_chosen_for_a_field_of_a_part() -> None:
     assert built(FedLapFunc, {"weights": "f16"}).codecs == {
         "down": {"weights": "f16"},
         "up": {"weights": "f16"},
-        "edge": {},
     }
     only_down = built(FedLapFunc, {"down.weights": "bf16"}).codecs
-    assert only_down == {"down": {"weights": "bf16"}, "up": {}, "edge": {}}
+    assert only_down == {"down": {"weights": "bf16"}, "up": {}}
 
 
 @pytest.mark.parametrize("codec", ["bf16", "f16"])
