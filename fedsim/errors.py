@@ -114,7 +114,7 @@ COMMANDS = {
 }
 """The command that shows all names of a kind."""
 
-OWN = {"data set": "FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER"}
+OWN = {"data set": "FILE.csv,label=COLUMN or FILE.py:NAME"}
 """How users name things of their own of a kind."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import Any
 
@@ -10,12 +9,7 @@ from fedsim.errors import UsageError
 
 
 def needed(package: str, owner: str, extra: str = "models") -> Any:
-    """Import an optional package; if it is missing, a UsageError names the extra that installs it.
-
-    Hugging Face's packages are set to offline, whatever the environment says, so a run downloads nothing.
-    """
-    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        os.environ[variable] = "1"
+    """Import an optional package; if it is missing, a UsageError names the extra that installs it."""
     try:
         return import_module(package)
     except ImportError:

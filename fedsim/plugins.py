@@ -51,17 +51,17 @@ def absolute(spec: str) -> str:
     return f"{path}:{name}" if name else str(path)
 
 
-MODEL_MODIFIER = re.compile(r"\+(?=(?:weights|lora):)")
-"""Separates a model from its modifiers (fedsim.model_specs)."""
+WEIGHTS = "+weights:"
+"""Separates a model from the file of weights that it starts from (fedsim.model_specs)."""
 
-_FOLDERS = re.compile(r"((?:^hf|\+weights):)[^+,]*/|(^rows:).*/")
+_FOLDERS = re.compile(r"(\+weights:|^rows:).*/")
 
 
 def short(choice: str) -> str:
     """Return a name for display: `mine:Mine` for a spec, and other names without their files' folders."""
     if user_files.is_table(choice) and not partition_specs.is_file(choice):
         return user_files.short_table(choice)
-    choice = _FOLDERS.sub(r"\1\2", choice)
+    choice = _FOLDERS.sub(r"\1", choice)
     if not is_spec(choice):
         return choice
     path, name = path_and_name(choice)
@@ -107,7 +107,7 @@ def computing_options(experiment: Experiment) -> tuple[tuple[str, str], ...]:
     """Return the options that every process resolves and that may name a user's file, with their values."""
     e = experiment
     return (
-        *(("--algo", e.algo), ("--model", MODEL_MODIFIER.split(e.model)[0])),
+        *(("--algo", e.algo), ("--model", e.model.partition(WEIGHTS)[0])),
         *(("--dataset", e.dataset), ("--partition", partition_specs.split_of(e.partition))),
         *(("--codec", codec) for codec in e.codecs.values()),
     )

@@ -21,7 +21,6 @@ LONG: Mapping[str, float] = {
     "docs/test_code_blocks.py::test_blocks_without_a_mark_run": 3,
     "docs/test_notebooks.py::test_a_notebook_runs_and_gives_its_page": 1,
     "docs/test_recipes.py::test_a_quick_run_writes_its_page": 1,
-    "fedsim/learning/test_adapters.py::test_a_run_with_adapters_sends_what_the_plan_says": 0,
     "fedsim/learning/test_frozen.py::test_a_run_sends_the_trained_part_and_its_plan_is_exact": 0,
     "fedsim/test_examples.py::test_the_example_gives_what_it_says[sweep]": 0,
     "golden/test_golden.py::test_recorded_run_has_the_recorded_bits": 2,

@@ -21,7 +21,7 @@ from fedsim import plugins
 from fedsim.errors import FedsimError, UsageError
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.plugins import MODEL_MODIFIER
+from fedsim.plugins import WEIGHTS
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
 from fedsim.seeds import RandomStream
@@ -70,7 +70,7 @@ def check_repeatable(problem: Problem, data_dir: Path | None) -> None:
         UsageError: if numbers differ; the message says which numbers of which file.
     """
     e = problem.experiment
-    dataset, model = plugins.is_spec(e.dataset), MODEL_MODIFIER.split(e.model)[0]
+    dataset, model = plugins.is_spec(e.dataset), e.model.partition(WEIGHTS)[0]
     if dataset or plugins.is_spec(model):
         again = _built_again(problem, data_dir)
         if dataset and again.data_digest != problem.data_digest:

@@ -113,7 +113,7 @@ def sources_of(problem: Problem, names: Mapping[str, str] = MappingProxyType({})
 
     names: a mapping from this machine's paths of user files to the coordinator's paths, if they differ.
     """
-    e, model = problem.experiment, plugins.MODEL_MODIFIER.split(problem.experiment.model)[0]
+    e, model = problem.experiment, problem.experiment.model.partition(plugins.WEIGHTS)[0]
     files = plugins.sources(plugins.computing_choices(e))
     result = {names.get(path, path): digest for path, digest in files.items()} | model_specs.sources(e.model)
     if problem.frozen_digest:

@@ -17,7 +17,7 @@ from fedsim import plugins
 from fedsim.data.arrays import ARRAY_RULES, REQUIRED, Array, Arrays, check_array, checked
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
-from fedsim.data.readers import cifar, credit, digits, heart, hub, idx, table_files
+from fedsim.data.readers import cifar, credit, digits, heart, idx, table_files
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.experiment import plain_number
 from fedsim.removed import removed
@@ -72,11 +72,10 @@ class Dataset:
 
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
-    """Load a data set: NAME, FILE.py:NAME, hf:FOLDER or FILE.csv,label=COLUMN.
+    """Load a data set: NAME, FILE.py:NAME or FILE.csv,label=COLUMN.
 
-    NAME is in DATASETS, with files in `data_dir` (default: $FEDSIM_DATA). FILE.py:NAME is a
-    Dataset, or a function without arguments that returns one. The other forms are described in
-    fedsim.data.readers: hub and table_files.
+    NAME is in DATASETS, with files in `data_dir` (default: $FEDSIM_DATA). FILE.py:NAME is a Dataset, or a
+    function without arguments that returns one. FILE.csv is described in fedsim.data.readers.table_files.
 
     Raises:
         UsageError: If the name is unknown or a user's Python file is wrong.
@@ -90,8 +89,8 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """
     if plugins.is_spec(name):
         return _users(name)
-    if name.startswith(hub.PREFIX) or is_table(name):
-        return _of_columns(name, data_dir)
+    if is_table(name):
+        return _table(name, data_dir)
     parse(name, "data set", {known: Form(known) for known in DATASETS})
     info = DATASETS[name]
     if not info.files:
@@ -110,32 +109,20 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     return Dataset(name=name, classes=info.classes, scale=info.scale, **named)
 
 
-def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
-    """Load a folder of the `datasets` package or a file with a table."""
-    root = _data_dir(data_dir)
-    described: hub.HubDataset | table_files.TableFile
-    parse = table_files.TableFile.parse if is_table(spec) else hub.HubDataset.parse
-    described = parse(spec, root)
+def _table(spec: str, data_dir: Path | None) -> Dataset:
+    """Load a file with a table."""
+    described = table_files.TableFile.parse(spec, _data_dir(data_dir))
     files = described.files()
-    # relative paths are part of the cache key, because they give the split and the class of a file
+    # relative paths are part of the cache key, because they tell a table from its test rows
     named = (spec, *(os.path.relpath(file, described.folder) for file in files))
     options = hashlib.sha256(os.fsencode("\0".join(named))).hexdigest()[:8]
     arrays = cached(f"{described.name}-{options}", files, described.read)
-    classes, scale, *dropped = (float(value) for value in arrays.pop("facts"))
+    classes, dropped = arrays.pop("facts").tolist()
     features = tuple(str(name) for name in arrays.pop("features", ()))
     known: dict[str, Any] = dict(arrays)
-    targets = arrays["train_targets"]
-    likelihood = "categorical" if targets.ndim == 1 else "token_classes"
-    if targets.dtype == np.float32:
-        likelihood = "gaussian"
+    likelihood = "gaussian" if arrays["train_targets"].dtype == np.float32 else "categorical"
     dataset = Dataset(
-        name=spec,
-        classes=int(classes),
-        scale=scale,
-        likelihood=likelihood,
-        features=features,
-        dropped=int(sum(dropped)),
-        **known,
+        name=spec, classes=classes, likelihood=likelihood, features=features, dropped=dropped, **known
     )
     return _checked(dataset, described.owner)
 

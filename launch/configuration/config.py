@@ -146,8 +146,8 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-USERS = ("algo", "model", "dataset", "partition")
-"""Keys whose whole value may be FILE.py:NAME. In `participation`, modifiers may follow it."""
+USERS = ("algo", "dataset", "partition")
+"""Keys whose whole value may be FILE.py:NAME. In `model` and `participation`, more may follow it."""
 
 
 def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
 def absolute_users_files(values: Mapping[str, Any]) -> dict[str, Any]:
     """Make paths of a user's algorithm, model, data, partition and participation absolute."""
     changes = {key: absolute_choice(values[key]) for key in USERS if isinstance(values.get(key), str)}
-    if isinstance(values.get("model"), str) and model_specs.is_model_spec(values["model"]):
+    if isinstance(values.get("model"), str):
         changes["model"] = model_specs.absolute(values["model"])
     spec = values.get("participation")
     if isinstance(spec, str) and not spec.startswith(traces.PREFIX):

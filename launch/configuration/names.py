@@ -113,7 +113,7 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
     `whence(table, key)` returns a text about the place of the key, for errors.
     """
     check_name("algorithms", experiment.algo)
-    if not experiment.dataset.startswith("hf:") and not is_table(experiment.dataset):
+    if not is_table(experiment.dataset):
         check_name("datasets", experiment.dataset)
     check_name("partitions", PartitionSpec.parse(experiment.partition).split)
     if experiment.model:
@@ -197,7 +197,7 @@ def check_name(kind: str, spec: str) -> None:
 def _check_model(text: str) -> None:
     """Check that a model's name, arguments and files exist."""
     spec = ModelSpec.parse(text)
-    if not spec.library:
+    if spec.timm is None:
         check_name("models", spec.base)
     spec.files()
 

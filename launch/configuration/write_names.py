@@ -13,7 +13,7 @@ from typing import Any
 from fedsim import model_specs
 from fedsim.data.catalogue import DATASETS
 from fedsim.data.partitions import MODIFIERS, PARTITIONS
-from fedsim.data.readers import hub, table_files
+from fedsim.data.readers import table_files
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, hyperparameter_names, resolved_hyperparameters
 from fedsim.learning.models.registry import MODELS
@@ -37,9 +37,6 @@ def text() -> str:
         }
         | {
             "...file": _entry(Form(table_files.FORM.name), "a table of yours: csv, tsv or parquet"),
-            "...hf": _entry(
-                Form(hub.FORM.usage), "a local folder of the datasets package (docs/datasets.md)"
-            ),
         },
         "models": {m.name: _entry(Form(m.name), m.description) for m in MODELS.values()}
         | {f"...{form.name}": _entry(Form(usage), form.help) for usage, form in model_specs.FORMS.items()},

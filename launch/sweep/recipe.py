@@ -301,12 +301,10 @@ class Trial:
             for name, value in described["hyperparameters"].items()
             if (last := name.rpartition(".")[2]) not in LATER or LATER[last] != value
         }
-        if model_specs.is_model_spec(self.experiment.model):
-            described["model"] = model_specs.fingerprint(self.experiment.model)
         for key, choice in described.items():  # the content, not the path, identifies a user's file
-            if key == "model" and model_specs.is_model_spec(self.experiment.model):
-                continue
-            if key == "partition" and partition_specs.is_file(choice):
+            if key == "model":
+                described[key] = model_specs.fingerprint(choice)
+            elif key == "partition" and partition_specs.is_file(choice):
                 described[key] = partition_specs.fingerprint(choice)
             elif isinstance(choice, str) and plugins.is_spec(choice) and not choice.startswith(traces.PREFIX):
                 described[key] = plugins.fingerprint(choice)

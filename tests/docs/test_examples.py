@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fedsim
 
@@ -148,3 +149,45 @@ def test_fedscale_writes_links_and_a_trace_that_a_plan_reads(tmp_path: Path) -> 
     assert plan["devices"]["simulated_seconds"] > 0
     main(["availability", "availability.json", "few.csv", "--clients", "30", *when, "--per-round", "4"])
     assert len((tmp_path / "few.csv").read_text().split()) == 1 + 8 * 4
+
+
+def test_hub_trains_adapters_of_a_text_model_and_of_an_mlp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+    from transformers import BertConfig
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    BertConfig(vocab_size=30, max_position_embeddings=4, **sizes).save_pretrained(tmp_path / "bert")
+    rows = datasets.Dataset.from_dict(
+        {
+            "input_ids": [[2, i, 3, 0] for i in range(8)],
+            "label": [0, 1] * 4,
+            "author": ["bob"] * 5 + ["al"] * 3,
+        }
+    ).cast_column("label", datasets.ClassLabel(2))
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "texts")
+    monkeypatch.setenv("MODEL", str(tmp_path / "bert"))
+    monkeypatch.setenv("TEXTS", str(tmp_path / "texts"))
+    common = {
+        "algo": "fedlap_cov",
+        "clients": 2,
+        "rounds": 1,
+        "quiet": True,
+        "hyperparameters": {"epochs": 1},
+    }
+    text, mlp = (
+        fedsim.run(**common, model=f"{EXAMPLES}/hub.py:{model}", out=tmp_path / model, **data)
+        for model, data in (
+            ("text_adapters", {"dataset": f"{EXAMPLES}/hub.py:texts", "partition": "natural"}),
+            ("mlp_adapters", {}),
+        )
+    )
+    assert text.manifest["experiment"]["client_sizes"] == [3, 5]
+    assert text.summary["params"] == 2 * 8 * (8 + 8) + 2 * (8 + 1)  # of query and value; the head
+    assert mlp.summary["params"] == 4 * (64 + 200) + 4 * (200 + 100) + 10 * (100 + 1)
+
+
+def test_hub_has_a_model_of_timm_for_small_images() -> None:
+    vit = runpy.run_path(str(EXAMPLES / "hub.py"))["vit"]
+    assert vit((1, 8, 8), 3)(torch.zeros(2, 1, 8, 8)).shape == (2, 3)

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
 STUDIES = {
     "events": ("events.md", "events.png"),
-    "adapters": ("adapters.md", "adapters.png"),
     "few_bits": ("few_bits.md", "few_bits.png"),
     "fedpa_figure_1": ("fedpa_figure_1.png", "fedpa_figure_1.md"),
     "fedpa_table_1": ("fedpa_table_1.md",),

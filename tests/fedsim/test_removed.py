@@ -56,6 +56,13 @@ def test_masks_are_an_example(words: list[str], name: str) -> None:
         "launch --tree 2x2 --edge-processes",
         "edge --join FILE",
         "plan --tree 2x5 --codec edge.mean=sigma:auto",
+        "launch --dataset stackoverflow_nwp:20",
+        "launch --dataset hf:texts,label=stars",
+        "launch --partition pachinko:0.1,10,20",
+        "launch --model lstm",
+        "launch --model hf:models/bert",
+        "launch --model mlp+lora:r=4,target=fc1",
+        "launch --model mlp+weights:w.safetensors+lora:r=4,target=fc1",
     ],
 )
 def test_a_typed_name_that_left_is_refused_in_one_line(line: str) -> None:

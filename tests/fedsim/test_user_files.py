@@ -110,7 +110,7 @@ def test_what_is_wrong_with_a_path_is_said(tmp_path: Path, monkeypatch: pytest.M
 def test_a_table_is_known_by_the_end_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in ("my.csv", "a/b.CSV.gz,label=x", "x.parquet", "T.TSV"):
         assert user_files.is_table(spec)
-    for spec in ("hf:folder,label=x.csv", "digits", "mine.py:data", "x.txt", "x.npz,label=y", "csv"):
+    for spec in ("digits", "mine.py:data", "x.txt", "x.npz,label=y", "csv"):
         assert not user_files.is_table(spec)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.csv").write_text("")

@@ -101,7 +101,7 @@ class TableFile:
         return (self.path, self.test) if self.test else (self.path,)
 
     def read(self) -> Arrays:
-        """Read the arrays, `features`, and `facts`: number of classes, scale, number of rows left out."""
+        """Read the arrays, `features`, and `facts`: number of classes, number of rows left out."""
         import pandas
 
         frames = [self._frame(path) for path in self.files()]
@@ -125,7 +125,7 @@ class TableFile:
         arrays = bundle(*divided, targets=targets.dtype.type)
         if self.client:
             arrays |= table.centres(self.client, test)
-        facts = np.array([classes, 1.0, len(rows) - len(table.rows)])
+        facts = np.array([classes, len(rows) - len(table.rows)])
         return arrays | {"features": np.array(names), "facts": facts}
 
     def _features(self, frames: Sequence[Any]) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -29,8 +28,6 @@ from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment
 from fedsim.learning.frozen import freeze
 from fedsim.learning.likelihoods import likelihood as likelihood_of
-from fedsim.learning.models.adapters import add_lora, load_weights
-from fedsim.learning.models.library_models import library_model
 from fedsim.learning.models.paper_models import (
     Shape,
     cnn_acar,
@@ -40,10 +37,12 @@ from fedsim.learning.models.paper_models import (
     mlp,
     resnet20,
 )
+from fedsim.learning.models.timm_models import timm_model
+from fedsim.learning.models.weights import load_weights
 from fedsim.learning.module_state import ModuleState
 from fedsim.learning.params import Net
 from fedsim.learning.shards import as_floats
-from fedsim.model_specs import ModelSpec, is_model_spec
+from fedsim.model_specs import ModelSpec
 from fedsim.process_settings import settings_kept
 from fedsim.seeds import seeded_torch
 
@@ -60,26 +59,21 @@ class ModelInfo:
 def build_model(name: str, shape: Shape, classes: int, likelihood: str = "categorical") -> nn.Module:
     """Build a model for inputs (n, *shape) and `classes` outputs, drawing from torch's global generator.
 
-    name: a key of MODELS, path/to/file.py:NAME or a library's model, with optional weights and adapters
-    (fedsim.model_specs). The caller seeds the generator.
+    name: a key of MODELS, path/to/file.py:NAME or timm:NAME, with optional weights (fedsim.model_specs). The
+    caller seeds the generator.
     """
-    if not is_model_spec(name):
-        return _base(ModelSpec(name), shape, classes, likelihood)[0]
     spec = ModelSpec.parse(name)
-    spec.files()  # reports missing files before anything is built
-    module, missing = _base(spec, shape, classes, likelihood)
-    if spec.weights:
-        missing = load_weights(module, Path(spec.weights).expanduser())
-    return add_lora(module, spec.lora, missing, f"model {plugins.short(name)!r}") if spec.lora else module
+    files = spec.files()  # reports missing files before anything is built
+    module = _base(spec, shape, classes, likelihood)
+    for file in files:
+        load_weights(module, file)
+    return module
 
 
-def _base(
-    spec: ModelSpec, shape: Shape, classes: int, likelihood: str
-) -> tuple[nn.Module, frozenset[str] | None]:
-    """Build a model without the weights and adapters that its name may add after a +.
-    Also return the names of parameters without pretrained values (None: the model is not pretrained)."""
+def _base(spec: ModelSpec, shape: Shape, classes: int, likelihood: str) -> nn.Module:
+    """Build a model with its own initial weights."""
     name = spec.base
-    if name not in MODELS and not plugins.is_spec(name) and not spec.library:
+    if name not in MODELS and not plugins.is_spec(name) and spec.timm is None:
         raise unknown("model", name, MODELS)
     if not shape or any(side < 1 for side in shape):
         raise UsageError(f"model {name!r}: an input shape needs sides of at least 1, got {shape}")
@@ -87,17 +81,16 @@ def _base(
         raise UsageError(f"model {name!r}: a classifier needs at least 2 classes, got {classes}")
     sequence = likelihood_of(likelihood).sequences
     expected = (2, *shape, classes) if sequence else (2, classes)
-    if spec.library:
-        module, missing = library_model(spec, shape, classes, likelihood)
-        return _tried(module, f"model {plugins.short(name)!r}", shape, expected), missing
+    if spec.timm is not None:
+        return _tried(timm_model(spec.timm, shape, classes), f"model {name!r}", shape, expected)
     if name not in MODELS:
-        return _users_model(name, shape, classes, expected), None
+        return _users_model(name, shape, classes, expected)
     if sequence:
         raise UsageError(
             f"model {name!r} has one row of outputs per example, and this data set's targets are "
             f"{likelihood}; take a model with outputs at every place of a sequence, such as FILE.py:NAME"
         )
-    return MODELS[name].build(shape, classes), None
+    return MODELS[name].build(shape, classes)
 
 
 def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.Module:
@@ -156,7 +149,7 @@ def _check_outputs(out: object, owner: str, shape: Shape, expected: Shape, mode:
 
 
 def _tried_out(net: Net, model: str, rows: Tensor, classes: int) -> ModuleState:
-    """Check the outputs of a user's or library's network for two examples and for one, in both modes.
+    """Check the outputs of a user's network or one of timm for two examples and for one, in both modes.
 
     Also learn whether it draws random numbers, and refuse what fedsim could neither send nor restore. Return
     what the module keeps, as it was before.

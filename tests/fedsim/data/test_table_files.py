@@ -413,7 +413,7 @@ def test_what_is_wrong_with_a_spec_is_said(spec: str, error: type[FedsimError], 
 
 
 def test_the_unknown_data_set_is_told_how_its_own_are_written() -> None:
-    with pytest.raises(UsageError, match=r"yours: FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER"):
+    with pytest.raises(UsageError, match=r"yours: FILE.csv,label=COLUMN or FILE.py:NAME"):
         load_dataset("my.csvx")
 
 
