@@ -21,8 +21,6 @@ from pathlib import Path
 from fedsim.errors import unknown
 from fedsim.extras import not_installed
 
-FOLDER = "tracking"
-"""The folder in a run folder for the state of all trackers, and for the data of local trackers."""
 NONE = "none"
 END = 120.0
 """The seconds after the run in which trackers may write the remaining rounds before they are killed."""

@@ -25,11 +25,12 @@ from fedsim.experiment import dotted
 from launch.runs.folder import SUMMARY, json_of, json_or_empty
 from launch.runs.growing import GrowingLines
 from launch.runs.manifest import MANIFEST
-from launch.tracking import FOLDER
 from launch.tracking.adapters import ADAPTERS, Row, TrackedRun, Tracker, Value
 from workers.storage.atomic_files import RunLock, is_locked, write_atomically
 from workers.storage.growing_file import LEDGER, METRICS
 
+FOLDER = "tracking"
+"""The folder in a run folder for the state of all trackers, and for the data of local trackers."""
 INTERVAL = 1.0
 """The minimum number of seconds between two reads of the run's files."""
 SHARE = 0.01
