@@ -42,14 +42,14 @@ class ModuleState:
         self._restores: list[Restore] = []
         self.unrestorable: dict[str, str] = {}
         """The kind of what is kept but cannot be restored, such as an iterator, by its name in the module."""
-        self._visit(module, "")
+        self._record(module, "")
 
     def restore(self) -> None:
         """Restore everything that has changed."""
         for restore in self._restores:
             restore()
 
-    def _visit(self, value: Any, name: str) -> None:
+    def _record(self, value: Any, name: str) -> None:
         if isinstance(value, _LEAVES) or id(value) in self._seen:
             return
         self._seen[id(value)] = value  # a reference, so that the id stays its own
@@ -64,7 +64,7 @@ class ModuleState:
         elif isinstance(value, np.ndarray):
             yield partial(_restore_array, value, value.copy())
             for inner in value.flat if value.dtype == object else ():
-                self._visit(inner, name)
+                self._record(inner, name)
         elif isinstance(value, torch.Generator):
             yield partial(value.set_state, value.get_state())
         elif isinstance(value, random.Random):
@@ -76,25 +76,25 @@ class ModuleState:
         elif isinstance(value, dict):
             yield partial(_restore_dict, value, dict(value))
             for key, inner in list(value.items()):
-                self._visit(key, name)
-                self._visit(inner, f"{name}.{key}".lstrip(".") if isinstance(key, str) else name)
+                self._record(key, name)
+                self._record(inner, f"{name}.{key}".lstrip(".") if isinstance(key, str) else name)
         elif isinstance(value, list | deque | set | bytearray):
             yield partial(_restore_collection, value, list(value))
             for inner in () if isinstance(value, bytearray) else list(value):
-                self._visit(inner, name)
+                self._record(inner, name)
         elif isinstance(value, tuple | frozenset):
             for inner in value:
-                self._visit(inner, name)
+                self._record(inner, name)
         elif isinstance(value, FunctionType):
             yield from self._of_function(value, name)
         elif isinstance(value, MethodType):
-            self._visit(value.__self__, name)
-            self._visit(value.__func__, name)
+            self._record(value.__self__, name)
+            self._record(value.__func__, name)
         elif isinstance(value, _CACHE):
             yield value.cache_clear
         elif isinstance(value, partial):
             for inner in (value.func, value.args, value.keywords):
-                self._visit(inner, name)
+                self._record(inner, name)
         elif isinstance(value, type):
             if not _of_a_library(value):
                 yield from self._of_class(value, name)
@@ -110,47 +110,47 @@ class ModuleState:
             yield partial(_restore_dict, attributes, dict(attributes))
             for key, inner in list(attributes.items()):
                 registers = isinstance(value, nn.Module) and key in ("_modules", "_buffers", "_parameters")
-                self._visit(inner, name if registers else f"{name}.{key}".lstrip("."))
+                self._record(inner, name if registers else f"{name}.{key}".lstrip("."))
         for kind in type(value).__mro__:
             slots = kind.__dict__.get("__slots__", ())
             for slot in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, slot) and slot not in ("__dict__", "__weakref__"):
                     yield partial(_restore_attribute, value, slot, getattr(value, slot))
-                    self._visit(getattr(value, slot), f"{name}.{slot}".lstrip("."))
-        self._visit(type(value), name)
+                    self._record(getattr(value, slot), f"{name}.{slot}".lstrip("."))
+        self._record(type(value), name)
 
     def _of_class(self, kind: type, name: str) -> Iterator[Restore]:
         """Yield the restores of a user's class: its attributes, and what its methods close over."""
         for base in kind.__mro__[1:]:
-            self._visit(base, name)
+            self._record(base, name)
         for key, inner in list(vars(kind).items()):
             if isinstance(inner, staticmethod | classmethod):
-                self._visit(inner.__func__, name)
+                self._record(inner.__func__, name)
             elif isinstance(inner, property):
                 for function in (inner.fget, inner.fset):
-                    self._visit(function, name)
+                    self._record(function, name)
             elif isinstance(inner, FunctionType | _CACHE):
-                self._visit(inner, name)
+                self._record(inner, name)
             elif not key.startswith("__"):
                 yield partial(_restore_attribute, kind, key, inner)
-                self._visit(inner, f"{name}.{key}".lstrip("."))
+                self._record(inner, f"{name}.{key}".lstrip("."))
 
     def _of_function(self, function: FunctionType, name: str) -> Iterator[Restore]:
         """Yield the restores of the variables of a user's function that outlive its calls."""
         if _of_a_library(function):
             return
-        self._visit(function.__defaults__, name)
-        self._visit(function.__kwdefaults__, name)
-        self._visit(function.__dict__, name)
+        self._record(function.__defaults__, name)
+        self._record(function.__kwdefaults__, name)
+        self._record(function.__dict__, name)
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if _holds(cell):
                 yield partial(_restore_attribute, cell, "cell_contents", cell.cell_contents)
-                self._visit(cell.cell_contents, f"{name}.{variable}".lstrip("."))
+                self._record(cell.cell_contents, f"{name}.{variable}".lstrip("."))
         for variable in dict.fromkeys(_globals(function.__code__)):
             if variable in function.__globals__:
                 inner = function.__globals__[variable]
                 yield partial(_restore_item, function.__globals__, variable, inner)
-                self._visit(inner, variable)
+                self._record(inner, variable)
 
 
 def _of_a_library(value: Any) -> bool:

@@ -40,8 +40,8 @@ def by_cores(threads: int, clients: int, gpus: int) -> tuple[int, str]:
     The number is one per GPU, or one for every `threads` cores if `gpus` is 0 (the run computes on the CPU),
     but at most one per client.
     """
-    cores, said = usable_cores()
-    workers, why = (gpus, f"{gpus} GPUs") if gpus else (max(1, cores // threads), said)
+    cores, remark = usable_cores()
+    workers, why = (gpus, f"{gpus} GPUs") if gpus else (max(1, cores // threads), remark)
     if not gpus and threads > 1:
         why += f" with {threads} threads a worker"
     return (workers, why) if workers <= clients else (clients, f"{clients} clients")

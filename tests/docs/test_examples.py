@@ -84,7 +84,7 @@ def test_fedpm_sends_masks_with_less_than_a_bit_a_parameter(tmp_path: Path) -> N
 def test_personal_models_gain_over_a_run_whose_scores_by_client_are_found_again(tmp_path: Path) -> None:
     run = fedsim.run(algo="fedavg", model="logistic", clients=4, rounds=1, quiet=True, out=tmp_path / "run")
     personal_models = runpy.run_path(str(EXAMPLES / "personal.py"))["personal_models"]
-    scores = [found for _, found in personal_models(run, epochs=3, lr=0.1)]
+    scores = [score for _, score in personal_models(run, epochs=3, lr=0.1)]
     assert [s.client for s in scores] == [0, 1, 2, 3]
     for common, listed in (("accuracy", "client_accuracies"), ("nll", "client_nlls")):
         assert [getattr(s.common, common) for s in scores] == pytest.approx(run.lines[-1][listed], rel=1e-5)

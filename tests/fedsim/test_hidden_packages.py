@@ -11,7 +11,7 @@ import pytest
 from fedsim.hidden_packages import refuse_hidden_packages
 from tests.support.commands import DEADLINE
 
-FOUND = ("launch.py", "workers.py", "protocols/__init__.py", "workers/__init__.py")
+HIDING = ("launch.py", "workers.py", "protocols/__init__.py", "workers/__init__.py")
 
 
 def _ran(folder: Path, program: str) -> str:
@@ -23,7 +23,7 @@ def _ran(folder: Path, program: str) -> str:
     return (done.stdout + done.stderr).splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", HIDING)
 def test_it_is_named_when_fedsim_is_imported(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("import fedsim\n")

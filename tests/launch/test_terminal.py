@@ -239,14 +239,14 @@ def test_a_run_folder_with_brackets_is_named_as_it_is(tmp_path: Path) -> None:
     job = ("--model", "logistic", "--clients", "2", "--rounds", "1")
     over = ("--over", "algo=fedavg", "--runs", str(tmp_path / "[/r]"))
 
-    def said(*words: str) -> str:
+    def output_of(*words: str) -> str:
         done = CliRunner(catch_exceptions=False).invoke(main, words)
         assert done.exit_code == 0, done.output
         return done.output
 
-    assert f"run folder: {out}" in said(
+    assert f"run folder: {out}" in output_of(
         "launch", "--algo", "fedavg", *job, "--workers", "0", "--out", str(out)
     )
-    assert "b]" in said("runs", str(out))
-    assert "[/r]" in said("sweep", *job, *over, "--dry-run")
-    assert "[page].html" in said("compare", str(out), "--out", str(tmp_path / "[page].html"))
+    assert "b]" in output_of("runs", str(out))
+    assert "[/r]" in output_of("sweep", *job, *over, "--dry-run")
+    assert "[page].html" in output_of("compare", str(out), "--out", str(tmp_path / "[page].html"))

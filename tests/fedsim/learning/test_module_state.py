@@ -193,8 +193,8 @@ class Memoised(Layer):
 
     @cache  # noqa: B019
     def first(self, rows: int) -> float:
-        self.made = getattr(self, "made", 0) + 1
-        return self.made % 3
+        self.count = getattr(self, "count", 0) + 1
+        return self.count % 3
 
 
 class Nested(Layer):
