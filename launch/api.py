@@ -70,7 +70,7 @@ class Run(RunFolder):
         >>> run.model()(torch.zeros(1, 64)).shape
         torch.Size([1, 10])
         >>> sum(len(rows) for rows in run.client_rows())
-        1437
+        1440
         >>> run.report().name, run.trace().name
         ('report.html', 'trace.json')
     """

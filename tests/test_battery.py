@@ -592,8 +592,16 @@ def test_a_run_of_empty_rounds_is_the_start_model(algorithm: Class, tmp_path: Pa
 
 
 def test_a_lost_upload_leaves_no_trace_but_its_bytes(algorithm: Class, tmp_path: Path) -> None:
-    """Commit on fold: a client is lost in round 1, so it goes on as if it had never trained."""
-    problem, clients = problem_of(algorithm, rounds=2), clients_of(algorithm)
+    """Commit on fold: a client is lost in round 1, so it goes on as if it had never trained.
+
+    Steps count all clients here, because 1/|S| counts those that were asked, lost or not.
+    """
+    settings = {
+        name: value.replace("|S|", "K")
+        for name, value in resolved_hyperparameters(algorithm()).items()
+        if isinstance(value, str) and "|S|" in value
+    }
+    problem, clients = problem_of(algorithm, settings, rounds=2), clients_of(algorithm)
     out = min(1, clients - 1)
     lost = play(problem, tmp_path / "lost", listed(Participation((0, 1, 2), frozenset({out})), EVERYONE))
     others = tuple(k for k in range(clients) if k != out)

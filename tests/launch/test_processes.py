@@ -141,7 +141,7 @@ def test_a_run_leaves_the_files_of_the_contract(tmp_path: Path) -> None:
     assert [r["round"] for r in journal if r["what"] == "commit"] == [1, 2, 3, 4, 5]
     assert len([r for r in journal if r["what"] == "upload"]) == 5
     manifest = load(out / "manifest.json")
-    assert manifest["experiment"]["hyperparameters"]["rho"] == "1/K"
+    assert manifest["experiment"]["hyperparameters"]["rho"] == "1/|S|"
     assert manifest["execution"]["workers"] == 2
     assert sorted(p.name for p in (out / "checkpoints").iterdir())[-3:] == [
         f"{r:06d}.checkpoint" for r in (3, 4, 5)
