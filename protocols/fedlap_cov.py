@@ -21,8 +21,7 @@ Differs: until the first server update, local training starts from the shared ra
 released code has a received precision of 0; here it is the paper's delta. In exact arithmetic both S_g and
 S_g - V_k are at least delta. Here they are raised to delta where rounding, or a lossy codec that makes V_k
 negative, violates this bound; the stored sums do not change. `floored` in metrics.jsonl counts the raised
-entries, or eigenvalues, of S_g. `curvature` applies to the diagonal form; the full form is always exact.
-rho is 1/|S| as in fedlap.
+entries, or eigenvalues, of S_g. `curvature` is of the diagonal form; the full form is exact. rho: see fedlap.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
