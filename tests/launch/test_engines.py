@@ -287,7 +287,7 @@ def test_where_ray_fails_the_coordinator_is_told_to_stop_and_is_killed_if_it_doe
     command = [sys.executable, "-c", f"import os, signal, sys, time; {program}"]
 
     def fail(*_: object, **__: object) -> None:
-        eventually(ready.exists, "the coordinator")
+        eventually(lambda: ready.exists() and bool(ready.read_text()), "the coordinator")
         raise failure
 
     fake = SimpleNamespace(
