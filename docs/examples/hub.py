@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim import Dataset
+from fedsim import DataError, Dataset
 
 Shape = tuple[int, ...]
 
@@ -113,15 +113,19 @@ def texts() -> Dataset:
     import datasets
 
     parts = datasets.load_from_disk(os.environ["TEXTS"])
-    ids = {part: np.array(parts[part]["input_ids"], np.int32) for part in ("train", "test")}
-    labels = {part: np.array(parts[part]["label"], np.int64) for part in ("train", "test")}
-    authors = parts["train"]["author"] if "author" in parts["train"].column_names else None
+    train, test = parts["train"], parts["test"]
+    classes = train.features["label"].names
+    if test.features["label"].names != classes:
+        raise DataError("train and test name their classes differently, so a number means two things")
+    authors = train["author"] if "author" in train.column_names else None
+    if authors is not None and None in authors:
+        raise DataError("a row of train has no author")
     return Dataset(
         "texts",
-        ids["train"],
-        labels["train"],
-        ids["test"],
-        labels["test"],
-        classes=parts["train"].features["label"].num_classes,
+        np.array(train["input_ids"], np.int32),
+        np.array(train["label"], np.int64),
+        np.array(test["input_ids"], np.int32),
+        np.array(test["label"], np.int64),
+        classes=len(classes),
         centres=None if authors is None else np.unique(authors, return_inverse=True)[1],
     )
