@@ -247,8 +247,8 @@ def _write(folder: Path, counts: _Document, entries: Sequence[Entry]) -> None:
     ledger = io.StringIO()
     writer = csv.writer(ledger, lineterminator="\n")
     writer.writerows([COLUMNS, *(entry[: len(COLUMNS)] for entry in entries)])
-    tables = (html.section(title, html.table(*table)) for title, table in _tables(counts).items())
-    page = html.page(_heading(counts), [html.soft(_verdict(counts)), *tables])
+    tables = {title: [html.Table(*table)] for title, table in _tables(counts).items()}
+    page = html.page(_heading(counts), [html.Text(_verdict(counts))], tables.items())
     document = json.dumps(counts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     for name, text in ((LEDGER, ledger.getvalue()), (DOCUMENT, document), (PAGE, page)):
         with output_file(folder / name) as file:

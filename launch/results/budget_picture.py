@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from typing import Any
 
 import numpy as np
 
-from launch.results import html
-from launch.results.figures import COLOURS, DASHES, Line, chart, wide
+from launch.results.figures import COLOURS, DASHES, Line, chart, figure, plain, style, wide
 from launch.results.frontier import Cost, FrontierPoint, by_budget, ranking, winning_ranges
 from launch.results.groups import Group
+from launch.results.html import Figure, Part, Table, Text
 from launch.results.statistics import Band
-from launch.results.tables import STOPPED, UNFINISHED, Grid, between, costs, megabytes, name, unreached
+from launch.results.tables import STOPPED, UNFINISHED, Grid, between, costs, megabytes, name
 
 
 def slots_of(groups: Sequence[Group]) -> list[int]:
@@ -29,50 +28,47 @@ def slots_of(groups: Sequence[Group]) -> list[int]:
 
 
 def against_bytes(
-    groups: Sequence[Group], lines: Mapping[int, Group], levels: Sequence[float], key: str
-) -> Iterator[str]:
-    """Yield a chart and tables of the bytes that groups need to reach accuracies."""
+    groups: Sequence[Group], lines: Mapping[int, Group], levels: Sequence[float], key: Figure
+) -> Iterator[Part]:
+    """Yield a chart and tables of the bytes that groups need to reach accuracies. lines: the groups of the
+    chart by slot."""
     budgets = {slot: b for slot, g in lines.items() if len((b := by_budget(g)).x)}
     if not budgets:
         return
     bottom = _bottom(list(budgets.values()), levels)
     drawn = [line for slot, b in budgets.items() for line in _drawn(lines[slot], slot, b, bottom)]
-    picture = chart(
+    yield key
+    yield from chart(
         drawn,
         "megabytes, both directions",
         "best accuracy so far",
         logx=wide([line.x for line in drawn]),
-        size=(5.0, 3.2),
+        size=(7.0, 4.0),
         limits=(bottom, None),
         levels=levels,
         share=True,
+        legend=False,
     )
-    yield key
-    yield f'<figure class="large">{picture}</figure>'
-    notes = [
-        "The further left a line is, the fewer bytes it needs. Lines are means over the seeds; their range "
-        "is said where one points."
-    ]
+    notes = ["The further left a line is, the fewer bytes it needs. Lines are means over the seeds."]
     if levels:
         notes.append("A dashed line across is an accuracy of the tables below.")
     if any(g.stopped for g in groups):
         notes.append(f"{STOPPED} ended (◆) when it had reached its target accuracy.")
     if not all(g.done for g in groups):
         notes.append(f"{UNFINISHED} is not finished (×): it may be resumed.")
-    yield html.soft(" ".join(notes))
-    ranked = [ranking(groups, level) for level in levels]
-    scale = _Scale.of([n for costs in ranked for c in costs if c.spent for n in (*c.spent, *c.ended)])
+    yield Text(" ".join(notes))
     slots = {id(g): slot for slot, g in lines.items()}
-    for grid, costs_ in zip(costs(groups, levels), ranked, strict=True):
-        yield f"<h3>{escape(grid.title)}</h3>{_ranges(groups, costs_, slots, scale)}{table_of(grid)}"
+    for level, grid in zip(levels, costs(groups, levels), strict=True):
+        yield Text(grid.title, "heading")
+        yield from _ranges(groups, ranking(groups, level), slots, grid.title)
+        yield from table_of(grid)
     if levels:
-        yield html.soft(
+        yield Text(
             "A dot is the median of the bytes with which the seeds of a group reach the accuracy (Kaplan and "
             "Meier), a mark is a seed, and a triangle is a seed that had not reached it with all of its "
             "bytes. The smallest median first. Factors of bytes are paired by seed, with their 95 % "
             "interval. Where too few of the seeds reach the accuracy, their number stands for the "
             "median; a percentage in brackets is the best accuracy of a group that does not."
-            + (" The axis is logarithmic." if scale.logarithmic else "")
         )
 
 
@@ -94,57 +90,33 @@ def _drawn(group: Group, slot: int, b: Band, bottom: float) -> Iterator[Line]:
         yield Line(name(group), b.x[-1:], b.mean[-1:], slot=slot, kind="points", mark=mark)
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """An axis of bytes that the pictures of all accuracies share."""
-
-    low: float
-    high: float
-    logarithmic: bool
-
-    @staticmethod
-    def of(counts: Sequence[float]) -> _Scale:
-        """Return a linear axis from 0 or, if the counts span decades, a logarithmic one from the smallest."""
-        if not counts:
-            return _Scale(0.0, 1.0, False)
-        logarithmic = wide([np.array(counts, dtype=np.float64)])
-        return _Scale(float(min(counts)) if logarithmic else 0.0, float(max(counts)), logarithmic)
-
-    def __call__(self, n: float) -> float:
-        """Return the position of n bytes in percent of the axis."""
-        low, high, at = (
-            map(np.log, (self.low, self.high, n)) if self.logarithmic else (self.low, self.high, n)
-        )
-        return float(100 * (at - low) / (high - low)) if high > low else 50.0
-
-
-def _ranges(groups: Sequence[Group], ranked: Sequence[Cost], slots: Mapping[int, int], scale: _Scale) -> str:
+def _ranges(
+    groups: Sequence[Group], ranked: Sequence[Cost], slots: Mapping[int, int], title: str
+) -> list[Figure]:
     """Draw one row per group in its colour: a mark per seed, a triangle per seed that does not reach the
-    accuracy, and a dot at the median."""
-    rows = []
-    for c in ranked:
-        group, track = groups[c.group], ""
-        if c.spent:
-            colour = f"var(--c{slots.get(id(group), 7) % len(COLOURS)})"
-            at = f"background: {colour}"
-            ends = [scale(n) for n in (*c.spent, *c.ended)]
-            track = f'<i style="left: {min(ends):.2f}%; width: {max(ends) - min(ends):.2f}%; {at}"></i>'
-            track += "".join(f'<s style="left: {scale(n):.2f}%; {at}"></s>' for n in c.spent)
-            track += "".join(f'<u style="left: {scale(n):.2f}%; color: {colour}">▷</u>' for n in c.ended)
-            if math.isfinite(c.median):
-                track += f'<b style="left: {scale(c.median):.2f}%; {at}"></b>'
-            result = f"{name(group)}: {len(c.spent)} of {c.seeds} seeds"
-            if math.isfinite(c.median):
-                result += f", median {megabytes([c.median])} MB"
-            track = f'<div class="track" title="{escape(result)}">{track}</div>'
+    accuracy, and a dot at the median; no figure if no seed reaches it."""
+    reaching = [c for c in ranked if c.spent]
+    if not reaching:
+        return []
+
+    def draw(drawing: Any) -> None:
+        axes = drawing.subplots()
+        for n, c in enumerate(reaching):
+            colour, _ = style(slots.get(id(groups[c.group]), len(COLOURS) - 1))
+            rows = ((c.spent, "|", 9), (c.ended, ">", 6), ([c.median], "o", 7))
+            for counts, mark, size in rows:
+                shown = [1e-6 * bytes for bytes in counts if math.isfinite(bytes)]
+                axes.plot(shown, [n] * len(shown), linestyle="", marker=mark, markersize=size, color=colour)
+        axes.set_yticks(range(len(reaching)), [name(groups[c.group]) for c in reaching])
+        axes.invert_yaxis()
+        if wide([np.array([bytes for c in reaching for bytes in (*c.spent, *c.ended)], dtype=np.float64)]):
+            axes.set_xscale("log", nonpositive="mask")
         else:
-            track = f'<div class="soft">{escape(unreached(c))}</div>'
-        rows.append(f"<span>{escape(name(group))}</span>{track}")
-    if not any(c.spent for c in ranked):
-        return ""
-    ends_ = [megabytes([scale.low]) if scale.low else "0", f"{megabytes([scale.high])} MB"]
-    axis = f'<span></span><div class="ends">{"".join(f"<span>{end}</span>" for end in ends_)}</div>'
-    return f'<div class="ranges">{"".join(rows)}{axis}</div>'
+            axes.set_xlim(left=0)
+        axes.set_xlabel("megabytes, both directions")
+        plain(axes)
+
+    return [figure(title, draw, None, (7.0, 0.8 + 0.25 * len(reaching)))]
 
 
 def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[list[str]]:
@@ -161,6 +133,6 @@ def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[lis
     return rows
 
 
-def table_of(grid: Grid) -> str:
-    """Return a grid as an HTML table; '' for a grid without lines."""
-    return html.table(grid.header, grid.lines) if grid.lines else ""
+def table_of(grid: Grid) -> list[Part]:
+    """Return a grid as a table; nothing for a grid without lines."""
+    return [Table(grid.header, grid.lines)] if grid.lines else []

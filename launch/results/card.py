@@ -22,6 +22,7 @@ from fedsim.printable import one_line
 from launch.configuration import names
 from launch.results import html
 from launch.results.groups import Group, gather
+from launch.results.html import Part, Table, Text
 from launch.results.significance import LEAST, half_width
 from launch.results.statistics import heading, percent, scale_of
 from launch.results.tables import NONE, Grid, extent
@@ -56,11 +57,12 @@ class Card:
         checks = "".join(f"- [{'x' if good else ' '}] {_plain(said)}\n" for good, said in self.checks)
         return "\n".join([*text, f"## Checklist\n\n{checks}"])
 
-    def html(self) -> Iterator[str]:
-        """Yield the card as parts of an HTML page: the checklist, then the sections."""
-        items = (f"<li>{'✓' if good else '✗'} {escape(said)}</li>" for good, said in self.checks)
-        yield f'<ul class="checks">{"".join(items)}</ul>'
-        yield html.columns((title, html.pairs(rows)) for title, rows in self.sections.items())
+    def parts(self) -> Iterator[Part]:
+        """Yield the card as parts of a page: the checklist, then the sections."""
+        yield Table(("", ""), [("✓" if good else "✗", said) for good, said in self.checks], 2)
+        for title, rows in self.sections.items():
+            yield Text(title, "heading")
+            yield Table.pairs(rows)
 
 
 def write(paths: Sequence[Path], out: Path | None) -> list[Path]:
@@ -80,8 +82,8 @@ def write(paths: Sequence[Path], out: Path | None) -> list[Path]:
     for path in targets:
         if path.suffix not in (".md", ".html"):
             raise UsageError(f"--out {path}: a card is a .md or a .html file")
-        parts = (f"<h1>{escape(created.title)}</h1>", *created.html())
-        html.save(path, created.markdown() if path.suffix == ".md" else html.page(created.title, parts))
+        as_page = path.suffix == ".html"
+        html.save(path, html.page(created.title, created.parts()) if as_page else created.markdown())
     return targets
 
 

@@ -10,8 +10,8 @@ import pandas
 
 from fedsim.learning.client_scores import HISTOGRAM_BINS
 from fedsim.learning.score_names import CLIENT_LISTS
-from launch.results import html
-from launch.results.figures import Bars, Line, bar_chart, chart
+from launch.results.figures import Line, bar_chart, chart
+from launch.results.html import Beside, Figure, Folded, Part, Table, Text
 from launch.results.run_curves import numbers
 from launch.results.statistics import Values, sides
 from launch.results.tables import NONE
@@ -34,7 +34,7 @@ DIRECTIONS = ("down", "up")
 
 def clients(
     rows: pandas.DataFrame, experiment: Mapping[str, Any], summary: Mapping[str, Any], last: Mapping[str, Any]
-) -> Iterator[str]:
+) -> Iterator[Part]:
     """Yield charts and a table with a row per client: examples, rounds with participation, rounds with a
     folded upload, bytes, scores and, with a virtual clock, simulated costs. For an unfinished run, the rounds
     with participation come from the ledger. last: the last line of metrics.jsonl."""
@@ -61,33 +61,22 @@ def clients(
         ]
         for k in shown
     ]
-    heads = [
-        "client",
-        "examples",
-        "took part in rounds",
-        "upload folded",
-        "bytes down",
-        "bytes up",
-        *scores,
-        *spent,
-    ]
+    heads = ["client", "examples", "took part in rounds", "upload folded", "bytes down", "bytes up"]
     total = by.sum(axis=1)
-    yield html.soft(
+    yield Text(
         f"{count:,} clients; bytes of a client, both directions: {int(total.min()):,} to "
         f"{int(total.max()):,}, {total.mean():,.0f} on average."
     )
     if devices:
-        yield html.soft(f"On the {on_the_clock(devices)}.{_waits(devices)}")
-    yield html.key(dict(enumerate(DIRECTIONS)))
-    by_side = [Bars(side, by[side].to_numpy(dtype=np.float64), slot) for slot, side in enumerate(DIRECTIONS)]
-    values = [np.array(v, dtype=np.float64) for v in scores.values()]
-    scored = [
-        _by_client(f"{title} after round {last['round']}", [Bars(title, v)], share="accuracy" in title)
-        for title, v in zip(scores, values, strict=True)
-    ]
-    yield html.charts(_by_client("bytes", by_side), *scored, across=3)
+        yield Text(f"On the {on_the_clock(devices)}.{_waits(devices)}")
+    drawn = _by_client("bytes", {side: by[side].to_numpy(dtype=np.float64) for side in DIRECTIONS})
+    for title, values in scores.items():
+        heights = {title: np.array(values, dtype=np.float64)}
+        drawn += _by_client(f"{title} after round {last['round']}", heights, share="accuracy" in title)
+    yield Beside(drawn)
     cut = f", the {half} with the most and the {half} with the fewest bytes" if count > MOST_CLIENTS else ""
-    yield html.folded(f"Table of clients{cut}", html.table(heads, lines, 0), opened=count <= 20)
+    table = Table([*heads, *scores, *spent], lines, 0)
+    yield Folded(f"Table of clients{cut}", [table], opened=count <= 20)
 
 
 def _score(title: str, value: float | None) -> str:
@@ -96,23 +85,12 @@ def _score(title: str, value: float | None) -> str:
     return percentage(value) if "accuracy" in title else f"{value:.4f}"
 
 
-def _by_client(what: str, bars: Sequence[Bars], share: bool = False) -> str:
+def _by_client(what: str, heights: Mapping[str, Values], share: bool = False) -> list[Figure]:
     """Draw a bar for every client; more than MOST_CLIENTS bars have no gaps."""
-    count = len(bars[0].heights)
-    gap = 0.06 if count <= MOST_CLIENTS else 0.0
-    places: Values = np.arange(count, dtype=np.float64)
-    left, right = np.subtract(places, 0.5 - gap), np.add(places, 0.5 - gap)
-    limits = (-0.5 - 0.02 * count, count - 0.5 + 0.02 * count)
-    return bar_chart(
-        f"{what} by client",
-        ("client", what),
-        left,
-        right,
-        bars,
-        said=lambda k: f"client {k}",
-        limits=limits,
-        share=share,
-    )
+    places: Values = np.arange(len(next(iter(heights.values()))), dtype=np.float64)
+    half = 0.44 if len(places) <= MOST_CLIENTS else 0.5
+    ends = np.subtract(places, half), np.add(places, half)
+    return bar_chart(f"{what} by client", ("client", what), ends, heights, share=share, numbers=False)
 
 
 def _waits(devices: Mapping[str, Any]) -> str:
@@ -147,22 +125,19 @@ EXPLAINED = (
 )
 
 
-def client_scores(metrics: pandas.DataFrame, experiment: Mapping[str, Any]) -> Iterator[str]:
+def client_scores(metrics: pandas.DataFrame, experiment: Mapping[str, Any]) -> Iterator[Part]:
     """Yield charts of the mean and the worst score over rounds, and of all accuracies after the last round.
     Yield nothing if the data have no classes, or if an earlier version of fedsim wrote the run."""
     if not np.isfinite(numbers(metrics, "client_accuracy_mean")).any():
         return
-    yield html.key(dict(enumerate(NAMES)))
-    x, labels = numbers(metrics, "round"), {"accuracy": "accuracy", "nll": "NLL (nats)"}
-    drawn = [
-        chart(_lines(metrics, x, key), "round", label, share=key == "accuracy")
-        for key, label in labels.items()
-    ]
+    x, drawn = numbers(metrics, "round"), []
+    for key, label in {"accuracy": "accuracy", "nll": "NLL (nats)"}.items():
+        drawn += chart(_lines(metrics, x, key), "round", f"{label} of clients", share=key == "accuracy")
     last = metrics[HISTOGRAM].iloc[-1] if HISTOGRAM in metrics else None
     if isinstance(last, list):
-        drawn.append(histogram(np.array(last, dtype=np.float64), int(x[-1])))
-    yield html.charts(*drawn, across=3)
-    yield html.soft((OWN if experiment.get("client_scores") else WEIGHTED) + EXPLAINED)
+        drawn += histogram(np.array(last, dtype=np.float64), int(x[-1]))
+    yield Beside(drawn)
+    yield Text((OWN if experiment.get("client_scores") else WEIGHTED) + EXPLAINED)
 
 
 def _lines(metrics: pandas.DataFrame, x: Values, key: str) -> list[Line]:
@@ -173,19 +148,14 @@ def _lines(metrics: pandas.DataFrame, x: Values, key: str) -> list[Line]:
     return [Line(NAMES[0], x, mean, low, high, slot=0), Line(NAMES[1], x, worst, slot=1)]
 
 
-def histogram(counts: Values, round: int) -> str:
-    """Return a histogram of the clients' accuracies; '' if no client has a score."""
+def histogram(counts: Values, round: int) -> list[Figure]:
+    """Draw a histogram of the clients' accuracies; no figure if no client has a score."""
     there = np.flatnonzero(counts)
     if not len(there):
-        return ""
-    edges = np.arange(HISTOGRAM_BINS + 1) * 100 / HISTOGRAM_BINS
+        return []
     width = 100 / HISTOGRAM_BINS
-    return bar_chart(
-        "clients by accuracy",
-        (f"accuracy after round {round} (%)", "clients"),
-        edges[:-1] + 0.04 * width,
-        edges[1:] - 0.04 * width,
-        [Bars("clients", counts)],
-        said=lambda n: f"accuracy {edges[n]:g} to {edges[n + 1]:g} %",
-        limits=(max(0.0, width * (there[0] - 1)), min(100.0, width * (there[-1] + 2))),
-    )
+    left: Values = width * np.arange(HISTOGRAM_BINS, dtype=np.float64)
+    axis = f"accuracy after round {round} (%)", "clients"
+    limits = max(0.0, width * (there[0] - 1)), min(100.0, width * (there[-1] + 2))
+    ends = left + 0.04 * width, left + 0.96 * width
+    return bar_chart("clients by accuracy", axis, ends, {"clients": counts}, limits=limits)

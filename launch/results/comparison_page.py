@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,9 +12,10 @@ from launch.results import html
 from launch.results.budget_picture import against_bytes, slots_of, table_of, winners
 from launch.results.differences import HOW_TO_READ, Compared, forest
 from launch.results.field_bars import bars
-from launch.results.figures import Line, chart, wide
+from launch.results.figures import Line, chart, legend_of, wide
 from launch.results.frontier import FrontierPoint, pareto
 from launch.results.groups import Group
+from launch.results.html import Beside, Figure, Part, Table, Text
 from launch.results.labels import differences, differing_hyperparameters, shared, unnamed
 from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
 from launch.results.significance import LEAST
@@ -65,47 +65,42 @@ def render(
     shown = drawn(groups, maxima)
     slots = slots_of([groups[n] for n in shown])
     lines = {slot: groups[n] for slot, n in zip(slots, shown, strict=True)}
-    key = html.key({slot: name(g) for slot, g in lines.items()})
+    legend = legend_of({slot: name(g) for slot, g in lines.items()})
     left = len(groups) - len(shown)
-    cut = f"{len(shown)} of {len(groups)} groups are drawn: those of the frontier and the most accurate"
-    title = f"Comparison on {', '.join(_values(groups, 'dataset'))}"
-    spent = dict(zip(map(name, groups), parts(groups), strict=True))
-    totals = {row: f"{megabytes([sum(by.values())])} MB" for row, by in spent.items()}
+    cut = f" {len(shown)} of {len(groups)} groups are drawn: those of the frontier and the most accurate"
+    spent = {
+        f"{name(g)}, {megabytes([sum(by.values())])} MB": by
+        for g, by in zip(groups, parts(groups), strict=True)
+    }
     scores = calibration(groups, comparable(groups))
-    return html.page(
-        title,
-        (
-            f'<h1>{escape(title)}</h1><p class="soft">{escape(_description(groups))}</p>',
-            *(f'<p class="bad">{escape(note)}</p>' for note in warnings(groups)),
-            *(f'<p class="soft">{escape(note)}</p>' for note in remarks(groups)),
-            html.soft(html.HINT),
-            html.section("Accuracy against bytes", *against_bytes(groups, lines, levels, key)),
-            html.section(
-                "Results",
-                table_of(results(groups, comparable(groups))),
-                f"<h3>{escape(scores.title)}</h3>{table_of(scores)}" if scores.lines else "",
-                *(html.soft(note) for note in below(groups)),
-                html.soft(" ".join(_explained(groups))),
-            ),
-            html.section("Differences", *_differences(compared)),
-            html.section(
-                "Learning",
-                key,
-                _curves(lines, levels),
-                html.soft(
-                    "Lines are means over the seeds and bands are their range; both end with the seed that "
-                    "has the fewest rounds. The first rounds are cut off if they are far from the rest."
-                    + (f" {cut}." if left else "")
-                ),
-            ),
-            html.section("Calibration", *_calibration(lines, key)),
-            html.section("Clients", *compared_clients(lines, key)),
-            html.section("Highest mean accuracy for a budget", *_winners(groups, maxima)),
-            html.section("Bytes by field", bars(spent, totals), table_of(fields(groups))),
-            html.section("What differs", *_differs(groups)),
-            html.section("Runs", _runs(groups)),
-        ),
+    learning = (
+        "Lines are means over the seeds and bands are their range; both end with the seed that has the "
+        "fewest rounds. The first rounds are cut off if they are far from the rest."
     )
+    sections: dict[str, Iterable[Part]] = {
+        "Accuracy against bytes": against_bytes(groups, lines, levels, legend),
+        "Results": [
+            *table_of(results(groups, comparable(groups))),
+            *([Text(scores.title, "heading")] if scores.lines else []),
+            *table_of(scores),
+            *map(Text, below(groups)),
+            Text(" ".join(_explained(groups))),
+        ],
+        "Differences": _differences(compared),
+        "Learning": [legend, Beside(_curves(lines, levels)), Text(learning + cut * bool(left))],
+        "Calibration": _calibration(lines, legend),
+        "Clients": compared_clients(lines, legend),
+        "Highest mean accuracy for a budget": _winners(groups, maxima),
+        "Bytes by field": [*bars(spent), *table_of(fields(groups))],
+        "What differs": _differs(groups),
+        "Runs": [_runs(groups)],
+    }
+    head = [
+        Text(_description(groups)),
+        *(Text(note, "warning") for note in warnings(groups)),
+        *map(Text, remarks(groups)),
+    ]
+    return html.page(f"Comparison on {', '.join(_values(groups, 'dataset'))}", head, sections.items())
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
@@ -198,16 +193,16 @@ def _explained(groups: Sequence[Group]) -> Iterator[str]:
         yield f"{UNFINISHED} is not finished."
 
 
-def _differences(compared: Sequence[Compared]) -> Iterator[str]:
+def _differences(compared: Sequence[Compared]) -> Iterator[Part]:
     if not compared:
         return
-    yield f"<figure>{forest(compared)}</figure>"
-    yield html.soft(HOW_TO_READ)
+    yield forest(compared)
+    yield Text(HOW_TO_READ)
     for c in compared:
         grid = c.grid()
-        yield f"<h3>{escape(grid.title)}</h3>{table_of(grid)}"
-    for note in dict.fromkeys(c.note() for c in compared):
-        yield html.soft(note)
+        yield Text(grid.title, "heading")
+        yield from table_of(grid)
+    yield from map(Text, dict.fromkeys(c.note() for c in compared))
 
 
 def unranked(groups: Sequence[Group]) -> str:
@@ -240,9 +235,9 @@ def _count(groups: Sequence[Group]) -> str:
     return f"{most} seed{'s' * (most > 1)}" if len(counts) == 1 else f"{counts[0]} to {most} seeds"
 
 
-def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
-    """Return one row of charts per axis, one column per measure. groups: the groups by slot."""
-    created = []
+def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> list[Figure]:
+    """Draw each measure over each axis. groups: the groups by slot."""
+    created: list[Figure] = []
     for axis, what in AXES.items():
         for metric, output in MEASURES.items():
             having = {slot: g for slot, g in groups.items() if g.has(metric)}
@@ -258,28 +253,29 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
             room = 0.03 * (high - low)
             least = min([low, *(level - room for level in across)])
             limits = (least if accurate else None, high if metric == "test_nll" else None)
-            created.append(
-                chart(lines, what, output, logx=logx, logy=logy, limits=limits, levels=across, share=accurate)
+            created += chart(
+                *(lines, what, output),
+                logx=logx,
+                logy=logy,
+                limits=limits,
+                levels=across,
+                share=accurate,
+                legend=False,
             )
-    return html.charts(*created, across=2)
+    return created
 
 
-def _calibration(groups: Mapping[int, Group], key: str) -> Iterator[str]:
+def _calibration(groups: Mapping[int, Group], legend: Figure) -> Iterator[Part]:
     """Yield reliability diagrams at the posterior mean and averaged over its samples. groups: by slot."""
-    created = []
+    created: list[Figure] = []
     for table, what in TABLES.items():
         tables = {slot: pooled(g, table) for slot, g in groups.items()}
-        created.append(
-            diagram(
-                [Reliability(name(groups[n]), n, bins) for n, bins in tables.items() if bins is not None],
-                title=what,
-                counts=False,
-            )
-        )
-    if any(created):
-        yield key
-        yield html.charts(*created, across=2)
-        yield html.soft(
+        known = [Reliability(name(groups[n]), n, bins) for n, bins in tables.items() if bins is not None]
+        created += diagram(known, what, legend=False)
+    if created:
+        yield legend
+        yield Beside(created)
+        yield Text(
             "Accuracy of predictions against their confidence, in 15 bins, after the last evaluated round, "
             "with the predictions of all seeds together; the area of a point grows with their number. On the "
             "dashed diagonal a model is right as often as it says; below it, it is overconfident."
@@ -306,36 +302,33 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
     return low - 0.03 * (high - low), high + 0.03 * (high - low)
 
 
-def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[str]:
+def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[Part]:
     ahead = pareto([p for points in maxima for p in points])
     rows = winners(groups, ahead)
     if len(groups) < 2 or not rows:
         return
-    yield html.table(["megabytes", "highest mean", "accuracy %"], rows, 2)
-    yield html.soft(f"The best accuracy so far, mean over the seeds; not tested. {unranked(groups)}")
+    yield Table(("megabytes", "highest mean", "accuracy %"), rows, 2)
+    yield Text(f"The best accuracy so far, mean over the seeds; not tested. {unranked(groups)}")
 
 
-def _differs(groups: Sequence[Group]) -> Iterator[str]:
+def _differs(groups: Sequence[Group]) -> Iterator[Part]:
     settings = [g.settings for g in groups]
     result = differences(settings)
     if result.names:
-        rows = ([g.label, *row] for g, row in zip(groups, result.rows, strict=True))
-        yield html.table(["", *result.names], rows, len(result.names) + 1)
+        rows = [(g.label, *row) for g, row in zip(groups, result.rows, strict=True)]
+        yield Table(("", *result.names), rows, len(result.names) + 1)
     for algorithm, text in result.own.items():
-        yield html.soft(f"Only {algorithm} has: {text}")
-    yield html.soft("All share: " + ", ".join(f"{k} {v}" for k, v in shared(settings).items() if v != ""))
+        yield Text(f"Only {algorithm} has: {text}")
+    yield Text("All share: " + ", ".join(f"{k} {v}" for k, v in shared(settings).items() if v != ""))
 
 
-def _runs(groups: Sequence[Group]) -> str:
-    return html.table(
-        ["", "seed", "status", "rounds", "folder"],
-        (
-            [g.label, str(m.seed), m.run.status, str(m.rounds), str(m.run.path)]
-            for g in groups
-            for m in (*g.members, *g.aside)
-        ),
-        5,
-    )
+def _runs(groups: Sequence[Group]) -> Table:
+    rows = [
+        (g.label, str(m.seed), m.run.status, str(m.rounds), str(m.run.path))
+        for g in groups
+        for m in (*g.members, *g.aside)
+    ]
+    return Table(("", "seed", "status", "rounds", "folder"), rows, 5)
 
 
 EXPLAINED = (
@@ -345,18 +338,18 @@ EXPLAINED = (
 )
 
 
-def compared_clients(groups: Mapping[int, Group], key: str) -> Iterator[str]:
+def compared_clients(groups: Mapping[int, Group], legend: Figure) -> Iterator[Part]:
     """Yield charts of bytes and accuracies by client; none for runs with one client. groups: by slot."""
     spent = {slot: [m.client_bytes / 1e6 for m in g.members] for slot, g in groups.items()}
     scores = {slot: [m.client_accuracies for m in g.members] for slot, g in groups.items()}
-    drawn = [
-        chart(_lines(groups, values), "client, sorted", label, marks=True, share=values is scores)
-        for values, label in ((spent, "megabytes of a client"), (scores, "accuracy of a client"))
-    ]
-    if any(drawn):
-        yield key
-        yield html.charts(*drawn, across=2)
-        yield html.soft(EXPLAINED)
+    drawn: list[Figure] = []
+    for values, label in ((spent, "megabytes of a client"), (scores, "accuracy of a client")):
+        lines, share = _lines(groups, values), values is scores
+        drawn += chart(lines, "client, sorted", label, marks=True, share=share, legend=False)
+    if drawn:
+        yield legend
+        yield Beside(drawn)
+        yield Text(EXPLAINED)
 
 
 def _lines(groups: Mapping[int, Group], values: Mapping[int, Sequence[Values]]) -> list[Line]:

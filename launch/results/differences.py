@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from launch.results.figures import FAINT, INK, drawing, plain, pyplot_without_display, style
+from launch.results.figures import INK, figure, plain, style
+from launch.results.html import Figure
 from launch.results.pictures import write_picture
 from launch.results.significance import ALPHA, LEAST, Difference, Key, best, differences
 from launch.results.statistics import heading, less_is_better, parsed, percent, scale_of
@@ -18,6 +19,7 @@ from launch.results.tables import NONE, Grid
 WORDS = {"test_accuracy": ("more accurate", "less accurate")}
 BETTER = ("better", "worse")
 MOST_DECIMALS = 6
+GREY = "#999999"
 HOW_TO_READ = (
     "A row is a configuration, a small mark a seed's difference from the reference (◆), and a disc the "
     "mean; the thick line is its 95 % interval, the thin one is wider and holds for all comparisons (by "
@@ -129,22 +131,20 @@ class Compared:
         return {"column": self.column, "reference": reference, "best": self.selected, "rows": finite}
 
 
-def forest(compared: Sequence[Compared]) -> str:
-    """Draw an <svg> element with a row per configuration and a panel per score; '' without a score."""
-    if not compared:
-        return ""
+def forest(compared: Sequence[Compared]) -> Figure:
+    """Draw a row per configuration and a panel per score."""
     title = "differences from the reference"
-    return drawing(title, [], lambda figure: _draw(figure, compared, FAINT), size=_size(compared))
+    return figure(title, lambda drawing: _draw(drawing, compared), None, _size(compared))
 
 
 def forest_picture(path: Path, compared: Sequence[Compared], title: str = "") -> Path:
     """Write the picture of `forest` to a file in the format of its suffix; return the path."""
-    pyplot = pyplot_without_display()
-    figure = pyplot.figure(figsize=_size(compared), dpi=120, layout="constrained")
-    _draw(figure, compared, "#999999")
-    figure.suptitle(title, fontsize=11)
-    write_picture(figure, path)
-    pyplot.close(figure)
+    from matplotlib.figure import Figure as Drawing
+
+    drawing = Drawing(figsize=_size(compared), dpi=120, layout="constrained")
+    _draw(drawing, compared)
+    drawing.suptitle(title, fontsize=11)
+    write_picture(drawing, path)
     return path
 
 
@@ -152,14 +152,14 @@ def _size(compared: Sequence[Compared]) -> tuple[float, float]:
     return 3.4 + 2.7 * len(compared), 1.0 + 0.24 * len(compared[0].labels)
 
 
-def _draw(figure: Any, compared: Sequence[Compared], faint: str) -> None:
+def _draw(drawing: Any, compared: Sequence[Compared]) -> None:
     """Draw differences and their intervals.
 
     A small mark is a seed. A disc is the mean, filled if the difference is distinguishable. The thick line is
     the 95 % interval of this row alone; the thin line is the interval for all comparisons together. Without a
-    ranking, there is only a thin line for the range of the seeds, in the colour `faint`.
+    ranking, there is only a thin grey line for the range of the seeds.
     """
-    panels = figure.subplots(1, len(compared), sharey=True, squeeze=False)[0]
+    panels = drawing.subplots(1, len(compared), sharey=True, squeeze=False)[0]
     for axes, c in zip(panels, compared, strict=True):
         scale, _ = scale_of(c.column)
         axes.axvline(0.0, color=INK, linewidth=0.9)
@@ -168,7 +168,7 @@ def _draw(figure: Any, compared: Sequence[Compared], faint: str) -> None:
                 axes.plot(0.0, -n, marker="D", markersize=5, color=INK)
             elif not math.isnan(d.mean):
                 better = (d.mean > 0) != less_is_better(c.column)
-                _draw_row(axes, -n, d, scale, style(0 if better else 1)[0], faint)
+                _draw_row(axes, -n, d, scale, style(0 if better else 1)[0])
         axes.set_yticks([-n for n in range(len(c.labels))], c.labels)
         axes.set_ylim(-len(c.labels) + 0.4, 0.6)
         unit = " (points)" if percent(c.column) else ""
@@ -176,14 +176,14 @@ def _draw(figure: Any, compared: Sequence[Compared], faint: str) -> None:
         plain(axes)
 
 
-def _draw_row(axes: Any, y: float, d: Difference, scale: float, colour: str, faint: str) -> None:
-    """Draw one difference, in `colour` if it is distinguishable. faint: the colour if there is no ranking."""
+def _draw_row(axes: Any, y: float, d: Difference, scale: float, colour: str) -> None:
+    """Draw one difference, in `colour` if it is distinguishable."""
     colour = colour if d.distinguishable else INK
     low, high, wide_low, wide_high = (scale * x for x in (d.low, d.high, d.wide_low, d.wide_high))
     seeds: Any = {"linestyle": "", "marker": "|", "markersize": 5, "color": colour, "alpha": 0.55}
     axes.plot([scale * v for v in d.values], [y - 0.25] * d.n, **seeds)
     if not d.ranked:
-        axes.hlines(y, low, high, color=faint, linewidth=1.2)
+        axes.hlines(y, low, high, color=GREY, linewidth=1.2)
         return
     axes.hlines(y, wide_low, wide_high, color=colour, linewidth=0.9)
     axes.hlines(y, low, high, color=colour, linewidth=2.6)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from html import escape
+from typing import Any
+
+from launch.results.figures import COLOURS, figure, plain
+from launch.results.html import Figure
 
 FIELDS = (
     *("mean", "precision", "gradient", "curvature", "shift", "control", "momentum"),
     *("train_loss", "delta", "logits", "inputs", "weights", "owners", "info"),
 )
 """The fields of the built-in algorithms, in order; other fields follow, sorted by name."""
-LAST = {"header": "var(--soft)", "framing": "var(--ink)", "other": "var(--line)"}
+LAST = {"header": "#676e75", "framing": "#23272b", "other": "#cfd1d0"}
 """Parts that are not fields, and their grey colours; they come last."""
 HUES = 7
-"""The number of field colours in report.css; further fields reuse these colours in paler shades."""
+"""The number of field colours; further fields reuse these colours in paler shades."""
 
 
 def ordered(names: Iterable[str]) -> list[str]:
@@ -28,63 +31,39 @@ def ordered(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (*place(name)[:2], name.endswith("indices"), place(name)[2]))
 
 
-def stack(title: str, parts: Mapping[str, int]) -> str:
-    """Draw one bar of parts, with a legend."""
-    total = sum(parts.values())
-    if not total:
-        return ""
-    names = {name: f"{name} {parts[name]:,} ({parts[name] / total:.1%})" for name in ordered(parts)}
-    bar, key = _bar(parts, total, _styles(parts)), _key(names, _styles(parts))
-    return f"<p><b>{escape(title)}</b> {total:,} bytes</p>{bar}{key}"
-
-
-def bars(rows: Mapping[str, Mapping[str, float]], totals: Mapping[str, str]) -> str:
-    """Draw a bar per row, all on one scale, with one legend. totals: the text after each row's name."""
-    most = max((sum(parts.values()) for parts in rows.values()), default=0)
-    if not most:
-        return ""
-    styles = _styles({name for parts in rows.values() for name in parts})
-    created = (
-        f"<span>{escape(row)} <span>{escape(totals[row])}</span></span>{_bar(parts, most, styles)}"
-        for row, parts in rows.items()
-    )
-    return f'{_key({name: name for name in styles}, styles)}<div class="bars">{"".join(created)}</div>'
-
-
-def _styles(names: Iterable[str]) -> dict[str, str]:
-    """Return the CSS of each name's colour, in order. Indices have stripes in the colour of their field."""
+def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return matplotlib's options for each name's bars, in order; parts like indices are hatched."""
     names = ordered(names)
     fields = list(dict.fromkeys(name.partition(" ")[0] for name in names if name not in LAST))
-    own = [field for field in fields if field not in FIELDS]
-    places = {field: n for n, field in enumerate((*FIELDS, *own))}
-    styles = {}
+    places = {f: n for n, f in enumerate((*FIELDS, *(f for f in fields if f not in FIELDS)))}
+    result: dict[str, dict[str, Any]] = {}
     for name in names:
-        if name in LAST:
-            styles[name] = f"background: {LAST[name]}"
-            continue
         field, _, layer = name.partition(" ")
-        n = places[field]
-        colour = f"var(--c{n % HUES})"
-        if layer not in ("", "values"):
-            stripes = f"{colour} 0 3px, var(--paper) 3px 5px"
-            colour = f"repeating-linear-gradient(135deg, {stripes})"
-        styles[name] = f"background: {colour}; opacity: {1 - 0.4 * (n // HUES % 3):.1f}"
-    return styles
+        n = places.get(field, 0)
+        colour, alpha = LAST.get(name, COLOURS[n % HUES]), 1 - 0.4 * (n // HUES % 3)
+        hatch = "" if layer in ("", "values") or name in LAST else "////"
+        result[name] = {"color": colour, "alpha": alpha, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+    return result
 
 
-def _bar(parts: Mapping[str, float], whole: float, styles: Mapping[str, str]) -> str:
-    created = (
-        f'<i style="width: {100 * parts[name] / whole:.3f}%; {style}" '
-        f'title="{escape(name)} {parts[name]:,.0f} bytes"></i>'
-        for name, style in styles.items()
-        if parts.get(name)
-    )
-    return f'<div class="bar">{"".join(created)}</div>'
+def bars(rows: Mapping[str, Mapping[str, float]]) -> list[Figure]:
+    """Draw a bar of megabytes per row, all on one scale; no figure without bytes."""
+    names = {name for parts in rows.values() for name, n in parts.items() if n}
+    if not names:
+        return []
 
+    def draw(drawing: Any) -> None:
+        axes = drawing.subplots()
+        left = dict.fromkeys(rows, 0.0)
+        for name, options in styles(names).items():
+            widths = [1e-6 * parts.get(name, 0) for parts in rows.values()]
+            axes.barh(range(len(rows)), widths, 0.7, list(left.values()), label=name, **options)
+            left = {row: x + width for (row, x), width in zip(left.items(), widths, strict=True)}
+        axes.set_yticks(range(len(rows)), rows)
+        axes.invert_yaxis()
+        axes.set_xlabel("megabytes")
+        plain(axes)
+        drawing.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
-def _key(names: Mapping[str, str], styles: Mapping[str, str]) -> str:
-    created = (
-        f'<span class="key"><i style="{styles[name]}"></i>{escape(text)}</span>'
-        for name, text in names.items()
-    )
-    return f"<p>{' '.join(created)}</p>"
+    height = 1.0 + 0.25 * len(rows) + 0.2 * (len(names) // 4)
+    return [figure("bytes by field", draw, None, (7.0, height))]

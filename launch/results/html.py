@@ -1,109 +1,116 @@
-"""The layout of a page: one self-contained HTML file, in the reader's light or dark colour scheme."""
+"""The parts of a page as values. page.html renders them, and no other file has HTML."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Literal
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedsim.printable import printable
-from launch.results.figures import COLOURS, DASHES
 from workers.storage.atomic_files import disk_errors
 
-_DARK = ("#4c9be8", "#ff8a50", "#2fc79a", "#f0a3cf", "#f0b73f", "#a5dcf5", "#b565d8", "#dddddd")
-HINT = "Point at a chart to read its values; click it to enlarge it; csv has its numbers."
 _TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), keep_trailing_newline=True
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
 )
-"""Loads page.html and report.css, and escapes the title."""
+"""Loads page.html and report.css, and escapes every text."""
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """Render the whole page. parts: HTML. title: text."""
+class Part:
+    """A part of a page. kind: the name of its macro in page.html."""
 
-    def variables(colours: Sequence[str]) -> str:
-        return " ".join(f"--c{n}: {c};" for n, c in enumerate(colours))
-
-    light, dark = variables([c.lower() if c != "#000000" else "#444444" for c in COLOURS]), variables(_DARK)
-    body = "\n".join(filter(None, parts))
-    return _TEMPLATES.get_template("page.html").render(title=title, light=light, dark=dark, body=body)
+    kind: ClassVar[str]
 
 
-def section(title: str, *parts: str) -> str:
-    """Return a section with its title; '' if the section would be empty."""
-    body = "\n".join(filter(None, parts))
-    return f"<h2>{escape(title)}</h2>\n{body}" if body else ""
+@dataclass(frozen=True)
+class Text(Part):
+    """A paragraph or a heading."""
+
+    kind = "text"
+    text: str
+    role: Literal["note", "warning", "heading"] = "note"
 
 
-def key(names: Mapping[int, str]) -> str:
-    """Return a legend. names: by slot of figures.Line; pointing at one dims the other lines."""
-    lengths = dict(zip(DASHES, ("", "5 2", "1.5 1.5", "5 1.5 1.5 1.5"), strict=True))
-    created = (
-        f'<span class="key k{n}"><svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><path d="M0 4H24" '
-        f'stroke="var(--c{n % len(COLOURS)})" stroke-width="3" '
-        f'stroke-dasharray="{lengths[DASHES[n // len(COLOURS) % len(DASHES)]]}"/></svg>{escape(name)}</span>'
-        for n, name in names.items()
-    )
-    dim = (
-        f"body:has(.k{n}:hover) svg :is({', '.join(f'.l{m}' for m in names if m != n)}) {{ opacity: .1 }}"
-        for n in names
-        if len(names) > 1
-    )
-    return f"<style>{' '.join(dim)}</style><p>{' '.join(created)}</p>" if names else ""
+@dataclass(frozen=True)
+class Table(Part):
+    """A table. heads: '' for a column without a heading; no heading row if all are ''. texts: the number of
+    leading columns that are text; all others are numbers. A cell between ** is bold, as in Markdown."""
+
+    kind = "table"
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 1
+
+    @staticmethod
+    def pairs(values: Mapping[str, object]) -> Table:
+        """Return a table of names and values."""
+        return Table(("", ""), [(name, str(value)) for name, value in values.items()], 2)
 
 
-def charts(*drawn: str, across: int = 3) -> str:
-    """Return figures side by side, at most `across` (2 or 3) in a row; a click makes a figure page-wide."""
-    result = "".join(f'<figure tabindex="0">{svg}</figure>' for svg in drawn if svg)
-    return f'<div class="charts by{across}">{result}</div>' if result else ""
+@dataclass(frozen=True)
+class Figure(Part):
+    """A drawing of matplotlib as SVG. label: what it shows. numbers: the table below it; None if the page
+    has one beside it."""
+
+    kind = "figure"
+    label: str
+    svg: str
+    numbers: Table | None = None
 
 
-def soft(text: str) -> str:
-    return f'<p class="soft">{escape(text)}</p>'
+@dataclass(frozen=True)
+class Beside(Part):
+    """Parts side by side, as far as the page is wide enough."""
+
+    kind = "beside"
+    parts: Sequence[Part]
 
 
-def folded(title: str, body: str, opened: bool) -> str:
-    """Return a body that a click on its title shows or hides."""
-    return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
+@dataclass(frozen=True)
+class Folded(Part):
+    """Parts that a click on their title shows or hides."""
+
+    kind = "folded"
+    title: str
+    parts: Sequence[Part]
+    opened: bool = False
 
 
-def columns(parts: Iterable[tuple[str, str]]) -> str:
-    """Return titles with their content, side by side if there is room; leave out empty content."""
-    created = (f"<div><h3>{escape(title)}</h3>{body}</div>" for title, body in parts if body)
-    return f'<div class="columns">{"".join(created)}</div>'
+@dataclass(frozen=True)
+class Tiles(Part):
+    """Large numbers with their names."""
+
+    kind = "tiles"
+    values: Mapping[str, str]
 
 
-def tiles(values: Mapping[str, str]) -> str:
-    cells = (f"<div><b>{escape(v)}</b><span>{escape(k)}</span></div>" for k, v in values.items())
-    return f'<div class="tiles">{"".join(cells)}</div>'
+@dataclass(frozen=True)
+class File(Part):
+    """A text file that the page contains, as a link that saves it."""
+
+    kind = "file"
+    name: str
+    content: str
+    what: str
+
+    @property
+    def address(self) -> str:
+        """The link's address, which has the whole file."""
+        return "data:text/csv;base64," + base64.b64encode(printable(self.content).encode()).decode()
 
 
-def pairs(values: Mapping[str, object]) -> str:
-    """Return a table of names and values."""
-    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in values.items())
-    return f"<table>{rows}</table>" if rows else ""
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> str:
-    """Return a table. A cell between ** is bold, as in Markdown. On a narrow page, a row is a block: the
-    first cell, and below it the other cells, each after its column heading (report.css)."""
-
-    def text(cell: str) -> str:
-        bold = len(cell) > 4 and cell.startswith("**") and cell.endswith("**")
-        return f"<b>{escape(cell[2:-2])}</b>" if bold else escape(cell)
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        labels = [f' data-head="{escape(head)}"' if head and tag == "td" else "" for head in heads]
-        created = (
-            f'<{tag} class="{"n" if n >= numbers_from else "t"}"{label}>{text(c)}</{tag}>'
-            for n, (c, label) in enumerate(zip(cells, labels, strict=True))
-        )
-        return f"<tr>{''.join(created)}</tr>"
-
-    body = "".join(line("td", row) for row in rows)
-    return f'<div class="wide"><table>{line("th", heads)}{body}</table></div>'
+def page(title: str, head: Iterable[Part], sections: Iterable[tuple[str, Iterable[Part]]] = ()) -> str:
+    """Render the whole page. head: the parts below the title. sections: parts by title; a section without
+    parts is left out."""
+    filled = [(name, parts) for name, made in sections if (parts := list(made))]
+    return _TEMPLATES.get_template("page.html").render(title=title, head=list(head), sections=filled)
 
 
 def save(path: Path, text: str) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pandas
 
 from fedsim.learning.score_names import CLIENT_NUMBERS, EXTRA
-from launch.results import html
 from launch.results.figures import Line, chart, wide
+from launch.results.html import Beside, Figure, Part, Text
 from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
 from launch.results.statistics import Values
 from launch.runs.tables import every_round
@@ -36,7 +36,7 @@ def numbers(frame: pandas.DataFrame, name: str) -> Values:
     return np.asarray(pandas.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
 
 
-def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
+def learning(metrics: pandas.DataFrame, level: float = 0.0) -> Beside:
     """Draw accuracy over rounds, megabytes and, if known, seconds; NLL over rounds and megabytes; and the
     train loss over rounds. level: the target accuracy of the run; 0 for none."""
     axes = {"round": numbers(metrics, "round"), "megabytes, both directions": numbers(metrics, "MB")}
@@ -47,24 +47,16 @@ def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
         else:
             timed["seconds, wall"] = numbers(metrics, "seconds").cumsum()
     levels = [level] if level else []
-    drawn = [
-        *(
-            chart(_lines(metrics, x, ACCURACIES), axis, "accuracy", levels=levels, share=True)
-            for axis, x in timed.items()
-        ),
-        *(chart(_lines(metrics, x, NLLS), axis, "NLL (nats)") for axis, x in axes.items()),
-        chart(_lines(metrics, axes["round"], {"train_loss": "train loss"}), "round", "train loss"),
-    ]
-    return _key(metrics) + html.charts(*drawn, across=3)
+    drawn = []
+    for axis, x in timed.items():
+        drawn += chart(_lines(metrics, x, ACCURACIES), axis, "accuracy", levels=levels, share=True)
+    for axis, x in axes.items():
+        drawn += chart(_lines(metrics, x, NLLS), axis, "NLL (nats)")
+    loss = _lines(metrics, axes["round"], {"train_loss": "train loss"})
+    return Beside([*drawn, *chart(loss, "round", "train loss")])
 
 
-def _key(metrics: pandas.DataFrame) -> str:
-    """Return the legend, if there are several lines."""
-    sampled = any(np.isfinite(numbers(metrics, key)).any() for key in ("ensemble_accuracy", "ensemble_nll"))
-    return html.key(dict(enumerate(ACCURACIES.values()))) if sampled else ""
-
-
-def calibration(metrics: pandas.DataFrame) -> Iterator[str]:
+def calibration(metrics: pandas.DataFrame) -> Iterator[Part]:
     """Yield ECE and Brier score over rounds, and the reliability diagram of the last evaluated round. Yield
     nothing if the data have no classes, or if an earlier version of fedsim wrote the run."""
     x, last = numbers(metrics, "round"), [dict(metrics.iloc[-1])]
@@ -74,15 +66,14 @@ def calibration(metrics: pandas.DataFrame) -> Iterator[str]:
         if (table := last_table(last, key)) is not None
     ]
     drawn = [
-        chart(_lines(metrics, x, ECES), "round", "ECE", limits=(0, None)),
-        chart(_lines(metrics, x, BRIERS), "round", "Brier score", limits=(0, None)),
-        diagram(tables),
+        *chart(_lines(metrics, x, ECES), "round", "ECE", limits=(0, None)),
+        *chart(_lines(metrics, x, BRIERS), "round", "Brier score", limits=(0, None)),
+        *diagram(tables),
     ]
-    if any(drawn):
-        yield _key(metrics)
-        yield html.charts(*drawn, across=3)
-        if tables:
-            yield html.soft(f"The reliability diagram is of round {x[-1]:.0f}. {EXPLAINED}")
+    if drawn:
+        yield Beside(drawn)
+    if tables:
+        yield Text(f"The reliability diagram is of round {x[-1]:.0f}. {EXPLAINED}")
 
 
 def _lines(metrics: pandas.DataFrame, x: Values, names: Mapping[str, str]) -> list[Line]:
@@ -93,34 +84,26 @@ def _lines(metrics: pandas.DataFrame, x: Values, names: Mapping[str, str]) -> li
     ]
 
 
-def diagnostics(metrics: pandas.DataFrame) -> Iterator[str]:
+def diagnostics(metrics: pandas.DataFrame) -> Iterator[Part]:
     """Yield charts of the other numbers of metrics.jsonl that vary, and a text with the constant ones."""
-    x, drawn, constant = numbers(metrics, "round"), [], []
+    x, constant = numbers(metrics, "round"), []
+    drawn: list[Figure] = []
     for name in _others(metrics):
         y = numbers(metrics, name)
         values, share = np.unique(y[np.isfinite(y)]), name in EXTRA
         if len(values) > 1:
-            logy = bool((values > 0).all()) and wide([values])
-            line = Line(title(name), x, y, slot=0)
-            drawn.append(chart([line], "round", title(name), logy=logy and not share, share=share))
+            logy = bool((values > 0).all()) and wide([values]) and not share
+            drawn += chart([Line(title(name), x, y)], "round", title(name), logy=logy, share=share)
         elif len(values):
             constant.append(f"{title(name)} {percentage(values[0]) if share else format(values[0], 'g')}")
-    yield html.charts(*drawn, across=3)
+    if drawn:
+        yield Beside(drawn)
     if constant:
-        yield html.soft(f"The same in every round: {', '.join(constant)}.")
+        yield Text(f"The same in every round: {', '.join(constant)}.")
 
 
 def _others(metrics: pandas.DataFrame) -> list[str]:
-    drawn = {
-        *NO_CURVE,
-        *SECONDS,
-        *ACCURACIES,
-        *NLLS,
-        *ECES,
-        *BRIERS,
-        *CLIENT_NUMBERS,
-        "train_loss",
-    }
+    drawn = {*NO_CURVE, *SECONDS, *ACCURACIES, *NLLS, *ECES, *BRIERS, *CLIENT_NUMBERS, "train_loss"}
     names = [str(name) for name in metrics.columns if name not in drawn]
     return sorted(names, key=lambda name: name not in EXTRA)
 

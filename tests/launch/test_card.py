@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 
 from click.testing import CliRunner
+from markupsafe import escape
 from scipy import stats
 
 from launch.cli import main
 from launch.results.card import Card, card
 from launch.results.groups import gather
+from launch.results.html import page
 from launch.results.report import render
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import Make
@@ -49,8 +51,8 @@ def test_the_card_of_a_real_run_has_its_bytes_digests_and_source(launched: Calla
     pages = (folder / "card.html").read_text(), render(run)  # the report has the same card
     for rows in card_of(folder).sections.values():
         for name, value in rows.items():
-            assert row(text, name) == escape(value, quote=False).replace("|", r"\|")
-            assert all(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" in page for page in pages)
+            assert row(text, name) == html.escape(value, quote=False).replace("|", r"\|")
+            assert all(f"<tr><td>{name}</td><td>{escape(value)}</td></tr>" in page for page in pages)
     assert all("one seed: no comparison" in page for page in pages)
 
 
@@ -114,7 +116,7 @@ def test_a_run_that_has_not_ended_has_a_card(make: Make) -> None:
 
 def test_text_of_a_run_is_not_markup(make: Make) -> None:
     created = card_of(make("a", dataset="<script>x</script>\n# Results | \x1b[2J"))
-    for text in (created.markdown(), "".join(created.html())):
+    for text in (created.markdown(), page(created.title, created.parts())):
         assert "<script>" not in text and "&lt;script&gt;" in text
     text = created.markdown()
     assert "\n# Results" not in text and "\x1b" not in text and "Results \\|" in text

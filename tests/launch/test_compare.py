@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 from click.testing import CliRunner, Result
 
 from launch.cli import main
-from launch.results import downloads
-from launch.results.comparison_page import pooled
-from launch.results.figures import Line, chart
+from launch.results.comparison_page import AXES, MEASURES, pooled
+from launch.results.figures import POINTS, Line, chart
 from launch.results.frontier import levels, pareto, reaching, running_maximum, winning_ranges
 from launch.results.groups import gather
 from launch.results.labels import labels
@@ -43,7 +39,7 @@ class Checked(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
         loaded = [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
-        self.loads += [v for v in loaded if not v.startswith(("#", "data:text/csv;base64,"))]
+        self.loads += [v for v in loaded if not v.startswith(("#", "data:"))]
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
@@ -194,8 +190,12 @@ def test_the_page_stands_by_itself(make: Make, tmp_path: Path) -> None:
     page = Checked()
     page.feed(text)
     assert page.open == [] and page.loads == []
-    assert "<script" not in text and not re.search(r"https?://", text)
-    assert text.count('role="img"') == 8  # accuracy and NLL over rounds, MB, seconds; frontier; differences
+    named = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)  # what SVG is, loaded by nobody
+    assert "<script" not in text and not re.search(r"https?://", named)
+    labels = re.findall(r'<figure role="img" aria-label="([^"]*)"', text)
+    curves = [f"{y} against {x}" for x in AXES.values() if "joules" not in x for y in MEASURES.values()]
+    ranges = [f"Bytes to an accuracy of {level} %" for level in (60, 90)]
+    assert {*curves, *ranges, "differences from the reference", "bytes by field", "legend"} < {*labels}
     assert "n = 2: no ranking" in text
     assert "seconds, simulated" in text and "prefers-color-scheme: dark" in text
     # fedavg reaches 0.6 after 4 MB, fedlap after 18 MB, and is ahead from 36 MB on
@@ -247,60 +247,34 @@ def test_what_cannot_be_compared_is_said_at_the_top(make: Make, tmp_path: Path) 
     assert text.index("different data sets") < text.index("<h2>") and "fedlap *" in text
 
 
-def saved(text: str, name: str) -> pandas.DataFrame:
-    """What the link of a chart saves."""
-    match = re.search(rf'<a download="{name}" href="data:text/csv;base64,([^"]*)">csv</a>', text)
-    assert match is not None
-    return pandas.read_csv(BytesIO(base64.b64decode(match[1])))
-
-
-def test_a_chart_saves_what_it_draws() -> None:
-    x = np.array([1.0, 2.0, 3.0])
-    drawn = [Line("a, b", x, x / 3, x / 3 - 0.1, x / 3 + 0.1), Line("c", x[:2], np.array([7.0, np.nan]))]
-    table = saved(chart(drawn, "round", "accuracy"), "accuracy_against_round.csv")
-    assert list(table.columns) == ["line", "round", "accuracy", "lowest", "highest"]
-    assert list(table.line) == ["a, b"] * 3 + ["c"] * 2
-    assert list(table.accuracy[:4]) == [*(x / 3), 7.0] and np.isnan(table.accuracy[4])
-    assert list(table.lowest[:3]) == list(x / 3 - 0.1) and table.highest[3:].isna().all()
-
-
-def test_a_chart_with_more_than_fits_has_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = np.arange(100.0)
-    assert "<a " in chart([Line("a", x, x)], "x", "y")
-    monkeypatch.setattr(downloads, "CHART", 100)
-    assert "<a " not in chart([Line("a", x, x)], "x", "y")
-
-
-def read(svg: str) -> list[list[str]]:
-    """The texts that each strip of a chart shows."""
-    return [re.findall(r"<text[^>]*>([^<]*)", strip) for strip in svg.split('<g class="at">')[1:]]
-
-
-def test_a_chart_says_the_values_where_one_points_at_it() -> None:
-    x = np.array([0.0, 1.0, 2.0])
-    lines = [Line("a", x, x / 2), Line("b <i>", x[1:], x[1:] + 0.25, x[1:], x[1:] + 0.5)]
-    assert read(chart(lines, "round", "y")) == [
-        ["round 0", "0 a"],
-        ["round 1", "0.5 a", "1.25 (1 to 1.5) b &lt;i&gt;"],
-        ["round 2", "1 a", "2.25 (2 to 2.5) b &lt;i&gt;"],
+def test_a_chart_states_what_it_draws_below_it() -> None:
+    x = np.array([0.0, 1.0, 2.5])
+    lines = [Line("a, b", x, x / 2, x / 2 - 0.1, x / 2 + 0.1), Line("c <i>", x[:2], np.array([7.0, np.nan]))]
+    (drawn,) = chart(lines, "round", "accuracy", share=True)
+    assert drawn.numbers is not None and drawn.numbers.heads == ("line", "round", "accuracy", "range")
+    assert drawn.numbers.rows == [
+        ("a, b", "0", "0.0 %", "-10.0 % to 10.0 %"),
+        ("a, b", "1", "50.0 %", "40.0 % to 60.0 %"),
+        ("a, b", "2.5", "125.0 %", "115.0 % to 135.0 %"),
+        ("c <i>", "0", "700.0 %", ""),
+        ("c <i>", "1", "", ""),
     ]
-    assert read(chart(lines[:1], "megabytes, both", "y"))[1] == ["megabytes 1", "0.5"]  # alone: no name
+    assert "c &lt;i&gt;" in drawn.svg and "<i>" not in drawn.svg
+    assert chart([Line("a", x, np.full(3, np.nan))], "x", "y") == []
 
 
-def test_what_is_said_of_steps_holds_until_the_next_one_and_only_points_in_the_axes_are_said() -> None:
-    far, many = np.array([0.0, 4.0]), np.array([0.0, 1.0, 2.0, 3.0, 4.0])
-    lines = [Line("steps", far, far + 5, kind="steps"), Line("curve", many, many)]
-    assert [texts[1:] for texts in read(chart(lines, "x", "y"))] == [
-        ["5 steps", "0 curve"],
-        *(["5 steps", f"{n} curve"] for n in (1, 2, 3)),
-        ["9 steps", "4 curve"],
-    ]
-    assert [texts[0] for texts in read(chart(lines[1:], "x", "y", limits=(1.5, None)))] == [
-        "x 2",
-        "x 3",
-        "x 4",
-    ]
-    assert read(chart([Line("a", np.full(2, np.nan), np.ones(2))], "x", "y")) == []
+def test_of_many_points_the_table_has_some_the_first_and_the_last_among_them() -> None:
+    x = np.arange(1000.0)
+    (drawn,) = chart([Line("a", x, 2 * x)], "round", "y")
+    assert drawn.numbers is not None
+    rows = drawn.numbers.rows
+    assert len(rows) == POINTS and rows[0] == ("a", "0", "0") and rows[-1] == ("a", "999", "1,998")
+
+
+def below(text: str, label: str) -> list[list[str]]:
+    """The cells of the table below a figure."""
+    table = text.partition(f'aria-label="{label}"')[2].partition("</figure>")[2].partition("</table>")[0]
+    return [row for line in table.split("<tr>") if (row := re.findall(r"<td[^>]*>([^<]*)", line))]
 
 
 def test_clients_are_compared(launched: Callable[..., Path], tmp_path: Path) -> None:
@@ -309,18 +283,18 @@ def test_clients_are_compared(launched: Callable[..., Path], tmp_path: Path) -> 
     result = invoke(*folders, "--out", tmp_path / "p.html")
     assert result.exit_code == 0, result.output
     text = (tmp_path / "p.html").read_text()
-    table = saved(text, "megabytes_of_a_client_against_client_sorted.csv")
     ledgers = [RunFolder.open(f).ledger for f in folders]
     spent = [
         sorted(own.bytes[own.client == k].sum() / 1e6 for k in range(4))
         for ledger in ledgers
         for own in [ledger[ledger.kind == "algorithm"]]
     ]
-    assert list(table["megabytes of a client"]) == pytest.approx(list(np.mean(spent, axis=0)))
-    assert list(table.lowest) == pytest.approx(list(np.min(spent, axis=0)))
-    table = saved(text, "accuracy_of_a_client_against_client_sorted.csv")
+    rows = below(text, "megabytes of a client against client, sorted")
+    assert [float(row[2]) for row in rows] == pytest.approx(list(np.mean(spent, axis=0)), rel=1e-3)
+    assert [float(row[3].split()[0]) for row in rows] == pytest.approx(list(np.min(spent, axis=0)), rel=1e-3)
+    rows = below(text, "accuracy of a client against client, sorted")
     ends = [sorted(RunFolder.open(f).lines[-1]["client_accuracies"]) for f in folders]
-    assert list(table["accuracy of a client"]) == pytest.approx(list(np.mean(ends, axis=0)))
+    assert [row[2] for row in rows] == [f"{100 * mean:.1f} %" for mean in np.mean(ends, axis=0)]
 
 
 def test_names_from_outside_are_escaped(make: Make, tmp_path: Path) -> None:
@@ -408,9 +382,12 @@ def test_calibration_and_the_worst_client_are_compared(make: Make, tmp_path: Pat
     assert lines["fedadmm"]["test_brier_mean"] == lines["fedavg"]["ensemble_ece_mean"] == ""
     page = out.read_text()
     section = page.partition("<h2>Calibration</h2>")[2].partition("<h2>")[0]
-    assert section.count('aria-label="accuracy against confidence"') == 1
-    for name, times in (("fedavg", 2), ("fedprox", 2), ("fedadmm", 0)):
-        assert section.count(f"<title>{name}</title>") == times, name
+    rows = below(section, "accuracy against confidence at the mean")
+    assert rows == [
+        ["fedavg", "2", "50.0 %", "50.0 %"],
+        ["fedavg", "10", "60.0 %", "50.0 %"],
+        ["fedprox", "10", "60.0 %", "50.0 %"],
+    ]
     checked = Checked()
     checked.feed(page)
     assert checked.open == []

@@ -146,14 +146,12 @@ def test_the_levels_are_in_the_pictures_and_a_row_of_each_group_below(make: Make
     runs = make("b", (0.1, 0.6, 0.7), algo="fedlap", cost=3 * MB).parent
     printed(runs, "--to", "0.55", "--to", "0.75", "--out", tmp_path / "p.html")
     page = (tmp_path / "p.html").read_text()
-    pictures = re.findall(r"<svg role=.*?</svg>", page, re.S)
-    drawn = [picture for picture in pictures if ">75 %</text>" in picture]
+    figures = page.split("<figure ")[1:]
+    drawn = [figure for figure in figures if ">75 %</text>" in figure.partition("</figure>")[0]]
     assert len(drawn) == 3, "the picture at the top, accuracy over rounds and over megabytes"
     assert "best accuracy so far" in drawn[0] and page.index(drawn[0]) < page.index("<h2>Results")
-    assert drawn[0].count("<title>fedavg</title>") == 1, "a line without a band and without dots"
     rows = page.partition("accuracy of 75 %</h3>")[2].partition("<table>")[0]
-    assert '<span>fedavg</span><div class="track" title="fedavg: 2 of 2 seeds, median 4.00 MB">' in rows
-    assert rows.count('class="track"') == 1 and '<span>fedlap</span><div class="soft">' in rows
+    assert ">fedavg</text>" in rows and ">fedlap</text>" not in rows, "who does not reach it has no row"
 
 
 def test_a_page_without_a_name_is_a_new_file_each_time(

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib import pyplot
 
-from launch.results.figures import picture
+from launch.results import figures
 from launch.results.statistics import Band
 
 
@@ -18,9 +17,7 @@ def test_an_axis_of_rounds_has_no_tick_between_two_rounds(
     end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
+    monkeypatch.setattr(figures, "write_picture", lambda figure, path: drawn.append(figure))
     x = np.arange(end + 1.0)
-    picture(tmp_path / "a.png", {"fedavg": Band(x, x, x, x)}, "round", "accuracy")
+    figures.picture(tmp_path / "a.png", {"fedavg": Band(x, x, x, x)}, "round", "accuracy")
     assert not (drawn[-1].axes[0].get_xticks() % 1).any()
-    monkeypatch.undo()
-    pyplot.close(drawn[-1])
