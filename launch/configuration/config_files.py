@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import DataError, MismatchError, UsageError, unknown
+from fedsim.errors import DataError, UsageError, unknown
 from fedsim.experiment import Experiment, dotted, read_toml
 from fedsim.user_files import read_text
 from launch.configuration.presets import Preset
@@ -104,18 +104,6 @@ def _of_manifest(path: Path) -> Tables:
         raise UsageError(f"--config {path}: {e.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise DataError(f"--config {path} is no manifest of a run, or it is damaged") from None
-    check_lanes(described, f"--config {path}")
     own.pop("device", None)  # --devices determines it
     tables = {name: own.pop(name, None) or {} for name in ("hyperparameters", "codecs")}
     return merged({"experiment": own}, tables)
-
-
-def check_lanes(described: Mapping[str, Any], owner: str) -> None:
-    """Refuse a run whose workers computed several clients at once on CPUs (`lanes`, decision 050).
-    Without lanes, its results would differ."""
-    if (lanes := described.get("lanes", 1)) != 1:
-        raise MismatchError(
-            f"{owner} has lanes = {lanes}: lanes are no longer computed on CPUs, and without them "
-            "the results differ; use the fedsim that began it (versions.fedsim in its manifest), or start a "
-            "new run"
-        )

@@ -127,7 +127,7 @@ EXPLAINED = (
 
 def client_scores(metrics: pandas.DataFrame, experiment: Mapping[str, Any]) -> Iterator[Part]:
     """Yield charts of the mean and the worst score over rounds, and of all accuracies after the last round.
-    Yield nothing if the data have no classes, or if an earlier version of fedsim wrote the run."""
+    Yield nothing if the data have no classes."""
     if not np.isfinite(numbers(metrics, "client_accuracy_mean")).any():
         return
     x, drawn = numbers(metrics, "round"), []

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment
+from fedsim.removed import removed
 from launch.configuration import names
 from launch.results.labels import labels, natural
 from launch.results.statistics import Values, sides, value
@@ -112,7 +113,7 @@ class ComparedRun:
     def _units(self) -> Mapping[str, float]:
         """The units in summary.json or, if it has none, computed from the ledger.
 
-        A summary has none if the run has not ended, or if its units are per exchange.
+        A summary has none if the run has not ended.
         """
         summary = self.run.summary
         if "units_of_p_once_down" in summary:
@@ -229,12 +230,16 @@ def _part(name: str, layer: str) -> str:
 
 
 def settings_of(run: RunFolder) -> dict[str, Any]:
-    """Return the experiment by dotted name, without FOLLOWS; a missing key has its default."""
+    """Return the experiment by dotted name, without FOLLOWS and settings that left; a missing key has its
+    default."""
     described = {k: v for k, v in vars(Experiment()).items() if k not in ("hyperparameters", "codecs")}
-    described |= {k: v for k, v in run.experiment.items() if k not in FOLLOWS}
+    described |= {
+        k: v for k, v in run.experiment.items() if k not in FOLLOWS and removed("option", f"--{k}") is None
+    }
     flat = {k: v for k, v in described.items() if not isinstance(v, Mapping) and k not in FOLLOWS}
     for table in ("hyperparameters", "codecs", "sources"):
-        flat |= {f"{table}.{key}": v for key, v in (run.experiment.get(table) or {}).items()}
+        values = (run.experiment.get(table) or {}).items()
+        flat |= {f"{table}.{key}": v for key, v in values if removed("hyperparameter", key) is None}
     return flat
 
 

@@ -41,7 +41,7 @@ class Reliability:
 
 
 def last_table(lines: Sequence[Mapping[str, Any]], key: str) -> Values | None:
-    """Return the last line's table; None if it has none (earlier version of fedsim, or a diverged model)."""
+    """Return the last line's table; None if it has none (a diverged model)."""
     table = lines[-1].get(key) if lines else None
     return np.array(table, dtype=np.float64) if isinstance(table, list) else None
 

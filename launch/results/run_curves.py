@@ -58,7 +58,7 @@ def learning(metrics: pandas.DataFrame, level: float = 0.0) -> Beside:
 
 def calibration(metrics: pandas.DataFrame) -> Iterator[Part]:
     """Yield ECE and Brier score over rounds, and the reliability diagram of the last evaluated round. Yield
-    nothing if the data have no classes, or if an earlier version of fedsim wrote the run."""
+    nothing if the data have no classes."""
     x, last = numbers(metrics, "round"), [dict(metrics.iloc[-1])]
     tables = [
         Reliability(text, slot, table)

@@ -212,10 +212,7 @@ def _growing_files(run: RestoredRun) -> Iterator[tuple[str, str]]:
         yield "the run's other files cannot be compared", str(e)
         return
     if not known.files:
-        yield (
-            "ledger, metrics, timeline and journal: the run has no digests of them, as of an earlier fedsim",
-            "",
-        )
+        yield "the run's other files cannot be compared", f"{known.source} has no digests of them"
     until = "" if known.ended else f" up to {known.source}"
     for name in known.files or (LEDGER,):
         try:

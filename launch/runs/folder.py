@@ -2,7 +2,7 @@
 
 Files are read when they are needed, and compared with the digests that the run has recorded. The digests of a
 run that has ended are in summary.json. Otherwise, the newest checkpoint has the digests of the files at the
-commit of its round. A run of an earlier version of fedsim may have neither.
+commit of its round.
 
 Importing this module imports neither torch nor pandas.
 """
@@ -23,7 +23,6 @@ import msgspec
 from fedsim.errors import DataError, DiskError, MismatchError, UsageError, WireError
 from fedsim.experiment import Experiment, convert
 from fedsim.wire.ledger_rows import Entry
-from launch.configuration.config_files import check_lanes
 from launch.runs.growing import rows_of
 from launch.runs.manifest import ALWAYS, FORMAT, MANIFEST, WIRE, digest, lasting_digest
 from launch.runs.tables import Curve, every_round, ledger_frame, metrics_frame
@@ -71,12 +70,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open a run folder of any wire format.
-
-        Raises:
-            UsageError: if there is no run folder with this manifest format.
-            DataError: if its manifest is damaged.
-        """
+        """Open a run folder; raise the errors of `manifest`."""
         run = cls(Path(path))
         _ = run.manifest
         return run
@@ -89,6 +83,7 @@ class RunFolder:
 
         Raises:
             UsageError: if there is no run folder with this manifest format.
+            MismatchError: if a version of fedsim with another wire format started the run.
             DataError: if the manifest is damaged.
         """
         path = self.path / MANIFEST
@@ -98,6 +93,12 @@ class RunFolder:
         if content.get("format") != FORMAT:
             other = content.get("format")
             raise UsageError(f"{path} has format {other!r}; this version of fedsim reads format {FORMAT}")
+        if (wire := content.get("wire", 1)) != WIRE:
+            version = (content.get("versions") or {}).get("fedsim", "of another version")
+            raise MismatchError(
+                f"{self.path} was started by fedsim {version} with wire format {wire}; this version of "
+                f"fedsim uses {WIRE}. Finish it with the version that started it, or start anew"
+            )
         experiment = content.get("experiment")
         if missing := [key for key in ALWAYS if not isinstance(experiment, dict) or key not in experiment]:
             raise DataError(f"{self.path}: its manifest is damaged: the experiment has no {missing[0]}")
@@ -116,9 +117,8 @@ class RunFolder:
         """Return the experiment as an object that can be run again.
 
         Raises:
-            UsageError, MismatchError: if this version of fedsim cannot run it.
+            UsageError: if this version of fedsim cannot run it.
         """
-        check_lanes(self.experiment, str(self.path))
         known = {f.name for f in fields(Experiment)}
         described = {k: v for k, v in self.experiment.items() if k in known}
         return convert(Experiment, described, f"the experiment of {self.path / MANIFEST}")
@@ -149,7 +149,7 @@ class RunFolder:
                 return str(status)
             _ = self.summary
             _ = self.manifest
-        except (UsageError, DataError):
+        except (UsageError, DataError, MismatchError):
             return DAMAGED if self.path.is_dir() else MISSING
         return RUNNING if self._elsewhere() else KILLED
 
@@ -200,17 +200,6 @@ class RunFolder:
         """Workers and starts that may have computed different bits (--allow-drift)."""
         return tuple(self.manifest.get("drift", ()))
 
-    # ---- what this version of fedsim can read
-
-    def check_wire(self) -> None:
-        """Raise MismatchError if this version cannot read the run's messages, checkpoints and states."""
-        begun = self.manifest.get("wire", 1)
-        if begun != WIRE:
-            raise MismatchError(
-                f"{self.path} was started with wire format {begun}; this version of fedsim uses {WIRE}. "
-                "Finish it with the version that started it (versions.fedsim in its manifest), or start anew"
-            )
-
     # ---- rounds
 
     @property
@@ -256,7 +245,7 @@ class RunFolder:
         for path in sorted((self.path / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
             try:
                 committed = read_committed_files(path)
-            except (WireError, DiskError):  # damaged, from an earlier version, or just deleted
+            except (WireError, DiskError):  # damaged or just deleted
                 continue
             files = {file.name: file for file in committed.files}
             source = f"the checkpoint of round {committed.round}"

@@ -53,7 +53,6 @@ class RestoredRun:
     def open(folder: Path, data_dir: Path | None = None) -> RestoredRun:
         """Assemble a run's problem, and read its newest checkpoint. `data_dir` defaults to the manifest's."""
         run = RunFolder.open(folder)
-        run.check_wire()
         described, experiment = run.experiment, run.to_experiment()
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
         kept = run.manifest.get("execution", {}).get("data_dir")
@@ -62,7 +61,7 @@ class RestoredRun:
             if name in described and described[name] != now:
                 raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")
         checkpoint = _newest(folder, problem, str(run.manifest["run"]))
-        if checkpoint.experiment not in ("", manifest.lasting_digest(described)):
+        if checkpoint.experiment != manifest.lasting_digest(described):
             raise DataError(
                 f"{folder / manifest.MANIFEST} describes another experiment than the one that the checkpoint "
                 f"of round {checkpoint.round} belongs to"
@@ -96,8 +95,8 @@ class RestoredRun:
             read = _read(path, self.problem)
         except (DiskError, WireError) as e:
             raise DataError(str(e)) from None
-        if (read.round, read.run or self.name) != (round, self.name):
-            raise DataError(f"checkpoint {path} holds round {read.round} of run {read.run or self.name}")
+        if (read.round, read.run) != (round, self.name):
+            raise DataError(f"checkpoint {path} holds round {read.round} of run {read.run}")
         return read
 
     def unlike(self, created: Checkpoint[Any]) -> str | None:
@@ -208,7 +207,7 @@ def _newest(folder: Path, problem: Problem, run: str) -> Checkpoint[Any]:
         except (WireError, DiskError) as e:
             damage = damage or f" that can be read: {e}"
             continue
-        if read.run not in ("", run):
+        if read.run != run:
             damage = damage or f" of its own: {path} is of run {read.run}, and manifest.json of run {run}"
             continue
         if len(read.versions) == clients:

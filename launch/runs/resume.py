@@ -35,9 +35,7 @@ class Resumption:
 
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Resumption:
-        run = RunFolder.open(folder)
-        run.check_wire()
-        return Resumption(run, drift)
+        return Resumption(RunFolder.open(folder), drift)
 
     @property
     def folder(self) -> Path:

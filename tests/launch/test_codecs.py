@@ -244,7 +244,7 @@ def test_an_experiment_that_this_version_cannot_carry_out(run: Path) -> None:
     described = json.loads((run / "manifest.json").read_text())["experiment"]
     manifest(run, experiment=described | {"algo": "fedlap_cow"})
     assert "was changed: its experiment_sha256 does not match its experiment" in output(run)
-    manifest(run, experiment_sha256=None)  # as of an earlier fedsim
+    manifest(run, experiment_sha256=None)
     assert "did you mean 'fedlap_cov'" in output(run)
     manifest(run, experiment=described | {"clients": 0})
     assert "clients = 0" in output(run)

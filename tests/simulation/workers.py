@@ -10,7 +10,6 @@ from fedsim.errors import DiskError
 from fedsim.wire.envelope import Envelope, Header
 from tests.simulation.world import Link, World
 from workers import protocol_messages as messages
-from workers.storage.atomic_files import write_atomically
 from workers.transport.handshake import Hello, hello
 from workers.worker.heartbeat import SECONDS
 
@@ -159,12 +158,12 @@ class Person:
             }
             self._states[h.client, created] = state
             return [messages.draft(h, state), reply]
-        path = self.world.states.path(h.client, created)
-        path.parent.mkdir(exist_ok=True)
         if torn:
+            path = self.world.states.path(h.client, created)
+            path.parent.mkdir(exist_ok=True)
             (path.parent / f".{path.name}.1").write_bytes(state[: len(state) // 2])
         else:
-            write_atomically(path, [state])
+            self.world.states.put(h.client, created, state)
         return [reply]
 
     def _has_base(self, h: Header) -> bool:

@@ -22,7 +22,7 @@ from fedsim.wire.state_file import encode_state
 from workers.protocol_messages import WorkerManifest
 from workers.storage.atomic_files import write_atomically
 from workers.storage.checkpoints import Checkpoint, read_checkpoint
-from workers.storage.client_states import ClientStates
+from workers.storage.client_states import ClientStates, mark
 from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyPair
 
 fixed = settings(
@@ -76,17 +76,18 @@ def damaged(data: bytes) -> list[bytes]:
 
 
 def test_a_damaged_client_state_is_never_loaded(tmp_path: Path) -> None:
-    states = ClientStates(tmp_path, Client)
-    path = states.path(3, 4)
+    states = ClientStates(tmp_path, Client, "r")
+    path, written = states.path(3, 4), STATE + mark("r", 3, 4, STATE)
     path.parent.mkdir()
-    for data in damaged(STATE):
+    for data in damaged(written):
         path.write_bytes(data)
         with pytest.raises(WireError, match=r"^the state of client 3, .*000003/000004\.state: "):
             states.load(3, 4)
+    for data in damaged(STATE):
         with pytest.raises(WireError, match=r"^the state of client 3, version 5: "):
             states.put(3, 5, data)
     assert not states.path(3, 5).exists()
-    path.write_bytes(STATE)
+    path.write_bytes(written)
     assert states.load(3, 4).steps == 7
 
 

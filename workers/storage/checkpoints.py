@@ -14,19 +14,18 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import DiskError
 from fedsim.wire.state_file import decode_state, state_chunks
-from fedsim.wire.state_header import state_header
 from workers.storage.atomic_files import SPARE, disk_errors, remove_or_spare, write_atomically
 from workers.storage.client_states import ClientStates
 from workers.storage.committed_files import checkpoint_bytes
 from workers.storage.durability import Durability, NoSyncer, Syncer, Written
-from workers.storage.growing_file import LEDGER, FileDigest
+from workers.storage.growing_file import FileDigest
 
 Server = TypeVar("Server")
 KEEP: Mapping[Durability, int] = {"power": 3, "process": 2}
@@ -47,8 +46,7 @@ class Checkpoint(Generic[Server]):
         files: The lengths and digests of the run's growing files at the commit.
         experiment: The digest of the manifest's experiment.
         run: The run's name.
-        states: The checksums of all clients' states, (K,) int64, 0 for version 0; None if an earlier fedsim
-            has not recorded them.
+        states: The checksums of all clients' states, (K,) int64, 0 for version 0; None before it is written.
         broadcast: The last broadcast as clients decoded it, if the next one refers to it.
         broadcast_round: The round of `broadcast`.
     """
@@ -64,11 +62,6 @@ class Checkpoint(Generic[Server]):
     broadcast: Any = None
     broadcast_round: int = 0
 
-    @property
-    def vouches(self) -> bool:
-        """True if the checkpoint has digests of the run's files; checkpoints of early versions have none."""
-        return bool(self.files) and all(file.sha256 for file in self.files)
-
     def load_state(self, states: ClientStates, client: int) -> Any:
         """Return a client's state in the version that the checkpoint names, which must not be 0."""
         expected = None if self.states is None else int(self.states[client]) % 2**64
@@ -82,7 +75,7 @@ class Checkpoint(Generic[Server]):
 def read_checkpoint(
     path: Path, server_type: type[Server], broadcast_type: type | None = None
 ) -> Checkpoint[Server]:
-    """Read a checkpoint; a checkpoint of an early version has only the length of ledger.csv.
+    """Read a checkpoint.
 
     broadcast_type: the class of the checkpoint's broadcast, if it has one.
 
@@ -90,21 +83,11 @@ def read_checkpoint(
         WireError: if the file is damaged or belongs to another algorithm.
         DiskError: if the file cannot be read.
     """
-    data, owner = checkpoint_bytes(path), f"checkpoint {path}"
-    common: list[tuple[str, Any]] = [("round", int), ("versions", Tensor), ("server", server_type)]
-    header = state_header(data, owner)
-    if "ledger" in header:
-        kind = make_dataclass("Checkpoint", [*common, ("ledger", int), ("folds", int)], frozen=True)
-        old: Any = decode_state(kind, data, owner)
-        files = (FileDigest(LEDGER, old.ledger, 0, ""),)
-        return Checkpoint(old.round, old.versions, old.server, old.folds, files)
-    more: list[tuple[str, Any]] = [("folds", int), ("files", tuple[FileDigest, ...]), ("experiment", str)]
-    if "run" in header:
-        more += [("run", str), ("states", Tensor | None)]
-    if "broadcast" in header:
-        more += [("broadcast", (broadcast_type or server_type) | None), ("broadcast_round", int)]
-    read: Any = decode_state(make_dataclass("Checkpoint", [*common, *more], frozen=True), data, owner)
-    return Checkpoint(**{f.name: getattr(read, f.name) for f in fields(read)})
+    of_algorithm = {"server": server_type, "broadcast": (broadcast_type or server_type) | None}
+    hints = get_type_hints(Checkpoint) | of_algorithm
+    kind = make_dataclass("Checkpoint", [(f.name, hints[f.name]) for f in fields(Checkpoint)], frozen=True)
+    read: Any = decode_state(kind, checkpoint_bytes(path), f"checkpoint {path}")
+    return Checkpoint(**vars(read))
 
 
 class Checkpoints:
@@ -197,8 +180,6 @@ class Checkpoints:
             self._kept.append(adopted)
             self._syncer.adopt(adopted)
             self._checksums = checkpoint.states
-        if self._kept and self._checksums is None:  # written by an earlier fedsim
-            self._checksums = self._checksums_of(self._kept[-1])
 
     def path(self, round: int) -> Path:
         return self.folder / f"{round:06d}.checkpoint"

@@ -11,8 +11,6 @@ version 0, because versions with the same bytes share one file. Checkpoints reco
 
 file = encoded state (fedsim.wire.state_file) | b"FEDOWNER" | xxh3_64 of the run's name (u64) | client (u64) |
 version (u64) | the state's checksum (u64)
-
-An earlier fedsim wrote b"FEDVERSN" | version (u64) | checksum after large states, nothing after small ones.
 """
 
 from __future__ import annotations
@@ -44,9 +42,8 @@ SMALL_BYTES = 4096
 """A state file up to this size is a hard link to its predecessor if both are equal. It is not overwritten,
 and its mark names no version."""
 
-MAGIC, EARLIER = b"FEDOWNER", b"FEDVERSN"
+MAGIC = b"FEDOWNER"
 _MARK = struct.Struct(">8sQQQQ")
-_EARLIER = struct.Struct(">8sQQ")
 _CHECKSUM = slice(8, 16)
 """The position of the checksum in an encoded state."""
 ANY = 0
@@ -200,18 +197,14 @@ def unmarked(data: memoryview, run: str, client: int, version: int, owner: str) 
     Raises:
         WireError: if the mark is of another state, or the state is incomplete. Messages begin with `owner`.
     """
-    if data.nbytes >= _MARK.size and data[-_MARK.size :][:8] == MAGIC:
-        _, tag, owned_by, which, written = _MARK.unpack(data[-_MARK.size :])
-        state = data[: -_MARK.size]
-        if run and tag not in (_tag(run), _tag("")):
-            raise WireError(f"{owner}: it holds a state of client {owned_by} of another run")
-        if owned_by != client:
-            raise WireError(f"{owner}: it holds a state of client {owned_by}")
-    elif data.nbytes >= _EARLIER.size and data[-_EARLIER.size :][:8] == EARLIER:
-        _, which, written = _EARLIER.unpack(data[-_EARLIER.size :])
-        state = data[: -_EARLIER.size]
-    else:
-        return data
+    state, end = data[: -_MARK.size], data[-_MARK.size :]
+    if end.nbytes < _MARK.size or end[:8] != MAGIC:
+        raise WireError(f"{owner}: the mark at its end is not there; it is damaged or cut off")
+    _, tag, owned_by, which, written = _MARK.unpack(end)
+    if run and tag not in (_tag(run), _tag("")):
+        raise WireError(f"{owner}: it holds a state of client {owned_by} of another run")
+    if owned_by != client:
+        raise WireError(f"{owner}: it holds a state of client {owned_by}")
     if which not in (version, ANY):
         raise WireError(f"{owner}: it holds version {which}, not version {version}")
     if written != checksum(state):

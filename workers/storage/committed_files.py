@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,21 +20,20 @@ class CommittedFiles:
     round: int
     files: tuple[FileDigest, ...]
     experiment: str
-    run: str = ""
+    run: str
 
 
 def read_committed_files(path: Path) -> CommittedFiles:
     """Read the digests of the run's other files from a checkpoint of any algorithm.
 
     Raises:
-        WireError: if the file is damaged, or if an earlier fedsim wrote it without digests.
+        WireError: if the file is damaged, or is no checkpoint.
         DiskError: if the file cannot be read.
     """
     owner = f"checkpoint {path}"
     header = state_header(checkpoint_bytes(path), owner)
     try:
-        known = {f.name: header[f.name] for f in fields(CommittedFiles) if f.name in header}
-        return msgspec.convert(known, CommittedFiles)
+        return msgspec.convert(header, CommittedFiles)
     except msgspec.ValidationError:
         raise WireError(f"{owner}: it has no digests of the run's files") from None
 

@@ -28,7 +28,7 @@ class FileDigest:
         name: The file's name in the run folder.
         bytes: The number of bytes.
         rows: The number of records, or of lines without the header.
-        sha256: The hexadecimal digest of these bytes; '' if an earlier fedsim did not record it.
+        sha256: The hexadecimal digest of these bytes.
     """
 
     name: str

@@ -39,7 +39,7 @@ class Recovery:
         unscored: The rounds up to the checkpoint without a valid line in metrics.jsonl, with their models.
         kept: The readable checkpoints up to `checkpoint`.
         ends: The lengths to which growing files are cut, by name; other files are kept whole.
-        notes: Messages for the user: why newer checkpoints are not used, and which files have no digest.
+        notes: Messages for the user: why newer checkpoints are not used, and which file begins again.
         target_reached: True if a round up to the checkpoint has reached the target accuracy.
     """
 
@@ -75,12 +75,8 @@ def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "")
     skipped += _drop_foreign(folder, kept, run)
     states = ClientStates(folder / "state", problem.algorithm.client_type, run)
     lines = _sound_lines(folder, kept.values())
-    vouching = any(checkpoint.vouches for checkpoint in kept.values())
     for last in sorted(kept, reverse=True):
         checkpoint = kept[last]
-        if vouching and not checkpoint.vouches:
-            skipped.append(f"the checkpoint of round {last} is of an earlier fedsim and vouches for no file")
-            continue
         try:
             commits = _commits(folder, checkpoint, problem)
             _check_states(checkpoint, states)
@@ -93,10 +89,10 @@ def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "")
         usable = tuple(kept[r] for r in sorted(kept) if r <= last)
         ends = {METRICS: max((end for end, _ in metrics.values()), default=0)}
         ends |= {name: end for name, end in checkpoint.ends().items() if name in (LEDGER, TIMELINE)}
+        notes = [f"not used: {why}" for why in skipped]
         if _is_empty(folder / TIMELINE):
             ends[TIMELINE] = 0
-        notes = [f"not used: {why}" for why in skipped]
-        notes += _unvouched(folder, checkpoint)
+            notes.append(f"{folder / TIMELINE} was not there: it begins again with round {last + 1}")
         past = {r: commits[r] for r in sorted(commits) if r <= last}
         until = problem.experiment.until
         reached = any(reaches(number, accuracy, until) for number, (_, accuracy) in metrics.items())
@@ -181,31 +177,18 @@ def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Map
     if supplied != due:
         raise WireError(f"the checkpoint of round {r} is of {supplied} clients; this run has {due}")
     journal = checkpoint.ends().get(JOURNAL)
-    if checkpoint.vouches:
-        for file in checkpoint.files:
-            path = folder / file.name
-            if file.name == METRICS or (file.name == TIMELINE and _is_empty(path)):
-                continue  # lines can be computed again; nothing depends on the timeline
-            if not file.matches(path):
-                cure = " (if this file is removed, the run goes on)" if file.name == TIMELINE else ""
-                raise WireError(f"{path} is not what it was when round {r} was committed{cure}")
+    for file in checkpoint.files:
+        path = folder / file.name
+        if file.name == METRICS or (file.name == TIMELINE and _is_empty(path)):
+            continue  # lines can be computed again; nothing depends on the timeline
+        if not file.matches(path):
+            cure = " (if this file is removed, the run goes on)" if file.name == TIMELINE else ""
+            raise WireError(f"{path} is not what it was when round {r} was committed{cure}")
     records = read_journal(folder / JOURNAL, journal) if (folder / JOURNAL).exists() else []
     commits = {record["round"]: record for record in records if record["what"] == "commit"}
-    complete = checkpoint.vouches or checkpoint.ends().get(LEDGER, 0) <= _sound(folder / LEDGER)
-    if r not in commits or not complete:
-        raise WireError(f"the checkpoint of round {r}: journal and ledger do not reach so far")
+    if r not in commits:
+        raise WireError(f"the checkpoint of round {r}: the journal does not reach so far")
     return commits
-
-
-def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
-    """Yield a message for each part of the run's files that no digest covers."""
-    if not checkpoint.vouches:
-        yield (
-            f"the checkpoint of round {checkpoint.round} is of an earlier fedsim, which recorded no digests: "
-            "the ledger, the metrics and the journal up to it are not vouched for"
-        )
-    elif _is_empty(folder / TIMELINE):
-        yield f"{folder / TIMELINE} was not there: it begins again with round {checkpoint.round + 1}"
 
 
 def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
@@ -215,35 +198,18 @@ def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
             checkpoint.load_state(states, k)
 
 
-def _sound(path: Path) -> int:
-    """Return a text file's length up to its first zero byte: after a power cut, unsynced bytes are 0."""
-    at = 0
-    if not path.exists():
-        return 0
-    with disk_errors(path), path.open("rb") as file:
-        while block := file.read(1 << 20):
-            if (zero := block.find(b"\0")) >= 0:
-                return at + zero
-            at += len(block)
-    return at
-
-
 def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, tuple[int, float | None]]:
-    """Return the end and the test accuracy of each sound line of metrics.jsonl, by round.
-
-    Lines are sound if a matching digest covers them; if no checkpoint has digests, all readable lines are.
-    """
+    """Return the end and the test accuracy of each sound line of metrics.jsonl, by round: of each line that a
+    matching digest covers."""
     path = folder / METRICS
-    checkpoints = list(kept)
-    files = [file for c in checkpoints if c.vouches for file in c.files if file.name == METRICS]
+    files = [file for c in kept for file in c.files if file.name == METRICS]
     newest_first = sorted(files, key=lambda file: file.bytes, reverse=True)
     size = next((file.bytes for file in newest_first if file.matches(path)), 0)
-    everything = bool(checkpoints) and not any(c.vouches for c in checkpoints)
     with disk_errors(path):
         return {
             line["round"]: (end, line.get("test_accuracy"))
             for line, end in metrics_lines(path)
-            if everything or end <= size
+            if end <= size
         }
 
 
