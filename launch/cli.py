@@ -6,7 +6,6 @@ import click
 
 from fedsim.version import __version__
 from launch.commands.errors import Commands
-from launch.configuration import completion  # noqa: F401 (it registers itself)
 
 IN_FILES = {**dict.fromkeys(("worker", "node", "revoke"), "workers"), "list": "lists"}
 """The modules of the verbs that are not in a module of the same name."""

@@ -8,11 +8,10 @@ import click
 
 from launch.commands.errors import Command
 from launch.commands.shared import FILE, PATH
-from launch.configuration.completion import run_folders
 
 
 @click.command(cls=Command)
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH, shell_complete=run_folders)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH)
 @click.option("--out", **FILE, help="Write the card there, as .md or .html.  [RUN/card.md and RUN/card.html]")
 def card(runs: tuple[Path, ...], out: Path | None) -> None:
     """Write what a paper states about runs that differ only in their seed: task, algorithm and source,

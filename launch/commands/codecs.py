@@ -11,14 +11,13 @@ import click
 
 from launch.commands.errors import Command
 from launch.commands.shared import FILE, PATH, data_dir_option, json_option, numerics_of, prepare_torch
-from launch.configuration.completion import run_folders
 
 ROUNDS = 3
 """The number of rounds of the run that is trained if no run is given."""
 
 
 @click.command(cls=Command)
-@click.argument("run", required=False, type=PATH, shell_complete=run_folders)
+@click.argument("run", required=False, type=PATH)
 @data_dir_option
 @click.option(
     *("--keep", "fractions"),

@@ -9,11 +9,10 @@ import click
 
 from launch.commands.errors import Command
 from launch.commands.shared import FILE, PATH, json_option
-from launch.configuration.completion import run_folders
 
 
 @click.command(cls=Command)
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH, shell_complete=run_folders)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH)
 @click.option("--out", **FILE, help="Write the page there.  [comparisons/TIME.html, a new one each time]")
 @click.option(
     "--to", multiple=True, metavar="ACCURACY", help="Show the bytes until it (0.75 or 75%); repeatable."

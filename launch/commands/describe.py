@@ -9,11 +9,10 @@ import click
 from launch.commands.errors import Command
 from launch.commands.shared import data_dir_option, json_option, prepare_torch
 from launch.configuration import names
-from launch.configuration.completion import named
 
 
 @click.command(cls=Command)
-@click.argument("algo", required=False, shell_complete=named("algorithms"))
+@click.argument("algo", required=False)
 @click.option("--model", metavar="NAME", help="Describe this model instead, or path/to/file.py:NAME.")
 @click.option("--dataset", metavar="NAME", default="digits", help="The data it is for.  [digits]")
 @click.option("--train", metavar="PATTERNS", default="", help="As in launch.")

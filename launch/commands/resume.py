@@ -9,12 +9,11 @@ import click
 
 from launch import PROGRAM_START
 from launch.commands.shared import print_path, quiet_option
-from launch.configuration.completion import run_folders
 from launch.configuration.options import Configured, configuration_of
 
 
 @click.command(cls=Configured)
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path), shell_complete=run_folders)
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @quiet_option
 @configuration_of("resume", default="the run's")
 def resume(run: Path, quiet: bool, **options: Any) -> None:

@@ -14,7 +14,6 @@ from fedsim import plugins
 from fedsim.errors import FedsimError
 from launch.commands.errors import Command
 from launch.commands.shared import PATH, json_option
-from launch.configuration.completion import run_folders as complete_runs
 from launch.configuration.target_accuracy import percent
 from launch.runs.folder import DAMAGED, DONE, FAILED, RunFolder, run_folders
 from launch.runs.manifest import MANIFEST
@@ -27,7 +26,7 @@ NONE = "-"
 
 
 @click.command(cls=Command)
-@click.argument("folders", nargs=-1, metavar="[DIR]...", type=PATH, shell_complete=complete_runs)
+@click.argument("folders", nargs=-1, metavar="[DIR]...", type=PATH)
 @json_option
 def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the runs in DIR, or in runs/, in the order in which they were begun.

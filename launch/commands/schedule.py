@@ -11,7 +11,6 @@ from launch import terminal
 from launch.commands.errors import Command
 from launch.commands.shared import json_option
 from launch.configuration import names
-from launch.configuration.completion import named
 
 if TYPE_CHECKING:
     from fedsim.participation import Participation, Schedule
@@ -21,7 +20,7 @@ MOST_LINES = 40
 
 
 @click.command(cls=Command)
-@click.argument("spec", metavar="SCHEDULE", shell_complete=named("schedules"))
+@click.argument("spec", metavar="SCHEDULE")
 @click.option("--clients", type=click.IntRange(min=1), metavar="N", default=10, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), metavar="R", default=20, show_default=True)
 @click.option("--seed", type=int, metavar="S", default=0, show_default=True)

@@ -8,12 +8,10 @@ from typing import Any
 
 import click
 
-from launch.configuration.completion import run_folders
-
 PATH = click.Path(path_type=Path)
 FOLDER: dict[str, Any] = {"metavar": "DIR", "type": PATH}
 FILE: dict[str, Any] = {"metavar": "FILE", "type": PATH}
-run_argument = click.argument("run", type=PATH, shell_complete=run_folders)
+run_argument = click.argument("run", type=PATH)
 
 
 def prepare_torch(numerics: str = "native") -> None:

@@ -15,7 +15,7 @@ from fedsim.errors import UsageError, nearest
 from fedsim.experiment import Experiment
 from fedsim.removed import removed
 from launch.commands.errors import Command
-from launch.configuration import completion, names
+from launch.configuration import names
 from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import parsed_until
 
@@ -47,7 +47,6 @@ _FILES: tuple[Callable[[Function], Function], ...] = (
         "--preset",
         metavar="NAME",
         help="Data, and hyperparameters that fit it (fedsim list presets).",
-        shell_complete=completion.preset_names,
     ),
     click.option(
         "--config",
@@ -170,7 +169,6 @@ def _options(
             help=_help(field, meta, default),
             metavar=extra["metavar"] or None,
             hidden=bool(shown) and shown not in extra["shown"],
-            shell_complete=completion.OF_FIELDS.get(field.name),
             **values,
         )
 
