@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment, dotted
 from launch.configuration.arguments import (
-    IN_PYTHON,
     OBJECTS,
     ExperimentOptions,
     Options,
@@ -487,9 +486,9 @@ def _folder(run: RunFolder | str | Path) -> Path:
 
 @contextmanager
 def _called() -> Iterator[None]:
-    """Begin a call from a user's program: its errors name arguments, and its child processes are awaited."""
+    """Begin a call from a user's program: its child processes are awaited."""
     check_working_folder()
-    with children_kept(), IN_PYTHON.own_words():
+    with children_kept():
         yield
 
 

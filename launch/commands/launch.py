@@ -38,6 +38,5 @@ def launch(quiet: bool, **options: Any) -> None:
     from launch.session import run
 
     remarks = overrides.remarks(experiment)
-    with overrides.origins.own_words():
-        path = run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START, remarks=remarks)
+    path = run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START, remarks=remarks)
     print_path(path, quiet)

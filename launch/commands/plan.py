@@ -25,5 +25,4 @@ def plan(as_json: bool, **options: Any) -> None:
     experiment, execution = overrides.resolve()
     from launch.results.plan import print_bill
 
-    with overrides.origins.own_words():
-        print_bill(experiment, execution, as_json)
+    print_bill(experiment, execution, as_json)

@@ -14,6 +14,8 @@ from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, plain_numbe
 from fedsim.removed import removed
 from launch.configuration import names
 from launch.configuration.config import (
+    PYTHON,
+    Origins,
     Overrides,
     absolute_choice,
     absolute_paths,
@@ -22,7 +24,6 @@ from launch.configuration.config import (
     plain_numbers,
 )
 from launch.configuration.execution import EXECUTION, Execution
-from launch.configuration.origins import PYTHON, Origins
 
 if TYPE_CHECKING:
     import numpy

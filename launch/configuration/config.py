@@ -7,9 +7,10 @@ import torch: the fork server is started after the options are resolved, from a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fedsim import model_specs, partition_specs, plugins, traces, user_files
 from fedsim.errors import UsageError
@@ -18,12 +19,60 @@ from fedsim.specs import plain_share
 from launch.configuration import names
 from launch.configuration.config_files import merged, read_config
 from launch.configuration.execution import AUTO, EXECUTION, Execution
-from launch.configuration.origins import Origins
 from launch.configuration.presets import Preset, remarks
 from launch.configuration.target_accuracy import parsed_until
 from launch.tracking import selected
 from workers.devices import gpus_of
 from workers.transport.tcp_address import TcpAddress
+
+PYTHON = "Python"
+REPEATED = ("hyperparameters", "codecs")
+"""Tables whose keys are set one by one: --set KEY=VALUE, --codec FIELD=CODEC."""
+
+
+@cache
+def options() -> Mapping[str, str]:
+    """Return the option of every field of Experiment and Execution."""
+    result = {}
+    for kind in (Experiment, Execution):
+        hints = get_type_hints(kind, include_extras=True)
+        for f in fields(kind):
+            supplied = (hints[f.name].__metadata__[0].extra or {})["name"]
+            result[f.name] = "--" + f.name.replace("_", "-") if supplied is None else supplied
+    return result
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The origins of the values of an experiment and its execution.
+
+    Attributes:
+        typed: The dotted keys on the command line, by table.
+        file: The file of --config; "" without --config, and "Python" for arguments in Python.
+        written: The keys in that file, by table.
+    """
+
+    typed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    file: str = ""
+    written: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def named(self, table: str, key: str, value: Any) -> str:
+        """Return a key and its value in the form that the user wrote."""
+        if self.file == PYTHON:
+            return f"{table}={{{key!r}: {value!r}}}" if table in REPEATED else f"{key}={value!r}"
+        if self._in_file(table, key):
+            return f"[{table}] of {self.file}: {key} = {value!r}"
+        text = f"{value:g}" if isinstance(value, float) else f"{value}"
+        if table in REPEATED:
+            return f"{options()[table]} {key}={text}"
+        return f"{options().get(key) or key} {text}"
+
+    def whence(self, table: str, key: str) -> str:
+        """Return a text about the place of a key, for an error; "" for the command line."""
+        return f"it is in {self.file}" if self._in_file(table, key) else ""
+
+    def _in_file(self, table: str, key: str) -> bool:
+        return key not in self.typed.get(table, ()) and key in self.written.get(table, ())
 
 
 @dataclass(frozen=True)
@@ -79,8 +128,7 @@ class Overrides:
         execution = check_execution(self.execution, self)
         values = {**self.experiment, "hyperparameters": self.hyperparameters, "codecs": self.codecs}
         experiment = convert(Experiment, values, self.where("experiment"), self.named("experiment"))
-        with self.origins.own_words():
-            names.check(experiment, self.origins.whence)
+        names.check(experiment, self.origins.whence)
         if "workers" not in self.execution and not execution.remote_workers:
             usual = (gpus_of(execution.devices) if here else 0) or execution.workers
             execution = replace(execution, workers=min(usual, experiment.clients))

@@ -140,7 +140,7 @@ def test_compare_returns_the_tables_and_writes_what_is_named(small: fedsim.Run) 
     assert [row["algo"] for row in tables["groups"]] == ["fedavg"] and tables["accuracies"] == [0.1]
     assert tables["groups"][0]["bytes_mean"] == small.summary["bytes_down"] + small.summary["bytes_up"]
     assert tables["files"] == {"csv": "groups.csv"} and not Path("comparisons").exists()
-    with pytest.raises(UsageError, match="to="):
+    with pytest.raises(UsageError, match="--to 'often'"):
         fedsim.compare(small.path, to=["often"])
 
 
@@ -180,7 +180,7 @@ def test_a_sweep_returns_its_runs_in_the_order_of_the_grid(tmp_path: Path) -> No
         ({}, "name a grid: over="),
         ({"over": {"algo": ["fedavg", "fedlop"]}}, "did you mean 'fedlap'"),
         ({"over": {"algo": ["fedavg"]}, "model": Linear}, "model="),
-        ({"over": {"seed": [1, 2]}}, "seeds="),
+        ({"over": {"seed": [1, 2]}}, "--seeds"),
         ({"over": {"algo": ["fedavg"]}, "round": 3}, "did you mean 'rounds'"),
     ],
 )
@@ -247,13 +247,13 @@ def test_participation_is_a_share_a_count_or_a_spec(
         ({"codecs": {"men": "bf16"}}, "did you mean 'mean'"),
         ({"codecs": "mean=bf16"}, "codecs='mean=bf16': write a dictionary"),
         ({"participation": 1.5}, "give 'full', a share such as 0.3"),
-        ({"verify_bytes": True}, "add transport='tcp'"),
+        ({"verify_bytes": True}, "add --transport tcp"),
         ({"leese": 1.0}, "unknown argument 'leese'; did you mean 'lease'"),
         ({"lr": 0.1}, "lr= is no argument; a hyperparameter is set by hyperparameters={'lr': 0.1}"),
         ({"foo": 0.1}, "unknown argument 'foo' (all: help(fedsim.run))"),
-        ({"until": "nearly"}, "until='nearly': give an accuracy"),
-        ({"deadline": "5ms"}, "deadline= needs link= or compute=: without them"),
-        ({"devices": "cuda:77"}, "devices='cuda:77'"),
+        ({"until": "nearly"}, "--until 'nearly': give an accuracy"),
+        ({"deadline": "5ms"}, "--deadline needs --link or --compute: without them"),
+        ({"devices": "cuda:77"}, "--devices cuda:77"),
         ({"hyperparameters": {"lr": 1.0, "local.lr": 1.0}}, "lr and local.lr are the same"),
         ({"out": "there"}, "there"),
     ],
