@@ -13,10 +13,12 @@ fedsim.learning.ownership has marked as expendable.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache, reduce
+from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -176,7 +178,18 @@ class Arrival:
 @cache
 def _type_of_sums(algorithm: type) -> Any:
     """Return the return type of `add`: a message class, or the type of the server's sum of duals."""
-    return get_type_hints(algorithm.add).get("return")  # type: ignore[attr-defined]
+    results = (_result(vars(kind)["add"]) for kind in algorithm.__mro__ if "add" in vars(kind))
+    return next((kind for kind in results if kind is not None), None)
+
+
+def _result(method: Any) -> Any:
+    """Return the annotation of a method's result; None if there is none, or none that its module defines."""
+    method = inspect.unwrap(method)
+    hints = {k: hint for k, hint in getattr(method, "__annotations__", {}).items() if k == "return"}
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__=hints), method.__globals__).get("return")
+    except (AttributeError, NameError):
+        return None
 
 
 @cache
@@ -253,7 +266,8 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """Public address of the paper."""
     server_type: ClassVar[type]
     client_type: ClassVar[type]
-    """The classes of both states; __init_subclass__ reads them from Algorithm[Server, Client, Down, Up]."""
+    """The classes of both states; __init_subclass__ reads them from Algorithm[Server, Client, Down, Up], and
+    in a subclass of an algorithm from the annotations of the methods that it defines."""
     default_rounds: ClassVar[int] = 20
     eval_samples: ClassVar[int] = 0
     """The number of posterior samples whose predictions an evaluation averages, in addition to scoring the
@@ -274,21 +288,38 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     start from this sum. A dual is a tensor or Gaussian in float64; the "sum" of Gaussians is their product.
     Other client values in float64 map to None: the server has no sum of them."""
 
-    _exchange: ClassVar[Exchange | None] = None
+    down_type: ClassVar[type | None] = None
+    up_type: ClassVar[type | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Read the types from Algorithm[Server, Client, Down, Up], unless the class defines them itself."""
         super().__init_subclass__(**options)
-        for base in cls.__dict__.get("__orig_bases__", ()):
-            if get_origin(base) is not Algorithm:
-                continue
-            server, client, down, up = get_args(base)
-            if _is_state(server) and "server_type" not in cls.__dict__:
-                cls.server_type = server
-            if _is_state(client) and "client_type" not in cls.__dict__:
-                cls.client_type = client
-            if is_dataclass(down) and is_dataclass(up):
-                cls._exchange = Exchange(cast(type, down), cast(type, up))
+        cls.read_types()
+
+    @classmethod
+    def read_types(cls) -> None:
+        """Read the types, unless the class defines them itself; once more when its module is complete."""
+        named = (get_args(b) for b in cls.__dict__.get("__orig_bases__", ()) if get_origin(b) is Algorithm)
+        server, client, down, up = next(named, None) or cls._annotated()
+        if _is_state(server) and "server_type" not in cls.__dict__:
+            cls.server_type = server
+        if _is_state(client) and "client_type" not in cls.__dict__:
+            cls.client_type = client
+        if is_dataclass(down):
+            cls.down_type = cast(type, down)
+        if is_dataclass(up):
+            cls.up_type = cast(type, up)
+
+    @classmethod
+    def _annotated(cls) -> tuple[Any, Any, Any, Any]:
+        """Return Server, Client, Down and Up as far as methods of this class, or of a mixin, name them."""
+
+        def result(name: str) -> Any:
+            kind = next(kind for kind in cls.__mro__ if name in vars(kind))
+            inherited = kind is not cls and issubclass(kind, Algorithm)
+            return None if inherited else _result(vars(kind)[name])
+
+        pair = get_args(result("client_update"))
+        return result("server_init"), result("client_init"), result("broadcast"), (*pair, None, None)[1]
 
     @property
     def unwrapped(self) -> Algorithm[Any, Any, Any, Any]:
@@ -302,7 +333,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         By default there is one exchange, with Down and Up of Algorithm[Server, Client, Down, Up]. Exchanges
         may depend on the hyperparameters.
         """
-        if self._exchange is None:
+        if self.down_type is None or self.up_type is None:
             raise UsageError(
                 f"{type(self).__name__} names no messages: derive it from "
                 "Algorithm[Server, Client, Down, Up], or define exchanges"
@@ -312,7 +343,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             sums = _message_of(self._total)
         elif sums is Gaussian:
             sums = _GaussianSums
-        return (replace(self._exchange, sums=cast(type, sums) if is_dataclass(sums) else None),)
+        return (Exchange(self.down_type, self.up_type, cast(type, sums) if is_dataclass(sums) else None),)
 
     @property
     def setup(self) -> tuple[Exchange, ...]:
@@ -457,12 +488,13 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
     def no_sums(self, down: Down, ctx: Context) -> Any:
         """Return sums of 0, with which an edge server starts (fedsim.tree)."""
-        kind = self.exchanges_in(ctx.round)[ctx.exchange - 1].sums
-        if kind is None:
-            raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
-        if _type_of_sums(type(self)) in (Tensor, Gaussian):
+        annotated = _type_of_sums(type(self))
+        if annotated in (Tensor, Gaussian):
             return map_tensors(getattr(self.server_init(ctx), self._total), torch.zeros_like)
-        return zeros_of(kind, ctx.start)
+        kind = self.exchanges_in(ctx.round)[ctx.exchange - 1].sums or annotated
+        if not is_dataclass(kind):
+            raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
+        return zeros_of(cast(type, kind), ctx.start)
 
     def sums_for(self, sums: Any, down: Down) -> Any:
         """Replace the broadcast's values in the sums, if there are any, by those of `down`. If uploads answer

@@ -5,32 +5,53 @@ A wrong value would otherwise cause an error later, in a file that is not the us
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from dataclasses import is_dataclass, replace
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fedsim import plugins
-from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Exchange, Task
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Model, Point, Samples
+
+AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
 class _Checked(Algorithm[Any, Any, Any, Any]):
     """The methods of the next base class, the user's algorithm, each with a check of its result."""
 
     _owner = ""
+    _changes: ClassVar[dict[str, Any]] = {}
+    """The parts of the exchange that a variant changes: its messages, and no sums."""
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        exchanges = super().exchanges
+        if {"down", "up"} & self._changes.keys() and len(exchanges) > 1:
+            raise UsageError(f"{self._owner}: its round has {len(exchanges)} exchanges; define exchanges too")
+        return tuple(replace(e, **self._changes) for e in exchanges)
 
     def _instance(self, method: str, value: Any, kind: Any) -> Any:
-        if isinstance(kind, type) and not isinstance(value, kind):
-            self._wrong(method, f"a {kind.__name__}", value)
+        """Return the value, of exactly this class: the fields of a subclass are not sent and not stored."""
+        wrong = type(value) is not kind if is_dataclass(kind) else not isinstance(value, kind)
+        if isinstance(kind, type) and wrong:
+            self._wrong(method, f"a {_name(kind, type(value))}", value, _name(type(value), kind))
         return value
 
-    def _wrong(self, method: str, rule: str, value: Any) -> None:
-        text = f"{len(value)} values" if isinstance(value, tuple) else f"a {type(value).__name__}"
+    def _wrong(self, method: str, rule: str, value: Any, name: str = "") -> None:
+        text = f"{len(value)} values" if isinstance(value, tuple) else f"a {name or type(value).__name__}"
         if value is None:
             text = "None (is there a return?)"
+        elif name and is_dataclass(value):
+            text += (
+                ". A variant of an algorithm names a class of its own in the annotation of server_init, "
+                "client_init, broadcast or client_update, and defines every method that makes one"
+            )
         raise UsageError(f"{self._owner}: {method} must return {rule}; it returned {text}")
 
     def server_init(self, ctx: Context) -> Any:
@@ -81,12 +102,40 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
         return checked
 
 
+def _name(kind: type, other: type) -> str:
+    """Return the name of a class, with its file if another class has the same name."""
+    if kind.__name__ != other.__name__:
+        return kind.__name__
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or kind.__module__
+    return f"{kind.__name__} of {Path(file).name}"
+
+
+def _of_variant(algorithm: type[AnyAlgorithm], name: str) -> dict[str, Any]:
+    """Return the attributes by which what a variant defines replaces what its parents do in other methods."""
+
+    def defines(*names: str) -> int:
+        return next(i for i, kind in enumerate(algorithm.__mro__) if any(n in vars(kind) for n in names))
+
+    update, sums, stale = defines("server_update"), defines("add", "from_sums"), defines("stale_update")
+    changes = {"sums": None} if update < sums else {}
+    for side in ("down", "up"):
+        if any(f"{side}_type" in vars(kind) for kind in algorithm.__mro__[: defines("exchanges")]):
+            changes[side] = getattr(algorithm, f"{side}_type")
+    attributes: dict[str, Any] = {"_changes": changes}
+    if sums < update and "add" not in vars(algorithm.__mro__[update]):
+        attributes["server_update"] = Algorithm.server_update
+    if "name" not in vars(algorithm):
+        attributes["name"] = name
+    if min(update, sums) < stale < algorithm.__mro__.index(Algorithm) and defines("folds_stale") >= stale:
+        attributes["folds_stale"] = False
+    return attributes
+
+
 @cache
-def checked(algorithm: type[Algorithm[Any, Any, Any, Any]], spec: str) -> type[Algorithm[Any, Any, Any, Any]]:
+def checked(algorithm: type[AnyAlgorithm], spec: str) -> type[AnyAlgorithm]:
     """Return a subclass of the algorithm whose methods raise a UsageError if they return a wrong value."""
-    attributes = {"_owner": f"--algo {plugins.short(spec)}", "__doc__": algorithm.__doc__}
-    names = {key: getattr(algorithm, key) for key in ("__module__", "__qualname__")}
-    created: type[Algorithm[Any, Any, Any, Any]] = type(
-        algorithm.__name__, (_Checked, algorithm), {**attributes, **names}
-    )
+    attributes = {key: getattr(algorithm, key) for key in ("__module__", "__qualname__", "__doc__")}
+    name = plugins.short(spec)
+    attributes |= {"_owner": f"--algo {name}", **_of_variant(algorithm, name)}
+    created: type[AnyAlgorithm] = type(algorithm.__name__, (_Checked, algorithm), attributes)
     return created

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -90,6 +91,9 @@ def _users(spec: str) -> type[AnyAlgorithm]:
     result, owner = plugins.load(spec, "--algo"), f"--algo {plugins.short(spec)}"
     if not inspect.isclass(result) or not issubclass(result, Algorithm):
         raise UsageError(f"{owner}: this is no subclass of fedsim.algorithm.Algorithm")
+    for kind in reversed(result.__mro__[: result.__mro__.index(Algorithm)]):
+        if issubclass(kind, Algorithm):
+            kind.read_types()
     lacks = sorted(result.__abstractmethods__) or [a for a in NEEDED if not hasattr(result, a)]
     if lacks:
         raise UsageError(f"{owner}: the class lacks {', '.join(lacks)} (see fedsim/algorithm.py)")
@@ -99,9 +103,17 @@ def _users(spec: str) -> type[AnyAlgorithm]:
     if params is None or not params.frozen:
         raise UsageError(f"{owner}: the class must be a frozen dataclass: @dataclass(frozen=True) above it")
     with plugins.user_code_errors(spec, "--algo", "building it with its defaults"):
-        built = result()
+        built = checked(result, spec)()
     with plugins.user_code_errors(spec, "--algo", "reading its messages"):
         for exchange in (*built.setup, *built.exchanges):
             for message in (exchange.down, exchange.up):
                 all_fields(message)
-    return checked(result, spec)
+    for state, names in ((built.client_type, built.duals.keys()), (built.server_type, built.duals.values())):
+        parts = {f.name for f in fields(state)} if is_dataclass(state) else set()
+        for name in filter(None, names):
+            if (first := name.partition(".")[0]) not in parts and not hasattr(state, first):
+                raise UsageError(
+                    f"{owner}: `duals` names {name!r}, and {state.__name__} has no {first}; "
+                    "define duals: {a dual of Client: the sum of all in Server}, or {} without duals"
+                )
+    return type(built)

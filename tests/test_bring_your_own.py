@@ -40,8 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_guide_has_algorithms_a_model_and_data() -> None:
-    assert set(FILES) == {"mine.py", "dane.py", "net.py", "blobs.py"}
-    assert GUIDE.count("```python") == 4
+    assert set(FILES) == {"variant.py", "mine.py", "dane.py", "net.py", "blobs.py"}
+    assert GUIDE.count("```python") == 5
 
 
 def test_the_guides_scaffold_is_the_registered_file() -> None:
@@ -89,6 +89,27 @@ def test_a_users_algorithm_model_and_data_run_and_cost_what_they_say(folder: Pat
         ("upload", "mean", "396"),
         ("upload", "train_loss", "8"),
     }
+
+
+@pytest.mark.process
+def test_the_guides_variant_sends_what_describe_says_with_any_number_of_workers(folder: Path) -> None:
+    spec = f"{folder}/variant.py:ShortSteps"
+    text = CliRunner().invoke(main, ["describe", spec]).stdout
+    assert "A variant of fedlap (Swaroop" in text
+    assert re.search(r"^up +moved +scalar", text, re.MULTILINE)
+    assert re.search(r"^share +0.5", text, re.MULTILINE)
+    models = []
+    for workers in (0, 2):
+        out = folder / f"variant{workers}"
+        rest = ["--workers", str(workers), "--clients", "3", "--rounds", "2", "--set", "share=0.8"]
+        done = CliRunner().invoke(main, ["launch", "--algo", spec, *rest, "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        models.append((out / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+    with (folder / "variant2" / "ledger.csv").open() as file:
+        booked = {row["field"] for row in csv.DictReader(file) if row["message"] == "upload"}
+    assert {"mean", "train_loss", "moved"} <= booked
+    assert '"moved":' in (folder / "variant2" / "metrics.jsonl").read_text()
 
 
 def battery(algorithm: str, *arguments: str) -> subprocess.CompletedProcess[str]:

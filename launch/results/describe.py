@@ -19,7 +19,7 @@ from fedsim.learning.frozen import frozen_tensors
 from fedsim.problem import Problem
 from fedsim.wire.schema import Field, optional_group, schema
 from launch.terminal import console, print_json, print_table
-from protocols import AnyAlgorithm, find
+from protocols import REGISTRY, AnyAlgorithm, find
 
 MESSAGES = ("message", "field", "kind", "shape", "type")
 """The columns of the table of messages."""
@@ -77,15 +77,26 @@ def unsent(algorithm: AnyAlgorithm) -> str:
         return f"refused: {str(e).removeprefix('+event: ')}"
 
 
+def _text(kind: type[AnyAlgorithm]) -> str:
+    """Return the docstring of an algorithm: of its module or, in a user's file, of the class; for a variant,
+    also the algorithm from which it is derived."""
+    known = next((parent for parent in kind.__mro__ if parent in REGISTRY), None)
+    texts = [inspect.getmodule(kind).__doc__]
+    if known is not kind and not (kind.__doc__ or "").startswith(f"{kind.__name__}("):  # not the dataclass's
+        texts.append(inspect.getdoc(kind))
+    if known not in (None, kind):
+        texts.append(f"A variant of {known.name} ({known.paper}).")
+    return "\n\n".join(inspect.cleandoc(text).strip() for text in texts if text)
+
+
 def to_json(name: str) -> dict[str, Any]:
     """Return an algorithm's docstring, messages and hyperparameters, for --json."""
     kind = find(name)
     algorithm = kind()
-    module = inspect.getmodule(kind)
     rows = zip(hyperparameter_rows(algorithm), resolved_hyperparameters(algorithm).items(), strict=True)
     return {
         "name": kind.name,
-        "text": (module.__doc__ or "").strip(),
+        "text": _text(kind),
         "url": kind.url,
         "messages": [dict(zip(MESSAGES, row, strict=True)) for row in message_rows(algorithm)],
         "down": all_exchanges(algorithm, "down"),
@@ -107,8 +118,7 @@ def describe(name: str, as_json: bool = False) -> None:
     kind = find(name)
     algorithm = kind()
     out = console()
-    module = inspect.getmodule(kind)
-    out.print((module.__doc__ or "").strip(), soft_wrap=True)
+    out.print(_text(kind), soft_wrap=True)
     out.print(kind.url, soft_wrap=True)
     out.print()
     messages = Table(*MESSAGES, header_style="bold")
