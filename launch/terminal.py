@@ -10,6 +10,8 @@ import io
 import json
 import math
 import os
+import secrets
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -307,20 +309,36 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file, and rename it to `path` when the block has ended without an error.
-    If `path` is a link, its target is replaced. A pipe or a device is written directly."""
+    """Open a new file, and rename it to `path` when the block has ended without an error.
+
+    A link at `path` is replaced and not followed, because the folder may be a run folder of somebody else.
+    Only what is in /dev, and a pipe that has a reader, are written directly.
+    """
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file")
     with disk_errors(f"cannot write {path}"):
-        target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file():
-            with target.open("wb") as file:
-                yield file
-            return
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        direct = Path(os.path.abspath(path)).is_relative_to("/dev") or _is_pipe(path)
+        target = path if direct else path.with_name(f".{secrets.token_hex(8)}.new")
+        how = os.O_TRUNC | os.O_NONBLOCK if direct else os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        number = os.open(target, os.O_WRONLY | os.O_CLOEXEC | how, 0o666)
+        os.set_blocking(number, True)
         try:
-            with temporary.open("wb") as file:
+            with os.fdopen(number, "wb") as file:
                 yield file
-            temporary.replace(target)
+            if not direct:
+                target.replace(path)
         finally:
-            temporary.unlink(missing_ok=True)
+            if not direct:
+                target.unlink(missing_ok=True)
+
+
+def _is_pipe(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return stat.S_ISFIFO(path.lstat().st_mode)
+    return False
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file like output_file, with control characters escaped."""
+    with output_file(path) as file:
+        file.write(printable(text).encode())

@@ -27,6 +27,7 @@ from launch.results.significance import LEAST, half_width
 from launch.results.statistics import heading, percent, scale_of
 from launch.results.tables import NONE, Grid, extent
 from launch.runs.folder import RunFolder
+from launch.terminal import write_text
 
 SCORES = (
     *("test_accuracy", "test_nll", "test_ece", "test_brier", "client_accuracy_worst"),
@@ -83,7 +84,7 @@ def write(paths: Sequence[Path], out: Path | None) -> list[Path]:
         if path.suffix not in (".md", ".html"):
             raise UsageError(f"--out {path}: a card is a .md or a .html file")
         as_page = path.suffix == ".html"
-        html.save(path, html.page(created.title, created.parts()) if as_page else created.markdown())
+        write_text(path, html.page(created.title, created.parts()) if as_page else created.markdown())
     return targets
 
 

@@ -37,7 +37,6 @@ from fedsim.wire.message_context import SCALES, scale_of
 from fedsim.wire.schema import DTYPES, Field, values_of
 from launch import terminal
 from launch.runs.restored import Message, RestoredRun
-from workers.storage.atomic_files import disk_errors
 
 WIDTH = 110
 """Width of the output in columns if there is no terminal."""
@@ -74,8 +73,8 @@ def codecs(
     rows = [row for message in sent for row in measured(message, problem, fractions)]
     kl = [{"exchange": m.exchange, "bits": bits} for m in sent if (bits := kl_bits(m)) is not None]
     if file is not None:
-        with disk_errors(f"--csv {file}"):
-            pandas.DataFrame(rows).to_csv(file, index=False, lineterminator="\n")
+        with terminal.output_file(file) as opened:
+            pandas.DataFrame(rows).to_csv(opened, index=False, lineterminator="\n")
     where: Row = {"algo": e.algo, "dataset": e.dataset, "model": e.model, "params": problem.net.layout.size}
     where |= {"round": run.round + 1, "client": client, "examples": problem.sizes[client]}
     if as_json:

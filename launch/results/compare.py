@@ -15,7 +15,6 @@ from rich.text import Text
 from fedsim.errors import DiskError, UsageError, unknown
 from launch import terminal
 from launch.configuration.target_accuracy import parsed, percent
-from launch.results import html
 from launch.results.budget_picture import winners
 from launch.results.comparison_page import below, comparable, remarks, render, unranked, warnings
 from launch.results.differences import Compared
@@ -35,7 +34,7 @@ from launch.results.tables import (
     unreached,
     write_csv,
 )
-from launch.terminal import print_json, print_table
+from launch.terminal import print_json, print_table, write_text
 
 MOST_RANGES = 6
 """With more ranges of budgets than this, only the page shows the best group of each range."""
@@ -86,7 +85,7 @@ class Comparison:
         """Write each file whose path is given; return the kind and the path of each."""
         written = []
         if page is not None:
-            html.save(page, render(self.groups, self.maxima, self.accuracies, self.compared))
+            write_text(page, render(self.groups, self.maxima, self.accuracies, self.compared))
             written.append(("page", page))
         if markdown is not None:
             firm = comparable(self.groups)
@@ -97,7 +96,7 @@ class Comparison:
                 *costs(self.groups, self.accuracies),
                 fields(self.groups),
             )
-            html.save(markdown, "\n".join(grid.markdown() for grid in grids if grid.lines))
+            write_text(markdown, "\n".join(grid.markdown() for grid in grids if grid.lines))
             written.append(("Markdown", markdown))
         if csv is not None:
             write_csv(csv, self.groups, self.accuracies)

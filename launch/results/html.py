@@ -11,7 +11,6 @@ from typing import ClassVar, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedsim.printable import printable
-from workers.storage.atomic_files import disk_errors
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
@@ -111,9 +110,3 @@ def page(title: str, head: Iterable[Part], sections: Iterable[tuple[str, Iterabl
     parts is left out."""
     filled = [(name, parts) for name, made in sections if (parts := list(made))]
     return _TEMPLATES.get_template("page.html").render(title=title, head=list(head), sections=filled)
-
-
-def save(path: Path, text: str) -> None:
-    """Write a text file, with control characters escaped."""
-    with disk_errors(f"cannot write {path}"):
-        path.write_text(printable(text), encoding="utf-8")

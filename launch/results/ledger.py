@@ -18,7 +18,6 @@ from launch import terminal
 from launch.results.statistics import messages, sides
 from launch.runs.folder import RunFolder
 from launch.terminal import output_file, print_json, print_table
-from workers.storage.atomic_files import disk_errors
 from workers.storage.growing_file import LEDGER
 
 SIDES = ("down", "up")
@@ -185,8 +184,8 @@ def exported(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _export(rows: pandas.DataFrame, path: Path) -> None:
-    with disk_errors(f"cannot write {path}"):
-        exported(rows).to_csv(path, index=False)
+    with output_file(path) as file:
+        exported(rows).to_csv(file, index=False)
 
 
 def _print(

@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.terminal import output_file
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -19,7 +21,8 @@ def write_picture(figure: Figure, path: Path, dpi: float | None = None) -> None:
     dpi: dots per inch; by default the figure's.
     """
     if path.suffix.lower() not in ("", ".png"):
-        figure.savefig(path)
+        with output_file(path) as file:
+            figure.savefig(file, format=path.suffix[1:])
         return
     from PIL import Image
 
@@ -27,4 +30,5 @@ def write_picture(figure: Figure, path: Path, dpi: float | None = None) -> None:
     figure.savefig(drawn, format="png", dpi=dpi or "figure", metadata={"Software": None})
     image = Image.open(drawn).convert("RGB")
     palette = image.quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    palette.save(path if path.suffix else path.with_suffix(".png"), "png", optimize=True)
+    with output_file(path if path.suffix else path.with_suffix(".png")) as file:
+        palette.save(file, "png", optimize=True)

@@ -26,7 +26,7 @@ from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.statistics import sides
 from launch.results.tables import NONE, seeds
 from launch.runs.folder import RunFolder
-from launch.terminal import percentage
+from launch.terminal import percentage, write_text
 from workers.numerics import DRIFT
 from workers.storage.metrics_file import LISTS
 
@@ -37,7 +37,7 @@ EMBEDDED = 400_000
 def report(folder: Path, out: Path | None = None) -> Path:
     """Write the page; return its path."""
     path = out or folder / "report.html"
-    html.save(path, render(RunFolder.open(folder).checked()))
+    write_text(path, render(RunFolder.open(folder).checked()))
     return path
 
 

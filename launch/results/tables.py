@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,12 +11,13 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedsim.learning.score_names import CALIBRATION, EXTRA
+from fedsim.printable import one_line
 from launch.configuration.target_accuracy import below_target, percent as target_text
 from launch.results.frontier import Cost, cost, ranking
 from launch.results.groups import Group
 from launch.results.significance import Difference, differences, leaders
 from launch.results.statistics import heading, less_is_better, percent, shown
-from workers.storage.atomic_files import disk_errors
+from launch.terminal import output_file
 
 NONE = "–"
 FIRM = "\N{NO-BREAK SPACE}"
@@ -283,11 +285,11 @@ def parts(groups: Sequence[Group]) -> list[dict[str, float]]:
 
 def write_csv(path: Path, groups: Sequence[Group], levels: Sequence[float]) -> None:
     """Write one line per group, with the mean, minimum and maximum of every measure over the members."""
-    with disk_errors(f"cannot write {path}"), path.open("w", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        rows = records(groups, levels)
-        out.writerow(rows[0])
-        out.writerows(row.values() for row in rows)
+    rows = records(groups, levels)
+    with output_file(path) as file, io.TextIOWrapper(file, "utf-8", newline="") as text:
+        out = csv.writer(text, lineterminator="\n")
+        for row in (rows[0], *(row.values() for row in rows)):
+            out.writerow([one_line(cell) if isinstance(cell, str) else cell for cell in row])
 
 
 def records(groups: Sequence[Group], levels: Sequence[float]) -> list[dict[str, object]]:

@@ -10,7 +10,9 @@ Importing this module imports neither torch nor pandas.
 from __future__ import annotations
 
 import json
+import os
 import platform
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -398,6 +400,23 @@ def run_folders(folder: Path) -> list[Path]:
         raise UsageError(f"there is no folder {folder}")
     traces = (MANIFEST, JOURNAL, "lock", SUMMARY)
     return [p for p in sorted(folder.iterdir()) if p.is_dir() and any((p / n).is_file() for n in traces)]
+
+
+def check_entries(folder: Path) -> None:
+    """Refuse a run folder with a link, a pipe or a device: through it, a run would write or read elsewhere.
+    Below tracking/NAME, a tracker may have links."""
+    with disk_errors(f"cannot read {folder}"):
+        for place, folders, files in os.walk(folder, onerror=_raise):
+            if Path(place).parent == folder / "tracking":
+                folders.clear()
+                continue
+            for path in (Path(place, name) for name in (*folders, *files)):
+                if not stat.S_ISREG(mode := path.lstat().st_mode) and not stat.S_ISDIR(mode):
+                    raise DataError(f"{path} is a link, a pipe or a device: put the file itself there")
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def json_of(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fedsim.wire.message_context import MessageContext, codec_stream, of_broadca
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
-from launch.runs.folder import MODEL, RunFolder
+from launch.runs.folder import MODEL, RunFolder, check_entries
 from workers.assembly import assemble
 from workers.numerics import DRIFT
 from workers.probe import probe
@@ -53,6 +53,7 @@ class RestoredRun:
     def open(folder: Path, data_dir: Path | None = None) -> RestoredRun:
         """Assemble a run's problem, and read its newest checkpoint. `data_dir` defaults to the manifest's."""
         run = RunFolder.open(folder)
+        check_entries(folder)
         described, experiment = run.experiment, run.to_experiment()
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
         kept = run.manifest.get("execution", {}).get("data_dir")

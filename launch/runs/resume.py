@@ -19,7 +19,7 @@ from launch.configuration.config import Overrides, check_execution
 from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy, percent
 from launch.runs import manifest
-from launch.runs.folder import SUMMARY, RunFolder, json_or_empty
+from launch.runs.folder import SUMMARY, RunFolder, check_entries, json_or_empty
 from launch.terminal import counted
 from workers.numerics import Difference
 from workers.storage.growing_file import METRICS
@@ -35,7 +35,9 @@ class Resumption:
 
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Resumption:
-        return Resumption(RunFolder.open(folder), drift)
+        run = RunFolder.open(folder)
+        check_entries(folder)
+        return Resumption(run, drift)
 
     @property
     def folder(self) -> Path:

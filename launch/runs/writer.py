@@ -140,6 +140,7 @@ class RunDir:
         """Write a JSON file. If `durable`, the old or the new file is complete after a power cut."""
         temporary = self.path / f".{name}"
         with disk_errors(f"cannot write {self.path / name}"):
+            temporary.unlink(missing_ok=True)  # which may be a link
             patiently(lambda: temporary.write_text(json.dumps(value, indent=1) + "\n"))
             if durable:
                 fsync(temporary)

@@ -34,7 +34,7 @@ from launch.sweep.recipe import Differences, Recipe, Trial
 from launch.sweep.runner import Progress, run_trials
 from launch.sweep.table import Results, compare, draw, grid
 from launch.sweep.task import Tasks
-from launch.terminal import counted, print_table
+from launch.terminal import counted, print_table, write_text
 from workers.storage.atomic_files import disk_errors
 
 JOBS = ".jobs"
@@ -173,7 +173,7 @@ def _write(
         compared = [_differences(part, each, out) for part, each in parts if each]
         text = _text(results, grids, compared, plots, _command(file, out, results))
         marker = f"<!-- section: {file.stem} -->" if results.recipe.section_of else ""
-        page.write_text(_with_sections(page, marker, text), encoding="utf-8")
+        write_text(page, _with_sections(page, marker, text))
     console.print(f"page: {page}", soft_wrap=True)
     return page
 

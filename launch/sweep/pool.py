@@ -121,7 +121,7 @@ class Pool:
         attempts = {"seconds": self._attempt(trial).get("seconds", 0.0) + seconds}
         packed, part = self._packed(trial), self.path / f".{trial.id}.packing"
         with disk_errors(packed):
-            (self.folder(trial) / ATTEMPT).write_text(json.dumps(attempts) + "\n")
+            write_atomically(self.folder(trial) / ATTEMPT, [json.dumps(attempts).encode()])
             with tarfile.open(part, "w") as archive:
                 archive.add(self.folder(trial), ".", filter=lambda m: None if m.name == "./lock" else m)
             part.replace(packed)

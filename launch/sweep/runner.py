@@ -23,7 +23,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fedsim.errors import DataError, FedsimError, Interrupted, MismatchError, UsageError, WireError
+from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, MismatchError, UsageError, WireError
 from fedsim.experiment import Experiment, convert
 from launch.configuration.execution import AUTO, Execution
 from launch.processes.fork_server import ENVIRONMENT
@@ -34,6 +34,7 @@ from launch.sweep.pool import ATTEMPT, Pool
 from launch.sweep.recipe import Trial, one_numerics
 from workers.portable import environment_for
 from workers.scratch import Scratch, parent_of_sockets
+from workers.storage.atomic_files import write_atomically
 
 STOP = 120.0
 """Seconds that a run has to stop before it is killed. Its last committed round is kept."""
@@ -298,10 +299,10 @@ def leave_summary(folder: Path, error: str) -> None:
 
     A run with committed rounds can still be resumed, so its error is written to ATTEMPT instead.
     """
-    with contextlib.suppress(OSError):  # otherwise a full disk would end the run's process with a traceback
+    with contextlib.suppress(OSError, DiskError):  # a full disk would end the process with a traceback
         folder.mkdir(parents=True, exist_ok=True)
         if any((folder / "checkpoints").glob("*.checkpoint")):
             attempt = json_or_empty(folder / ATTEMPT) | {"error": error}
-            (folder / ATTEMPT).write_text(json.dumps(attempt) + "\n")
+            write_atomically(folder / ATTEMPT, [json.dumps(attempt).encode()])
         elif not (path := folder / "summary.json").exists():
-            path.write_text(json.dumps({"format": 1, "status": "failed", "error": error}) + "\n")
+            write_atomically(path, [json.dumps({"format": 1, "status": "failed", "error": error}).encode()])

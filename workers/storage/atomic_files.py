@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,7 +75,7 @@ def write_atomically(
             with suppress(FileNotFoundError):
                 os.rename(spare, temporary)
                 how = "r+b"
-        with patiently(lambda: open(temporary, how, opener=partial(os.open, mode=mode))) as file:
+        with patiently(lambda: open(temporary, how, opener=_opener(mode))) as file:
             size = sum(file.write(chunk) for chunk in chunks)
             file.truncate()
         os.rename(temporary, path)
@@ -85,6 +84,11 @@ def write_atomically(
             os.unlink(temporary)
         raise DiskError(f"cannot write {path}: {e.strerror}") from None
     return size
+
+
+def _opener(mode: int) -> Callable[[str, int], int]:
+    """Return a function that opens a file, but not through a link."""
+    return lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
 def remove_or_spare(path: Path) -> None:
