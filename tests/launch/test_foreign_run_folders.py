@@ -1,0 +1,120 @@
+"""A run folder of somebody else: what reads it writes to no other file, and what it says stays text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedsim.errors import DataError, Interrupted
+from launch.runs.restored import RestoredRun
+from launch.runs.resume import Resumption
+from launch.session.run import resume
+from launch.terminal import output_file
+from tests.support.kept_runs import command, files, kept_run
+from tests.support.snapshots import at
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kept_run(tmp_path_factory.mktemp("runs") / "run", algo="fedavg", rounds=2)
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+# ---- writing
+
+
+WRITTEN: dict[str, tuple[tuple[str, ...], Callable[[Path], tuple[object, ...]]]] = {
+    "card": (("card.md", "card.html"), lambda run: ()),
+    "report": (("report.html",), lambda run: ()),
+    "trace": (("trace.json",), lambda run: ()),
+    "compare": (
+        ("page.html", "page.md", "page.csv"),
+        lambda run: ("--out", run / "page.html", "--markdown", run / "page.md", "--csv", run / "page.csv"),
+    ),
+    "ledger": (("bytes.csv",), lambda run: ("--csv", run / "bytes.csv")),
+}
+"""The files that a command writes into a run folder, and its options."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_link_in_the_place_of_a_page_is_replaced_and_not_followed(
+    name: str, run: Path, tmp_path: Path
+) -> None:
+    names, options = WRITTEN[name]
+    target = tmp_path / "profile"
+    for content in ("mine", None):  # None: the links lead to nothing
+        for page in names:
+            (run / page).unlink(missing_ok=True)
+            (run / page).symlink_to(target)
+        if content:
+            target.write_text(content)
+        assert command(name, run, *options(run)).code == 0
+        assert not any((run / page).is_symlink() or not (run / page).is_file() for page in names)
+        assert target.read_text() == content if content else not target.exists()
+        target.unlink(missing_ok=True)
+
+
+def test_a_page_has_the_mode_of_the_umask_and_leaves_no_other_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with output_file(tmp_path / "page") as file:
+            file.write(b"text")
+        with pytest.raises(RuntimeError), output_file(tmp_path / "page"):
+            raise RuntimeError
+    finally:
+        os.umask(before)
+    assert files(tmp_path) == {tmp_path / "page": b"text"}
+    assert (tmp_path / "page").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("name", ["card.md", "card.html", "report.html", "trace.json"])
+def test_a_pipe_in_the_place_of_a_page_is_an_error(name: str, run: Path) -> None:
+    os.mkfifo(run / name)
+    output = command(name.partition(".")[0], run)
+    assert output.code == 5 and output.err.splitlines() == [
+        f"fedsim: cannot write {run / name}: No such device or address"
+    ]
+
+
+PLACES = (
+    *("metrics.jsonl", "ledger.csv", "journal", "timeline.csv", "lock", "processes.json", ".manifest.json"),
+    *("checkpoints/000002.checkpoint", "state", "logs", "spool", "logs/worker-0.log", "tracking"),
+    *("tracking/tensorboard", "state/000000/000001.state", "checkpoints"),
+)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_run_with_a_link_is_neither_resumed_nor_restored(name: str, run: Path, tmp_path: Path) -> None:
+    away, place = tmp_path / "away", run / name
+    place.parent.mkdir(exist_ok=True)
+    if place.exists():
+        place.rename(away)
+    else:
+        away.mkdir()
+    place.symlink_to(away)
+    before = files(tmp_path)
+    for opened in (Resumption.open, RestoredRun.open):
+        with pytest.raises(DataError, match="is a link, a pipe or a device: put the file itself there"):
+            opened(run)
+    assert files(tmp_path) == before
+
+
+def test_links_of_a_tracker_are_its_own(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise Interrupted("seen")
+
+    with at("committed", 1, stop), pytest.raises(Interrupted):
+        kept_run(tmp_path / "run", algo="fedavg", rounds=2)
+    folder = tmp_path / "run" / "tracking" / "wandb"
+    folder.mkdir(parents=True)
+    (folder / "latest-run").symlink_to(tmp_path)
+    resume(tmp_path / "run", {}, quiet=True)
+    assert (tmp_path / "run" / "summary.json").is_file()
