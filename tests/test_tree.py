@@ -209,7 +209,6 @@ EXEMPT = {
         ],
         "still to be replaced",
     ),
-    ("launch/processes/relay.py", "connection_made"): "a callback of asyncio",
     ("workers/coordinator/*.py", "about"): "a key of the journal's records",
     ("launch/sweep/*.py", "about"): "a key of recipes, which users write",
 }
