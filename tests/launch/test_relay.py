@@ -12,9 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -430,8 +430,13 @@ def in_process(client: str, listener: socket.socket) -> Any:
 
 
 def test_a_byte_that_the_relay_forgets_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module._Direction.residual
-    monkeypatch.setattr(module._Direction, "residual", lambda self: real(replace(self, size=self.size - 1)))
+    real = module._Direction.forward
+
+    async def forgetful(self: module._Direction, book: Callable[[int], None]) -> None:
+        await real(self, book)
+        self.size -= self.size > 0
+
+    monkeypatch.setattr(module._Direction, "forward", forgetful)
     with socket.create_server((HERE, 0)) as listener:
         client = "socket.create_connection((address[0], int(address[2]))).sendall(bytes(10))"
         done = in_process(client, listener)
