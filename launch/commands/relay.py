@@ -240,17 +240,20 @@ class Relay:
     async def listen(self) -> None:
         """Accept connections, and forward each in a task of `open`, until cancelled."""
         loop, number = asyncio.get_running_loop(), 0
-        with self._listener:
-            while True:
-                try:
-                    client, peer = await loop.sock_accept(self._listener)
-                except OSError:  # too many open files, or a client that has gone
-                    await asyncio.sleep(LOOK)
-                    continue
-                task = loop.create_task(self._relay(number, client, _text(*peer[:2])))
-                self.open.add(task)
-                task.add_done_callback(self.open.discard)
-                number += 1
+        while True:
+            try:
+                client, peer = await loop.sock_accept(self._listener)
+            except OSError:  # too many open files, or a client that has gone
+                await asyncio.sleep(LOOK)
+                continue
+            task = loop.create_task(self._relay(number, client, _text(*peer[:2])))
+            self.open.add(task)
+            task.add_done_callback(self.open.discard)
+            number += 1
+
+    def close(self) -> None:
+        """Listen no more; the kernel refuses new connections."""
+        self._listener.close()
 
     async def _relay(self, number: int, client: socket.socket, peer: str) -> None:
         """Forward one connection until its end, and compare its counts with the kernel's."""
@@ -475,6 +478,8 @@ async def run_relay(
                 process.signal(signals[0])
                 await _until(lambda: process.code is not None, STOP_DEADLINE)
             listening.cancel()
+            await asyncio.wait([listening])
+            relay.close()
             await _until(lambda: not relay.open and not process.sinks, GRACE)
             if process.signal(signal.SIGTERM):
                 await _until(lambda: not process.signal(0), TERM_DEADLINE)
@@ -482,6 +487,7 @@ async def run_relay(
         for task in (listening, *relay.open):
             task.cancel()
         results = await asyncio.gather(listening, *relay.open, return_exceptions=True)
+        relay.close()
         code = process.close() if process is not None else None
     for error in results:
         if isinstance(error, Exception):
