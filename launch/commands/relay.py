@@ -287,7 +287,10 @@ class Relay:
                         "ended": self.seconds(),
                         "end": outcome["end"],
                         "bytes": {"down": down.size, "up": up.size},
-                        "residual": {"down": down.residual(), "up": up.residual()},
+                        "residual": {
+                            "down": down.residual(outcome["end"]),
+                            "up": up.residual(outcome["end"]),
+                        },
                     }
                 )
 
@@ -298,12 +301,11 @@ class Relay:
 
 @dataclass
 class _Direction:
-    """One direction of a connection. size: the bytes read so far. ended: True after the sender's FIN."""
+    """One direction of a connection. size: the bytes read so far."""
 
     source: socket.socket
     sink: socket.socket
     size: int = 0
-    ended: bool = False
 
     async def forward(self, book: Callable[[int], None]) -> None:
         """Forward all bytes and the FIN. book: called with the size of every piece."""
@@ -312,11 +314,10 @@ class _Direction:
             self.size += len(data)
             book(len(data))
             await loop.sock_sendall(self.sink, data)
-        self.ended = True
         with suppress(OSError):  # the receiver has reset the connection: its other direction ends with that
             self.sink.shutdown(socket.SHUT_WR)
 
-    def residual(self) -> int:
+    def residual(self, end: str) -> int:
         """Return the kernel's count of received bytes, without unread ones and the FIN, minus `size`.
 
         It is unknown whether a FIN came before a reset or a cut. One additional byte is then taken for it.
@@ -329,7 +330,7 @@ class _Direction:
             if tcp_info(self.source).received == received:  # otherwise bytes have arrived in between
                 break
         surplus = received - unread - self.size
-        return surplus - (self.ended or surplus == 1)
+        return surplus - (end == "closed" or surplus == 1)
 
 
 @contextmanager
