@@ -268,8 +268,8 @@ class Relay:
                 self.refused += 1
                 self.refusal = os.strerror(e.errno) if e.errno else f"no answer in {CONNECT_DEADLINE:.0f} s"
                 return
-            for end in (client, server):  # urgent bytes stay in order
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+            for stream in (client, server):  # urgent bytes stay in order
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
             up, down = _Direction(client, server), _Direction(server, client)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -279,20 +279,11 @@ class Relay:
             except* OSError:
                 outcome["end"] = "reset"
             finally:
-                self.ended.append(
-                    {
-                        "number": number,
-                        "peer": peer,
-                        "began": began,
-                        "ended": self.seconds(),
-                        "end": outcome["end"],
-                        "bytes": {"down": down.size, "up": up.size},
-                        "residual": {
-                            "down": down.residual(outcome["end"]),
-                            "up": up.residual(outcome["end"]),
-                        },
-                    }
-                )
+                end, sizes = outcome["end"], {"down": down.size, "up": up.size}
+                residual = {"down": down.residual(end), "up": up.residual(end)}
+                times = {"began": began, "ended": self.seconds()}
+                counts = {"number": number, "peer": peer, **times, "end": end, "bytes": sizes}
+                self.ended.append(counts | {"residual": residual})
 
     def _book(self, number: int, direction: str, size: int) -> None:
         self.before_booking()

@@ -309,14 +309,14 @@ STATES_OF_CLIENTS = {
 
 def participation(run: RunFolder) -> Iterator[Part]:
     """Yield a figure of rounds and clients, and a table of the same rounds, from the journal's commits."""
-    commits = {r: about for r, about in sorted(run.commits.items()) if r > 0}
+    commits = {r: commit for r, commit in sorted(run.commits.items()) if r > 0}
     shown, silent = dict(list(commits.items())[:ACROSS]), _silent(run)
     if not shown:
         return
     clients = min(run.clients, DOWN)
     states, lines = np.zeros((clients, len(shown)), dtype=np.int64), []
-    for n, (r, about) in enumerate(shown.items()):
-        took, folded = set(about["participants"]), set(about["folded"])
+    for n, (r, commit) in enumerate(shown.items()):
+        took, folded = set(commit["participants"]), set(commit["folded"])
         nothing = {k for k in folded if (r, k) in silent}
         for state, ids in enumerate((folded - nothing, nothing, took - folded), 1):
             states[[k for k in ids if k < clients], n] = state
