@@ -245,7 +245,6 @@ class Session:
             self._began = True
             if trackers := selected(e.track):
                 recorder.tracking = Tracking(folder, trackers)
-                recorder.tracking.start()
             started()
             outcome = coordinator.run()
             write_model(folder / "model.safetensors", problem, outcome.model)

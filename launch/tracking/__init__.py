@@ -2,8 +2,8 @@
 
 Each tracker has its own process, which reads the files that the run's recorder writes: metrics.jsonl,
 ledger.csv and the manifest. The coordinator imports no tracker, and waits for trackers only after the run. A
-tracker that raises an error, hangs or ends its process does not affect the run. A resumed run continues from
-the last round that its tracker has. This module imports nothing heavy.
+tracker that raises an error, hangs or ends its process does not affect the run. This module imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -14,23 +14,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedsim.errors import unknown
 from fedsim.extras import not_installed
+from workers.storage.atomic_files import disk_errors
 
 NONE = "none"
 END = 120.0
 """The seconds after the run in which trackers may write the remaining rounds before they are killed."""
-TRACKERS = {
-    "tensorboard": "event files for TensorBoard",
-    "mlflow": "a run in MLflow",
-    "wandb": "a run in Weights & Biases, offline",
-    "trackio": "a run in Trackio",
-}
-"""The trackers by name, which is also the name of the package and the extra, with what each one writes."""
+TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")
+"""The names of the trackers, which are also the names of their packages and extras."""
 
 
 def selected(text: str) -> tuple[str, ...]:
@@ -50,41 +45,33 @@ def check_installed(names: Sequence[str]) -> None:
             raise not_installed(name, f"--track {name}", name)
 
 
-@dataclass
 class Tracking:
     """The trackers of a run, by name. No method raises an error of a tracker."""
 
-    folder: Path
-    names: Sequence[str]
-    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _unsaid: list[str] = field(default_factory=list)
-
-    def start(self) -> None:
-        """Start the processes. Each one ends when its input is closed or when this process ends."""
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        """Start the processes. Each one ends when finish() closes its input, or when this process ends."""
+        self._folder, self._running = folder, dict[str, subprocess.Popen[bytes]]()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        for name in self.names:
-            try:
-                with self._log(name).open("ab") as log:
+        read, write = os.pipe()
+        self._input = os.fdopen(write, "wb")
+        with os.fdopen(read, "rb") as end:
+            for name in names:
+                with disk_errors(f"--track {name}"), self._log(name).open("ab") as log:
                     self._running[name] = subprocess.Popen(
-                        [sys.executable, "-m", "launch.tracking.follow", str(self.folder.resolve()), name],
-                        stdin=subprocess.PIPE,
+                        [sys.executable, "-m", "launch.tracking.follow", str(folder.resolve()), name],
+                        stdin=end,
                         stdout=log,
                         stderr=log,
                         env=environment,
                         start_new_session=True,  # Ctrl-C is for the coordinator
                     )
-            except OSError as e:
-                self._unsaid.append(f"--track {name} is off, and the run continues: {e}")
 
     def notes(self) -> Iterator[str]:
         """Yield a line for each tracker that has failed since the last call. Do not wait for any."""
-        while self._unsaid:
-            yield self._unsaid.pop(0)
         for name, process in [*self._running.items()]:
             code = process.poll()
-            if code is None:
-                continue
-            self._closed(name)
+            if code is not None:
+                del self._running[name]
             if code:
                 last = self._log(name).read_text(errors="replace").strip().rpartition("\n")[2]
                 reason = last if code == 1 else f"its process has ended with {code}"
@@ -92,25 +79,16 @@ class Tracking:
 
     def finish(self, seconds: float = END) -> Iterator[str]:
         """Let the trackers write the last rounds; wait at most `seconds`. Yield a line for each failure."""
-        for process in self._running.values():
-            assert process.stdin is not None
-            process.stdin.close()
+        self._input.close()
         until = time.monotonic() + seconds
         for name, process in [*self._running.items()]:
             try:
                 process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                self._closed(name).wait()
+                self._running.pop(name).wait()
                 yield f"--track {name} has not ended within {seconds:g} s ({self._log(name)})"
         yield from self.notes()
 
-    def _closed(self, name: str) -> subprocess.Popen[bytes]:
-        """Return the process of a tracker, whose input is now closed and which is forgotten."""
-        process = self._running.pop(name)
-        assert process.stdin is not None
-        process.stdin.close()
-        return process
-
     def _log(self, name: str) -> Path:
-        return self.folder / "logs" / f"track-{name}.log"
+        return self._folder / "logs" / f"track-{name}.log"

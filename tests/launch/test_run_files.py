@@ -308,7 +308,8 @@ def test_a_round_that_was_under_way_is_nowhere_in_the_numbers(
     assert round(run.metrics["MB"].iloc[-1] * 1e6) == scored
     watched = WatchedRun(folder)
     watched.update(0.0)
-    assert watched.spent == RunRows(folder).new()[-1].numbers["bytes/so_far"] == scored
+    *_, (_, numbers) = RunRows(folder).new()
+    assert watched.spent == numbers["bytes/so_far"] == scored
     if how != "killed":
         assert run.summary["rounds"] == 2 and run.summary["participations"] == broadcasts
         assert run.summary["took_part"] == run.summary["folded"] == [2, 2, 2, 2]

@@ -7,10 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,8 @@ from launch.configuration.config import Overrides
 from launch.runs.folder import RunFolder
 from launch.runs.growing import GrowingLines
 from launch.tracking import TRACKERS, Tracking, follow as module, selected
-from launch.tracking.adapters import ADAPTERS, Row, TrackedRun, Tracker
-from launch.tracking.follow import Follower, RunRows, config, follow
+from launch.tracking.adapters import ADAPTERS, Tracker, Value
+from launch.tracking.follow import RunRows, config, follow
 from tests.support.commands import DEADLINE, fedsim, start
 from tests.support.kept_runs import kept_run
 from tests.support.reproducible import without_seconds
@@ -118,38 +116,30 @@ def test_lines_of_a_growing_file_are_read_once_and_whole(parts: list[bytes], eve
 
 
 def test_a_round_has_every_number_of_its_line(run: Path) -> None:
-    rows = RunRows(run).new()
-    assert [row.round for row in rows] == [0, 2, 4, 6]
-    for line, row in zip(lines_of(run), rows, strict=True):
+    rows = [*RunRows(run).new()]
+    assert [round for round, _ in rows] == [0, 2, 4, 6]
+    for line, (_, numbers) in zip(lines_of(run), rows, strict=True):
         plain = {k: v for k, v in line.items() if isinstance(v, int | float) and k != "round"}
         sides = {f"bytes_{side}": plain.pop(f"bytes_{side}") for side in ("down", "up")}
-        assert plain == {key: row.numbers[key] for key in plain}
-        assert sides == {f"bytes_{side}": row.numbers[f"bytes/{side}"] for side in ("down", "up")}
+        assert plain == {key: numbers[key] for key in plain}
+        assert sides == {f"bytes_{side}": numbers[f"bytes/{side}"] for side in ("down", "up")}
         if line["round"]:
-            assert row.numbers["limits/kl"] == line["limits"]["kl"]
-            assert {"primal_residual", "dual_residual"} <= row.numbers.keys()
+            assert numbers["limits/kl"] == line["limits"]["kl"]
+            assert {"primal_residual", "dual_residual"} <= numbers.keys()
 
 
-def test_bytes_by_field_are_those_of_the_ledger_and_add_up(run: Path) -> None:
+def test_bytes_so_far_are_those_of_the_ledger(run: Path) -> None:
     ledger = RunFolder.open(run).ledger
     own = ledger[ledger.kind == "algorithm"]
-    sums = dict(
-        zip(range(7), accumulate(int(own.bytes[own["round"] == r].sum()) for r in range(7)), strict=True)
-    )
     for round, numbers in RunRows(run).new():
-        for side in ("down", "up"):
-            fields = {k: v for k, v in numbers.items() if k.startswith(f"bytes/field/{side}.")}
-            assert sum(fields.values()) == numbers[f"bytes/{side}"]
-        here = own[(own["round"] == round) & (own.direction == "up") & (own.field == "mean")]
-        assert numbers.get("bytes/field/up.mean", 0) == here.bytes.sum()
-        assert numbers["bytes/so_far"] == sums[round]
+        assert numbers["bytes/so_far"] == own.bytes[own["round"] <= round].sum()
 
 
 def test_participation_is_the_length_of_the_lists_of_clients(run: Path) -> None:
     line = {"participants": [1, 2, 5], "folded": [1], "late": [2, 5], "round": 7, "staleness": [1, 2]}
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    numbers = RunRows(run).new()[-1].numbers
+    *_, (_, numbers) = RunRows(run).new()
     shown = {key: x for key, x in numbers.items() if not key.startswith("bytes/")}
     assert shown == {"participation/asked": 3, "participation/folded": 1, "participation/late": 2}
 
@@ -169,25 +159,26 @@ def test_the_configuration_has_hyperparameters_data_and_digest(run: Path) -> Non
 
 @dataclass
 class Memory:
-    """A tracker that keeps what it is told, over several starts. fails: the method that raises."""
+    """A tracker that keeps what it is told. fails: the method that raises."""
 
-    starts: list[TrackedRun] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    endings: list[tuple[str, Row, Sequence[Path]]] = field(default_factory=list)
+    starts: list[tuple[str, Path, Mapping[str, Value]]] = field(default_factory=list)
+    rows: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    status: str = ""
     fails: str = ""
 
-    def start(self, run: TrackedRun) -> str:
+    def start(self, name: str, folder: Path, config: Mapping[str, Value]) -> None:
         self._fail("start")
-        self.starts.append(run)
-        return run.id or "seven"
+        assert [*folder.iterdir()] == []
+        (folder / "data").touch()
+        self.starts.append((name, folder, config))
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, round: int, numbers: Mapping[str, float]) -> None:
         self._fail("log")
-        self.rows += rows
+        self.rows.append((round, numbers))
 
-    def finish(self, status: str, final: Row, files: Sequence[Path]) -> None:
+    def finish(self, status: str) -> None:
         self._fail("finish")
-        self.endings.append((status, final, files))
+        self.status = status
 
     def _fail(self, method: str) -> None:
         if self.fails == method:
@@ -195,44 +186,36 @@ class Memory:
 
 
 def whole_run(run: Path, tracker: Tracker) -> None:
-    follow(Follower(run, "mlflow", tracker), lambda seconds: True)
+    follow(run, "mlflow", tracker, lambda seconds: True)
 
 
 def test_all_rounds_and_the_end_are_written(run: Path) -> None:
     memory = Memory()
     whole_run(run, memory)
-    assert [row.round for row in memory.rows] == [0, 2, 4, 6]
-    ((status, final, files),), summary = memory.endings, json.loads((run / "summary.json").read_text())
-    assert (status, final.round) == ("done", 6)
-    assert final.numbers["summary/test_accuracy"] == summary["test_accuracy"]
-    assert [path.name for path in files] == ["summary.json", "manifest.json"]
-    assert memory.starts[0].name == "run" and memory.starts[0].config["algo"] == "ivon_admm"
+    *rows, (round, final) = memory.rows
+    assert rows == [*RunRows(run).new()] and [number for number, _ in rows] == [0, 2, 4, 6]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (memory.status, round) == ("done", 6)
+    assert final["summary/test_accuracy"] == summary["test_accuracy"]
+    ((name, folder, known),) = memory.starts
+    assert (name, folder) == ("run", run / "tracking/mlflow") and known["algo"] == "ivon_admm"
     (run / "summary.json").unlink()
-    whole_run(run, memory)
-    assert memory.endings[1][:2] == ("killed", Row(6, {}))
+    whole_run(run, again := Memory())  # in an empty folder
+    assert again.rows == [*rows, (6, {})] and again.status == "killed"
 
 
-def test_a_later_start_goes_on_in_the_same_run_and_repeats_no_round(run: Path) -> None:
-    lines, memory = (run / "metrics.jsonl").read_text().splitlines(keepends=True), Memory()
-    (run / "metrics.jsonl").write_text("".join(lines[:3]))
-    whole_run(run, memory)
-    (run / "metrics.jsonl").write_text("".join(lines[:2]))  # as a resume cuts it, before it goes on
-    follower = Follower(run, "mlflow", memory)
-    follower.write()
-    (run / "metrics.jsonl").write_text("".join(lines))
-    follower.write()
-    assert [row.round for row in memory.rows] == [0, 2, 4, 6]
-    assert [(start.id, start.last) for start in memory.starts] == [("", -1), ("seven", 4)]
-    assert memory.rows == RunRows(run).new()
+def test_rounds_are_written_as_they_come(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0])
+    memory, written = Memory(), list[int]()
 
+    def ended(seconds: float) -> bool:
+        written.append(len(memory.rows))
+        (run / "metrics.jsonl").write_text("".join(lines[: 1 + len(written)]))
+        return len(written) == 3
 
-def test_a_run_that_replaces_a_failed_start_in_its_folder_is_a_new_one(run: Path) -> None:
-    memory = Memory()
-    whole_run(run, memory)
-    manifest = json.loads((run / "manifest.json").read_text())
-    (run / "manifest.json").write_text(json.dumps(manifest | {"run": "another"}))
-    whole_run(run, memory)
-    assert [(start.id, start.last) for start in memory.starts] == [("", -1), ("", -1)]
+    follow(run, "mlflow", memory, ended)
+    assert written == [0, 2, 3] and [round for round, _ in memory.rows] == [0, 2, 4, 6, 6]
 
 
 @pytest.mark.parametrize("method", ["start", "log", "finish"])
@@ -245,17 +228,17 @@ def test_a_tracker_that_raises_is_one_line(
     assert capsys.readouterr().err.splitlines()[-1] == f"ValueError: no {method} and a second line"
 
 
-def test_it_computes_a_hundredth_of_the_time_at_most(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 0.05, 1.0, 1.001])
-    monkeypatch.setattr(module.time, "process_time", lambda: next(clock))
-    pauses: list[float] = []
+def test_a_start_waits_for_the_process_of_an_earlier_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[str] = []
 
-    def ended(seconds: float) -> bool:
-        pauses.append(seconds)
-        return len(pauses) == 3
+    def look(file: Any, how: int) -> None:
+        locked.append(Path(file.name).relative_to(run).as_posix())
+        assert how == module.fcntl.LOCK_EX and not (run / "tracking/mlflow").exists()
 
-    follow(Follower(run, "mlflow", Memory()), ended)
-    assert pauses == pytest.approx([0, 5, 1])
+    monkeypatch.setattr(module.fcntl, "flock", look)
+    monkeypatch.setattr(module, "ADAPTERS", {"mlflow": Memory})
+    monkeypatch.setattr(module, "input_closed", lambda seconds: True)
+    assert module.main(run, "mlflow") == 0 and locked == ["tracking/mlflow.lock"]
 
 
 # ---- real processes
@@ -300,7 +283,6 @@ def test_a_tracker_that_hangs_is_ended(run: Path, tmp_path: Path, monkeypatch: p
     package(tmp_path / "packages", "trackio", "import time\ntime.sleep(1000)")
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     trackers = Tracking(run, selected("trackio"))
-    trackers.start()
     assert list(trackers.notes()) == []
     (note,) = trackers.finish(seconds=0.5)
     assert note.startswith("--track trackio has not ended within 0.5 s")
@@ -328,7 +310,7 @@ def agrees(series: dict[str, list[tuple[int, float]]], run: Path, precision: flo
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_killed_run_goes_on_in_the_same_tensorboard_run(tmp_path: Path) -> None:
+def test_a_killed_run_has_each_round_once_in_tensorboard(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [*OPTIONS, "--workers", "2", "--rounds", "12"]
     running = start("launch", "--out", str(folder), *options, "--track", "tensorboard")
@@ -339,17 +321,6 @@ def test_a_killed_run_goes_on_in_the_same_tensorboard_run(tmp_path: Path) -> Non
     agrees(series, folder, 1e-6)
     summary = json.loads((folder / "summary.json").read_text())
     assert series["summary/test_nll"] == [(12, pytest.approx(summary["test_nll"], rel=1e-6))]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_tensorboard_shows_a_round_once_if_the_last_round_was_not_kept(run: Path) -> None:
-    """A power cut may lose the file that names the last round."""
-    name = "tensorboard"
-    follow(Follower(run, name, ADAPTERS[name]()), lambda seconds: True)
-    known = run / "tracking" / "tensorboard.json"
-    known.write_text(json.dumps(json.loads(known.read_text()) | {"last": 2}))
-    follow(Follower(run, name, ADAPTERS[name]()), lambda seconds: True)
-    agrees(events(run), run, 1e-6)
 
 
 OFFLINE = """
@@ -375,7 +346,6 @@ from mlflow import MlflowClient
 client = MlflowClient((run / "tracking/mlflow/mlruns").as_uri())
 (found,) = client.search_runs([client.get_experiment_by_name("fedsim").experiment_id])
 assert found.info.status == "FINISHED" and found.data.params["algo"] == "ivon_admm"
-assert {file.path for file in client.list_artifacts(found.info.run_id)} == {"manifest.json", "summary.json"}
 series = {
     name: sorted((m.step, m.value) for m in client.get_metric_history(found.info.run_id, name))
     for name in found.data.metrics
@@ -394,7 +364,7 @@ for name, step, numbers in sqlite3.connect(file).execute(query):
     "wandb": """
 from wandb.proto.wandb_internal_pb2 import Record
 series = {}
-for file in sorted((run / "tracking/wandb").rglob("*.wandb")):
+for file in (run / "tracking/wandb").rglob("*.wandb"):
     data, at, record = file.read_bytes(), 7, b""  # LevelDB's log format: blocks of 32 KiB, records in parts
     while at + 7 <= len(data):
         size, kind, left = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6], -at % 32768 or 32768
@@ -410,7 +380,6 @@ for file in sorted((run / "tracking/wandb").rglob("*.wandb")):
                 row = {"/".join(x.nested_key) or x.key: json.loads(x.value_json) for x in items}
                 for key, value in row.items():
                     series.setdefault(key, []).append((row["_step"], value))
-    assert {"manifest.json", "summary.json"} <= {kept.name for kept in file.parent.glob("files/*")}
 """,
 }
 """Programs that read what a tracker has, with the tracker's own reader where it has one, as `series`."""
@@ -420,7 +389,7 @@ for file in sorted((run / "tracking/wandb").rglob("*.wandb")):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_tracker_has_each_round_once_without_a_network(name: str, run: Path) -> None:
-    """In two starts, of which the second has two rounds more."""
+    """In two starts, of which the second has two rounds more; the second makes the tracker's folder again."""
     if tracking.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -448,20 +417,18 @@ def test_a_tracker_has_each_round_once_without_a_network(name: str, run: Path) -
 @pytest.mark.process
 @pytest.mark.slow
 def test_wandb_takes_the_command_that_the_documentation_gives(run: Path, tmp_path: Path) -> None:
-    """For both parts of a run that was resumed. A dry run sends nothing."""
+    """A dry run sends nothing."""
     if tracking.find_spec("wandb") is None:
         pytest.skip("wandb is not installed")
     page = (ROOT / "docs" / "looking-at-runs.md").read_text(encoding="utf-8")
     options, _, files = page.partition("`wandb sync ")[2].partition("`")[0].rpartition("RUN/")
-    for _ in range(2):
-        subprocess.run(
-            [sys.executable, "-m", "launch.tracking.follow", str(run), "wandb"],
-            stdin=subprocess.DEVNULL,
-            check=True,
-            timeout=DEADLINE,
-            cwd=ROOT,
-        )
-        time.sleep(1.1)  # the names of wandb's folders have whole seconds
+    subprocess.run(
+        [sys.executable, "-m", "launch.tracking.follow", str(run), "wandb"],
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=DEADLINE,
+        cwd=ROOT,
+    )
     parts = [str(path) for path in run.glob(files)]
     done = subprocess.run(
         [sys.executable, "-m", "wandb", "sync", "--dry-run", *options.split(), *parts],
@@ -470,5 +437,5 @@ def test_wandb_takes_the_command_that_the_documentation_gives(run: Path, tmp_pat
         timeout=DEADLINE,
         cwd=tmp_path,
     )
-    assert done.returncode == 0 and len(parts) == 2, done.stderr
+    assert done.returncode == 0 and len(parts) == 1, done.stderr
     assert all(f"{Path(part).name}/run-" in done.stderr for part in parts)
