@@ -21,6 +21,7 @@ from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
 from launch.runs.folder import MODEL, RunFolder, check_entries
+from launch.runs.summary import check_model
 from workers.assembly import assemble
 from workers.numerics import DRIFT
 from workers.probe import probe
@@ -187,9 +188,11 @@ class RestoredRun:
 
 def trained_model(run: RunFolder) -> nn.Module:
     """Return the final model: a module with all tensors of model.safetensors, in eval mode."""
-    module = RestoredRun.open(run.path).problem.net.module
+    problem, file = RestoredRun.open(run.path).problem, run.file(MODEL)
+    check_model(file, problem, run.summary)
+    module = problem.net.module
     tensors = module.state_dict(keep_vars=True)
-    for name, tensor in load_file(run.file(MODEL)).items():
+    for name, tensor in load_file(file).items():
         if name in tensors:  # others are of the posterior, such as its precision
             tensors[name].data.copy_(tensor)
     return module.eval()

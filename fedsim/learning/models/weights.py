@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.errors import UsageError
 
@@ -21,6 +24,11 @@ def load_weights(module: nn.Module, path: Path) -> None:
         values = load_file(path)
     except (OSError, SafetensorError) as e:
         raise UsageError(f"model +weights:{path}: cannot read it as a safetensors file ({e})") from None
+    if _changed(module, path, values):
+        raise UsageError(
+            f"model +weights:{path}: the file was changed: summary.json beside it has another model_sha256. "
+            "Restore the original, or copy the file elsewhere if the change is yours"
+        )
     state = module.state_dict()
     fitting = [
         name for name, tensor in state.items() if name in values and values[name].shape == tensor.shape
@@ -33,3 +41,26 @@ def load_weights(module: nn.Module, path: Path) -> None:
     with torch.no_grad():
         for name in fitting:
             state[name].copy_(values[name])
+
+
+def _changed(module: nn.Module, path: Path, values: Mapping[str, Tensor]) -> bool:
+    """Return whether a run's model differs from the digest in the run's summary (launch.runs.summary).
+
+    Without a summary, or if the run had parameters of other names, whose order is unknown, return False.
+    """
+    summary = path.with_name("summary.json")
+    try:
+        recorded = json.loads(summary.read_text())["model_sha256"] if summary.is_file() else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+    means = [name for name, _ in module.named_parameters() if name in values]
+    running = [name for name, _ in module.named_buffers() if name in values]
+    whole = [name for name in ("precision", "samples") if name in values]
+    spread = whole or [name for mean in means if (name := f"precision.{mean}") in values]
+    names = [*means, *spread, *running]
+    if path.name != "model.safetensors" or not isinstance(recorded, str) or len(names) != len(values):
+        return False
+    result = sha256()
+    for name in names:
+        result.update(values[name].float().numpy().tobytes())
+    return result.hexdigest() != recorded
