@@ -423,6 +423,8 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Flatten tables to dotted keys: {'local': {'lr': 1}} gives ('local.lr', 1)."""
     for key, value in values.items():
+        if not isinstance(key, str):
+            raise UsageError(f"{{{prefix}{key!r}: ...}}: a name is text, such as {{'local.lr': 0.01}}")
         if isinstance(value, Mapping):
             yield from dotted(value, f"{prefix}{key}.")
         else:

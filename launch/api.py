@@ -28,6 +28,8 @@ from launch.configuration.arguments import (
     Options,
     check_keywords,
     check_objects,
+    list_of,
+    path_of,
     resolved,
     setting,
     text_in_file,
@@ -87,6 +89,8 @@ class Run(RunFolder):
         Raises:
             UsageError: for another direction, or if the run has no test accuracy (regression).
         """
+        if isinstance(accuracy, bool) or not isinstance(accuracy, int | float):
+            raise UsageError(f"bytes_to: the accuracy is a number, such as 0.75, not {accuracy!r}")
         if direction not in (None, "down", "up"):
             raise UsageError(f"bytes_to: the direction is 'down', 'up' or None for both, not {direction!r}")
         sides = ("down", "up") if direction is None else (direction,)
@@ -137,7 +141,7 @@ class Run(RunFolder):
         """
         from launch.results.report import report
 
-        return report(self.path, None if path is None else Path(path))
+        return report(self.path, _file("path", path))
 
     def trace(self, path: str | Path | None = None) -> Path:
         """Write the run's timeline for ui.perfetto.dev, and return its path.
@@ -152,7 +156,7 @@ class Run(RunFolder):
         """
         from launch.results.trace import write_trace
 
-        return write_trace(self, self.path / "trace.json" if path is None else Path(path))
+        return write_trace(self, _file("path", path) or self.path / "trace.json")
 
     def _repr_html_(self) -> str:
         """Return one line of HTML for a notebook's output cell."""
@@ -314,6 +318,9 @@ def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
         ('fashion_mnist', 'ivon_admm', 1)
     """
     check_keywords(changes)
+    for key, value in (("name", name), ("algo", algo)):
+        if not isinstance(value, str):
+            raise UsageError(f"{key}={value!r}: give a name, such as fedsim.preset('mnist', 'fedlap')")
     with _called():
         return experiment_of(name, algo, plain_numbers(changes))
 
@@ -390,33 +397,38 @@ def sweep(
         from launch.sweep.recipe import Recipe
 
         check_keywords(options)
-        pool = Pool(Path(runs))
-        if recipe is None and not over:
+        pool = Pool(path_of("runs", runs))
+        if over is not None and not isinstance(over, Mapping):
+            raise UsageError(f"over={over!r}: write a dictionary, {{'algo': ['fedavg', 'ivon_admm']}}")
+        numbers = None if seeds is None else list_of("seeds", seeds, int, "[0, 1, 2]")
+        if isinstance(jobs, bool) or not isinstance(jobs, int | None) or (jobs is not None and jobs < 1):
+            raise UsageError(f"jobs={jobs!r}: give the number of parallel runs")
+        if recipe is None and not over and not numbers:
             raise UsageError("name a grid: over={'algo': ['fedavg', 'ivon_admm']}, or a recipe file")
         if recipe is None:
             texts: dict[str, Any] = {key: text_in_file(key, value) for key, value in options.items()}
             for table in ("hyperparameters", "codecs"):
                 settings = dict(dotted(texts.pop(table, {})))
                 texts[table] = tuple(f"{key}={setting(value)}" for key, value in settings.items())
-            axes = {key: [setting(value) for value in values] for key, values in (over or {}).items()}
+            axes = dict(_axis(key, values) for key, values in (over or {}).items())
             if unset := [key for key, values in axes.items() if not values]:
                 raise UsageError(f"over={{{unset[0]!r}: ...}} names no value; give all values to combine")
-            selected = recipe_of(texts, axes, (0,) if seeds is None else tuple(seeds))
-        elif options or over or seeds is not None:
+            selected = recipe_of(texts, axes, (0,) if numbers is None else tuple(numbers))
+        elif options or over or numbers is not None:
             raise UsageError(
                 f"recipe {recipe} defines all of its runs; leave out over=, seeds= and the options"
             )
         else:
-            selected = Recipe.read(Path(recipe))
+            selected = Recipe.read(path_of("recipe", recipe))
         try:
             with _process_restored(), _without_main():
                 run_sweep(
                     selected,
                     Path(recipe or "sweep.toml"),
-                    out=None if out is None else Path(out),
+                    out=_file("out", out),
                     runs=pool.path,
                     side_by_side=jobs,
-                    data_dir=None if data_dir is None else str(data_dir),
+                    data_dir=None if data_dir is None else str(path_of("data_dir", data_dir)),
                     quiet=quiet,
                 )
         except Interrupted as e:
@@ -425,7 +437,7 @@ def sweep(
 
 
 def compare(
-    *runs: RunFolder | str | Path,
+    *runs: RunFolder | str | Path | Iterable[RunFolder | str | Path],
     to: Iterable[float | str] = (),
     where: Iterable[str] = (),
     against: str | None = None,
@@ -436,7 +448,7 @@ def compare(
     """Compare the costs at which runs reach accuracies; return the document of `fedsim compare --json`.
 
     Args:
-        *runs: Runs, run folders, or folders of them.
+        *runs: Runs, run folders, or folders of them, alone or in lists: fedsim.compare(fedsim.sweep(...)).
         to: Accuracies, as 0.75 or "75%"; by default the runs' targets, or accuracies that separate the runs.
         where: Conditions KEY=VALUE on the experiment; other runs are left out.
         against: The label, or part of it, of the group to compare the others with; by default the best.
@@ -460,9 +472,19 @@ def compare(
         from launch.results.compare import Comparison
         from launch.terminal import plain
 
-        folders, levels = [_folder(run) for run in runs], [str(level) for level in to]
-        comparison = Comparison.of(folders, levels, tuple(where), against)
-        files = [None if path is None else Path(path) for path in (out, markdown, csv)]
+        alone = (RunFolder, str, os.PathLike)
+        many = [
+            [run] if isinstance(run, alone) else list_of("runs", run, alone, "[RUN, RUN]") for run in runs
+        ]
+        folders = [_folder(run) for listed in many for run in listed]
+        if not folders:
+            raise UsageError("name the runs to compare: fedsim.compare(RUN, RUN), or a list of runs")
+        levels = [str(level) for level in list_of("to", to, int | float | str, "[0.75, '80%']")]
+        if not isinstance(against, str | None):
+            raise UsageError(f"against={against!r}: give the label of a group")
+        conditions = tuple(list_of("where", where, str, "['seed=0']"))
+        comparison = Comparison.of(folders, levels, conditions, against)
+        files = [_file(*file) for file in (("out", out), ("markdown", markdown), ("csv", csv))]
         result: dict[str, Any] = plain(comparison.to_json(comparison.write(*files)))
     return result
 
@@ -481,7 +503,19 @@ def algorithms() -> dict[str, dict[str, Any]]:
 
 
 def _folder(run: RunFolder | str | Path) -> Path:
-    return Path(run) if isinstance(run, str | Path) else run.path
+    return run.path if isinstance(run, RunFolder) else path_of("run", run)
+
+
+def _file(name: str, path: str | Path | None) -> Path | None:
+    return None if path is None else path_of(name, path)
+
+
+def _axis(key: Any, values: Any) -> tuple[str, list[str]]:
+    """Return a key and the values of `over`, as text for --over."""
+    if not isinstance(key, str):
+        raise UsageError(f"over={{{key!r}: ...}}: a key is the name of an option, such as 'algo'")
+    listed = list_of("over", values, object, "{'algo': ['fedavg', 'fedlap']}")
+    return key, [setting(value) for value in listed]
 
 
 @contextmanager

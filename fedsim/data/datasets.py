@@ -87,6 +87,8 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
         >>> digits.train_inputs.shape, digits.classes
         ((1442, 1, 8, 8), 10)
     """
+    if not isinstance(name, str):
+        raise UsageError(f"a data set is a name such as 'digits', FILE.py:NAME or FILE.csv, not {name!r}")
     if plugins.is_spec(name):
         return _users(name)
     if is_table(name):

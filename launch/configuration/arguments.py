@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numbers
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from fedsim import live_objects
@@ -152,6 +154,22 @@ def resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple
     names.check(checked)
     names.check_once(checked.algo, checked.hyperparameters, "hyperparameters=")
     return checked, _execution({key: value for key, value in options.items() if key in EXECUTION})
+
+
+def path_of(name: str, value: Any) -> Path:
+    """Return an argument as a path."""
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise UsageError(f"{name}={value!r}: give a path")
+    return Path(value)
+
+
+def list_of(name: str, values: Any, kind: type | UnionType | tuple[type, ...], example: str) -> list[Any]:
+    """Return an argument's values, which have to be a list of this kind."""
+    many = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
+    listed = [plain_number(value) for value in values] if many else []
+    if not many or any(isinstance(value, bool) or not isinstance(value, kind) for value in listed):
+        raise UsageError(f"{name}={values!r}: give a list, such as {name}={example}")
+    return listed
 
 
 def text_of(key: str, value: Any) -> str:

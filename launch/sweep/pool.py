@@ -52,7 +52,8 @@ class Pool:
 
     def claim(self, trial: Named) -> int | None:
         """Lock a run until release(). Return a descriptor, or None if another sweep has the lock."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        with disk_errors(f"cannot make the folder {self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True)
         return _locked(self._lock(trial), os.O_CREAT)
 
     def release(self, trial: Named, claim: int) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import fedsim
-from fedsim.errors import DataError, MismatchError, UsageError
+from fedsim.errors import DataError, FedsimError, MismatchError, UsageError
 from fedsim.experiment import Experiment
 from launch import PROGRAM_START
 from launch.configuration.execution import Execution
@@ -144,6 +144,33 @@ def test_compare_returns_the_tables_and_writes_what_is_named(small: fedsim.Run) 
         fedsim.compare(small.path, to=["often"])
 
 
+def test_compare_takes_what_a_sweep_returns(small: fedsim.Run) -> None:
+    assert fedsim.compare([small], to=[0.1]) == fedsim.compare(small, to=[0.1])
+    assert fedsim.compare(iter([small.path]), to=[0.1]) == fedsim.compare(small, to=[0.1])
+
+
+WRONG: tuple[Any, ...] = (3, 3.5, True, b"x", "", [1], [None], {"algo": "fedavg"}, {3: [1]}, {1}, object())
+"""Values of which no argument below can be made."""
+TAKES: dict[str, tuple[str, ...]] = {
+    "sweep": ("", "over", "runs", "out", "data_dir"),
+    "compare": ("", "where", "out", "markdown", "csv"),
+    "open": ("",),
+    "resume": ("",),
+    "preset": ("",),
+    "load_dataset": ("",),
+}
+
+
+@pytest.mark.parametrize(("function", "argument"), [(f, key) for f, keys in TAKES.items() for key in keys])
+def test_any_wrong_value_is_an_error_of_fedsim(function: str, argument: str, small: fedsim.Run) -> None:
+    named: dict[str, Any] = {"over": {"algo": ["fedavg"]}} if function == "sweep" and argument else {}
+    first = [small] if function == "compare" else []
+    for value in WRONG:
+        positional, keywords = ([value], {}) if not argument else (first, {**named, argument: value})
+        with pytest.raises(FedsimError):
+            getattr(fedsim, function)(*positional, **keywords)
+
+
 def test_algorithms_are_those_of_fedsim_list() -> None:
     rows = fedsim.algorithms()
     assert {"fedlap_cov", "ivon_admm", "fedavg"} <= rows.keys() and rows["fedlap_cov"]["name"] == "fedlap_cov"
@@ -178,6 +205,11 @@ def test_a_sweep_returns_its_runs_in_the_order_of_the_grid(tmp_path: Path) -> No
     ("arguments", "words"),
     [
         ({}, "name a grid: over="),
+        ({"seeds": 3}, "seeds=3: give a list, such as seeds=[0, 1, 2]"),
+        ({"over": {"algo": "fedavg"}}, "over='fedavg': give a list, such as over={'algo': ['fedavg'"),
+        ({"over": {"rounds": 3}}, "over=3: give a list"),
+        ({"over": [1]}, "over=[1]: write a dictionary"),
+        ({"over": {"algo": ["fedavg"]}, "jobs": "two"}, "jobs='two': give the number"),
         ({"over": {"algo": ["fedavg", "fedlop"]}}, "did you mean 'fedlap'"),
         ({"over": {"algo": ["fedavg"]}, "model": Linear}, "model="),
         ({"over": {"seed": [1, 2]}}, "--seeds"),
