@@ -41,8 +41,6 @@ Ints = npt.NDArray[np.int64]
 
 BLOCK = 64
 """The number of clients that share a jitter stream, because a million streams take seconds to set up."""
-MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
-"""The mean of |y|, y ~ N(0, 1)."""
 
 
 # ---- edge servers
@@ -167,15 +165,6 @@ class Clock:
             result[shaken] += jitter[shaken] * np.abs(self._normals(round, exchange, clients[shaken]))
         return result
 
-    def mean_seconds_of(
-        self, clients: Ints, examples: Ints, bytes_down: int | Ints, bytes_up: int | Ints
-    ) -> Floats:
-        """Return the expectation of seconds_of over jitter and noise, without drawing them."""
-        d = self.devices
-        computing = examples * d.seconds[clients] * np.exp(d.noise[clients] ** 2 / 2)
-        jitter = MEAN_OF_ABSOLUTE * d.jitter[clients]
-        return self._on_the_link(clients, bytes_down, bytes_up) + computing + jitter
-
     def download_of(self, clients: Ints, bytes_down: int | Ints) -> Floats:
         """Return the seconds of clients (n,) that get the broadcast and send nothing."""
         return self._carried(clients, bytes_down, self.devices.down)
@@ -220,10 +209,6 @@ class Clock:
             return self.deadline
         shared = self.server.down, self.server.up
         return min(max(slowest, 8 * bytes_down / shared[0], 8 * bytes_up / shared[1]), self.deadline)
-
-    def has_draws(self, clients: Ints) -> bool:
-        """Return whether the seconds of any of these clients depend on a draw."""
-        return bool(self.devices.noise[clients].any() or self.devices.jitter[clients].any())
 
     def _on_the_link(self, clients: Ints, bytes_down: int | Ints, bytes_up: int | Ints) -> Floats:
         d = self.devices

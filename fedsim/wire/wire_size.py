@@ -102,12 +102,6 @@ def field_headers(
     return tuple(headers), exact
 
 
-def without_fields(kind: str, run: str) -> int:
-    """Return the bytes of an envelope without fields, which +event sends in place of a skipped message."""
-    envelope = pack(Header(VERSION, kind, run))
-    return len(envelope.head) + framing(envelope.sizes)
-
-
 def _field(f: Field, name: str, dims: Dims, layout: Layout, dtype: str) -> tuple[FieldHeader, bool]:
     """Return the field's header, and whether its sizes are exact."""
     shape = f.shape(dims)

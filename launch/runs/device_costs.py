@@ -1,4 +1,4 @@
-"""The clients' time and energy on the virtual clock, for summary.json.
+"""The clients' time and energy on the virtual clock, for summary.json and `fedsim plan`.
 
 They depend only on the configuration and the rows of ledger.csv, not on the numbers of workers and resumes.
 """
@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedsim.client_devices import Floats
+from fedsim.asynchrony import AsyncSchedule
 from fedsim.problem import Problem
 from fedsim.tree import Tree
 from fedsim.virtual_clock import Clock, Hops, Ints, indices
@@ -22,50 +21,70 @@ Sent = dict[tuple[int, int], dict[int, list[int]]]
 """The bytes down and up of every client, by round and exchange."""
 
 
+class DeviceCosts:
+    """The clients' time and energy, added up exchange by exchange."""
+
+    def __init__(self, clock: Clock, sizes: Ints, steps: AsyncSchedule | None) -> None:
+        """Start without exchanges. sizes: N_k of all clients. steps: the schedule of an asynchronous run."""
+        self._clock, self._sizes, self._steps = clock, sizes, steps
+        self._seconds, self._joules, self._waits, self._holds = (np.zeros(len(sizes)) for _ in range(4))
+        self._simulated = 0.0
+
+    def add(self, round: int, exchange: int, clients: Ints, down: Ints, up: Ints, hops: Hops | None) -> None:
+        """Add an exchange. clients: those that got the broadcast, ascending. down, up: the bytes of each;
+        up = 0 for a client that only downloads. hops: bytes between edge servers and the root, if any."""
+        answered, sizes = up > 0, self._sizes[clients]
+        there, own, took = clients[answered], sizes[answered], self._clock.download_of(clients, down)
+        step = self._steps.step(round) if self._steps is not None and round else None
+        if step is not None and self._steps is not None:
+            took[answered] = self._steps.seconds_of(round, tuple(there.tolist()))
+            lasts = step.seconds
+        else:
+            took[answered] = self._clock.seconds_of(round, there, own, down[answered], up[answered], exchange)
+            lasts = self._clock.duration(clients, (took, answered), (down, up), hops)
+        self._seconds[clients] += took
+        self._joules[clients] += self._clock.joules_of(clients, sizes * answered, down, up)
+        self._simulated += lasts
+        if step is not None:
+            self._waits[list(step.participants)] += step.waits
+            return
+        until = np.minimum(took[answered], lasts)
+        self._waits[there] += lasts - until
+        if len(until) > 1:
+            second, last = np.argpartition(until, -2)[-2:]
+            self._holds[there[last]] += until[last] - until[second]
+
+    def totals(self) -> dict[str, Any]:
+        """Return the value of `devices` in summary.json.
+
+        It has `simulated_seconds` of all rounds, these lists with a number per client, and the sum NAME_total
+        of each list:
+
+        - client_seconds: The seconds of downloads, computation and uploads.
+        - client_joules: The energy, only if it is known for the devices.
+        - client_waits: The seconds from an answer to the end of its exchange; in an asynchronous run, the
+          seconds that an upload waits in the buffer.
+        - client_holds: The seconds in which only this client has not answered; only in a synchronous run.
+        """
+        lists = {"client_seconds": self._seconds, "client_waits": self._waits}
+        lists |= {"client_holds": self._holds} if self._steps is None else {}
+        lists |= {"client_joules": self._joules} if self._clock.devices.has_energy else {}
+        result: dict[str, Any] = {"simulated_seconds": self._simulated}
+        for name, values in lists.items():
+            result |= {name: values.tolist(), f"{name}_total": math.fsum(values.tolist())}
+        return result
+
+
 def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[str, Any]:
-    """Return the value of `devices` in summary.json, from the ledger's rows up to the last committed round.
-
-    The problem must have a clock. The value has `simulated_seconds` of all rounds, these lists with a number
-    per client, and the sum NAME_total of each list:
-
-    - client_seconds: The seconds of downloads, computation and uploads.
-    - client_joules: The energy, only if it is known for the devices.
-    - client_waits: The seconds from an answer to the end of its exchange; in an asynchronous run, the seconds
-      that an upload waits in the buffer.
-    - client_holds: The seconds in which only this client has not answered; only in a synchronous run.
-    """
-    clock, sizes, steps = problem.clock, indices(problem.sizes), problem.asynchrony.schedule
-    assert clock is not None
-    seconds, joules, waits, holds = (np.zeros(len(sizes)) for _ in range(4))
-    simulated = 0.0
+    """Return DeviceCosts.totals from the ledger's rows up to the last committed round. The problem must have
+    a clock."""
+    assert problem.clock is not None
+    costs = DeviceCosts(problem.clock, indices(problem.sizes), problem.asynchrony.schedule)
     all_sent, hops = _sent(rows, rounds, problem.tree)
     for (round, exchange), sent in sorted(all_sent.items()):
-        clients = indices(sorted(sent))
         down, up = (indices([sent[k][side] for k in sorted(sent)]) for side in (0, 1))
-        took = _seconds(problem, clock, (round, exchange), clients, sizes[clients], down, up)
-        seconds[clients] += took
-        joules[clients] += clock.joules_of(clients, sizes[clients] * (up > 0), down, up)
-        answers, hop = (took, up > 0), hops.get((round, exchange))
-        lasts = _duration(problem, clock, round, clients, answers, (down, up), hop)
-        simulated += lasts
-        there, own = clients[up > 0], np.minimum(took[up > 0], lasts)
-        if steps is not None and round:
-            step = steps.step(round)
-            waits[list(step.participants)] += step.waits
-            continue
-        waits[there] += lasts - own
-        if len(own) > 1:
-            second, last = np.argsort(own, kind="stable")[-2:]
-            holds[there[last]] += own[last] - own[second]
-    costs = {"simulated_seconds": simulated, **_with_total("client_seconds", seconds)}
-    costs |= _with_total("client_waits", waits)
-    if steps is None:
-        costs |= _with_total("client_holds", holds)
-    return {"devices": costs | (_with_total("client_joules", joules) if clock.devices.has_energy else {})}
-
-
-def _with_total(name: str, values: Floats) -> dict[str, Any]:
-    return {name: values.tolist(), f"{name}_total": math.fsum(values.tolist())}
+        costs.add(round, exchange, indices(sorted(sent)), down, up, hops.get((round, exchange)))
+    return costs.totals()
 
 
 def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, dict[tuple[int, int], Hops]]:
@@ -82,34 +101,3 @@ def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, 
             of_client = sent.setdefault((row.round, row.exchange), {}).setdefault(row.client, [0, 0])
             of_client[row.direction == "up"] += row.bytes
     return sent, hops
-
-
-def _seconds(
-    problem: Problem, clock: Clock, of: tuple[int, int], clients: Ints, sizes: Ints, down: Ints, up: Ints
-) -> Floats:
-    """Return each client's seconds in the exchange `of` (round, number). Some clients only download."""
-    round, exchange = of
-    result = clock.download_of(clients, down)
-    answered, steps = np.flatnonzero(up), problem.asynchrony.schedule
-    if steps is not None and round:
-        result[answered] = steps.seconds_of(round, tuple(clients[answered].tolist()))
-    else:
-        k, own = clients[answered], sizes[answered]
-        result[answered] = clock.seconds_of(round, k, own, down[answered], up[answered], exchange)
-    return result
-
-
-def _duration(
-    problem: Problem,
-    clock: Clock,
-    round: int,
-    clients: Ints,
-    answers: tuple[Floats, npt.NDArray[np.bool_]],
-    sent: tuple[Ints, Ints],
-    hops: Hops | None,
-) -> float:
-    """Return the duration of an exchange in seconds, as in fedsim.virtual_clock.ExchangeClock."""
-    steps = problem.asynchrony.schedule
-    if steps is not None and round:
-        return steps.step(round).seconds
-    return clock.duration(clients, answers, sent, hops)

@@ -235,7 +235,8 @@ class Recorder:
             "experiment_sha256": self.experiment_sha256,
         }
         if self.problem.clock is not None:
-            summary |= device_costs(self.problem, self.rundir.ledger_rows(), self.last_round)
+            costs = device_costs(self.problem, self.rundir.ledger_rows(), self.last_round)
+            summary["devices"] = costs
         if drift := json_or_empty(self.rundir.path / manifest.MANIFEST).get("drift"):
             summary["drift"] = drift
         self.rundir.write_json("summary.json", summary)

@@ -189,17 +189,6 @@ def test_jitter_is_half_normal_and_of_seed_round_exchange_and_client() -> None:
     assert np.mean(np.square(first)) == pytest.approx(4, rel=0.08)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.floats(0, 0.5), st.floats(0, 2), st.integers(1, 500))
-def test_the_mean_is_that_of_the_draws(noise: float, jitter: float, examples: int) -> None:
-    many = 3000
-    c, clients = of_values(many, seconds=0.01, noise=noise, jitter=jitter), indices(range(many))
-    sizes = np.full(many, examples)
-    drawn, mean = c.seconds_of(1, clients, sizes, 0, 0), c.mean_seconds_of(clients, sizes, 0, 0)
-    error = 6 * float(drawn.std()) / math.sqrt(many) + 1e-12
-    assert float(drawn.mean()) == pytest.approx(float(mean.mean()), abs=error)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(BYTES, BYTES), min_size=1, max_size=6), RATES, RATES)
 def test_an_exchange_takes_no_less_than_all_bytes_take_on_the_servers_link(
