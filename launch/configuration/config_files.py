@@ -11,6 +11,7 @@ This module does not import torch, because options are resolved before the fork 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -23,6 +24,8 @@ from launch.configuration.presets import Preset
 
 TABLES = ("experiment", "hyperparameters", "codecs", "execution")
 MANIFEST = "manifest.json"
+_FILE = re.compile(r"(?<![^:=,+])[^:=,+]+\.[A-Za-z][A-Za-z.]*(?![^:=,+])")
+"""The name of a file in a value, such as those of codec.py:NAME or FILE.csv,label=COLUMN,test=FILE.csv."""
 Tables = dict[str, dict[str, Any]]
 
 
@@ -31,7 +34,7 @@ def read_config(text: str) -> Tables:
     path, label = _split(text)
     if path.is_dir() or path.suffix == ".json":
         return _of_manifest(path / MANIFEST if path.is_dir() else path)
-    file = read_toml(path)
+    file = completed(path, read_toml(path))
     if "variant" in file:
         return _of_recipe(path, file, label)
     if label:
@@ -40,6 +43,31 @@ def read_config(text: str) -> Tables:
         if table not in TABLES:
             raise unknown(f"table in {path}:", table, TABLES)
     return _tables(path, file)
+
+
+def completed(path: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of a TOML file in which a path is absolute if the working folder has no such file and
+    the folder of the TOML file has one, and a participation is text."""
+
+    def found(match: re.Match[str]) -> str:
+        there = path.parent / match[0]
+        return str(there.resolve()) if there.is_file() and not Path(match[0]).exists() else match[0]
+
+    def of(value: Any, key: str = "") -> Any:
+        if isinstance(value, str):
+            return _FILE.sub(found, value)
+        if isinstance(value, dict):
+            return {name: of(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [of(item, key) for item in value]
+        asks = key.rpartition(".")[2] == "participation" and type(value) in (int, float)
+        return str(value) if asks else value
+
+    named = ("experiment", "codecs", "grid", "repeat")
+    result = {key: of(value) if key in named else value for key, value in tables.items()}
+    if isinstance(variants := tables.get("variant"), list):
+        result["variant"] = [completed(path, v) if isinstance(v, dict) else v for v in variants]
+    return result
 
 
 def merged(*layers: Mapping[str, Mapping[str, Any]]) -> Tables:

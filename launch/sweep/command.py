@@ -86,7 +86,11 @@ def sweep(
             (recipe.title, "bold"), f": {lines} lines x {len(recipe.seeds)} seeds, {missing} runs to do"
         )
     )
-    for line in dict.fromkeys(step_remark(recipe.described(row, recipe.seeds[0])) for row in recipe.rows()):
+    described = [recipe.described(row, recipe.seeds[0]) for row in recipe.rows()]
+    advice = (
+        "hyperparameters = {{{name} = '{value}'}} in its [[variant]] of a recipe"  # --set is for all runs
+    )
+    for line in dict.fromkeys(step_remark(experiment, advice) for experiment in described):
         if line:
             console.print(line, soft_wrap=True)
     if dry:

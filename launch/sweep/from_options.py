@@ -134,7 +134,7 @@ def _is_text(key: str) -> bool:
 
 def _table(until: object) -> Table:
     """Return a table of the costs of reaching the target accuracy, if there is one, and of final values."""
-    columns = ["best test_accuracy@end", "test_nll@end", "MB@end"]
+    columns = ["test_accuracy@end", "test_nll@end", "MB@end"]
     if until:
         level = parsed(str(until), "--until")
         columns = [f"MB to {level:g}", f"rounds to {level:g}", *columns]

@@ -44,12 +44,14 @@ from fedsim.experiment import (
 )
 from launch.configuration import names
 from launch.configuration.config import absolute_choice, absolute_users_files, with_auto
-from launch.configuration.config_files import merged
+from launch.configuration.config_files import completed, merged
 from launch.configuration.execution import Execution
 from launch.configuration.presets import Preset
 from launch.tracking import selected
 
 TABLES = ("experiment", "hyperparameters", "codecs")
+PICTURES = (".png", ".svg", ".pdf")
+"""The formats of pictures, by the end of the file's name."""
 FIRST = (
     *("algo", "dataset", "fraction", "inputs", "partition", "model", "clients", "rounds", "participation"),
     *("seed", "eval_every", "eval_samples", "threads", "device", "hyperparameters", "codecs"),
@@ -157,7 +159,8 @@ class Recipe:
     @staticmethod
     def read(path: Path) -> Recipe:
         """Read a recipe file, and check that the labels and keys of its tables and plots exist."""
-        recipe = convert(Recipe, read_toml(path, "recipe"), f"recipe {path}")
+        tables = completed(path, read_toml(path, "recipe"))
+        recipe = convert(Recipe, tables, f"recipe {path}")
         labels = [v.label for v in recipe.variant]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise UsageError(f"recipe {path}: two variants are called {twice[0]!r}; labels tell rows apart")
@@ -173,6 +176,13 @@ class Recipe:
             rows = [row.name for row in recipe.rows() if row.fits(part.only, part.at)]
             if part.against and part.against not in rows:
                 raise unknown(f"row of differences in recipe {path}:", part.against, rows)
+        pictures = [f for f in (*(p.file for p in recipe.plot), *(d.file for d in recipe.differences)) if f]
+        for file in pictures:
+            if Path(file).name != file or Path(file).suffix not in PICTURES or pictures.count(file) > 1:
+                raise UsageError(
+                    f"recipe {path}: file = {file!r}: give every picture a name of its own, without folder, "
+                    f"that ends in {', '.join(PICTURES)}"
+                )
         for plot in recipe.plot:
             _known(path, plot.only, labels, (*plot.at, *([plot.x] if "." in plot.x else [])), keys)
             _known(path, plot.limits, labels, (), keys)
@@ -261,6 +271,11 @@ def _known(path: Path, only: Iterable[str], labels: list[str], used: Iterable[st
             raise unknown(f"grid key in recipe {path}:", key, keys)
 
 
+def _shown(value: Any) -> str:
+    """Return a value of a grid for display, without the folder of a file that is beside the recipe."""
+    return plugins.short(value) if isinstance(value, str) and value.startswith("/") else str(value)
+
+
 @dataclass(frozen=True)
 class Row:
     """A variant at a point of the grids."""
@@ -270,7 +285,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        at = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in self.point.items())
+        at = ", ".join(f"{key.partition('.')[2]} {_shown(value)}" for key, value in self.point.items())
         return f"{self.variant.label} ({at})" if at else self.variant.label
 
     def fits(self, only: Collection[str], at: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsim.algorithm import Arrival
 from fedsim.errors import FedsimError, UsageError
 from fedsim.event_trigger import _zero
 from fedsim.learning.gaussian import Gaussian, Normalised, Point, taken_apart
@@ -86,6 +88,24 @@ def test_averaged_statistics_are_the_weighted_mean_of_those_that_are_sent(build:
     after = problem.algorithm.server_update(server, down, zip((0, 2), ups, strict=True), ctx)
     assert torch.equal(after.statistics, mean.float())
     assert torch.equal(taken_apart(problem.algorithm.model(after, ctx))[1], after.statistics)
+
+
+def test_weights_of_uploads_are_those_of_their_statistics(build: Any) -> None:
+    """N_k times the upload's weight, of stale uploads and wherever uploads are folded one by one."""
+    problem = build("fedlap", "average")
+    algorithm, ctx, k, weights = problem.algorithm, problem.context(1, 1, asked=3), range(3), (1.0, 0.25, 0.5)
+    server, down, _, ups = exchange(problem, *k)
+    sent = [getattr(up, FIELD).double() for up in ups]
+    factors = [n * w for n, w in zip(problem.sizes, weights, strict=True)]
+    mean = sum(f * s for f, s in zip(factors, sent, strict=True)) / sum(factors)
+    arrivals = (Arrival(i, down, ups[i], i, weights[i]) for i in k)
+    assert torch.equal(algorithm.stale_update(server, arrivals, ctx).statistics, mean.float())
+    sums = algorithm.sums(server, down, ctx)
+    for i in k:
+        sums = algorithm.add(sums, down, i, ups[i], replace(ctx, weight=weights[i]))
+    assert torch.equal(algorithm.from_sums(server, down, sums, ctx).statistics, mean.float())
+    alone = algorithm.add(algorithm.no_sums(down, ctx), down, 0, ups[0], replace(ctx, weight=0.5))
+    assert alone.weight == 0.5 * problem.sizes[0]
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedlap", "fedlap_cov"])

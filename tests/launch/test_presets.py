@@ -136,7 +136,7 @@ def test_launch_plan_and_sweep_say_it_unless_they_are_quiet(tmp_path: Path) -> N
     run = ["--workers", "0", "--set", "epochs=1", "--out", str(tmp_path / "run")]
     words = "--set 'damping=1/|S|' counts those"
 
-    def mentions(*arguments: str) -> bool:
+    def mentions(*arguments: str, words: str = words) -> bool:
         result = CliRunner().invoke(main, [*arguments], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return words in " ".join(result.output.split())
@@ -145,4 +145,5 @@ def test_launch_plan_and_sweep_say_it_unless_they_are_quiet(tmp_path: Path) -> N
     assert not mentions("launch", *options, *run[:-1], str(tmp_path / "quiet"), "--quiet")
     assert mentions("plan", *options)
     sweep = ["sweep", *options, "--seeds", "0,1", "--runs", str(tmp_path / "runs"), "--dry-run"]
-    assert mentions(*sweep) and not mentions(*sweep, "--set", "damping=1/K")
+    words = "hyperparameters = {damping = '1/|S|'} in its [[variant]] of a recipe counts those"
+    assert mentions(*sweep, words=words) and not mentions(*sweep, "--set", "damping=1/K", words=words)

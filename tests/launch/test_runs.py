@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from launch.cli import main
+from launch.runs.folder import DAMAGED, MISSING, RunFolder
 from tests.support.commands import DEADLINE, start
 from workers.storage.atomic_files import RunLock, is_locked
 
@@ -207,3 +208,9 @@ def test_looking_at_a_lock_does_not_keep_a_run_from_starting(tmp_path: Path) -> 
         stop.set()
         looking.join(DEADLINE)
     assert not is_locked(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_missing_and_one_without_a_manifest_damaged(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "none").status == MISSING
+    (tmp_path / "empty").mkdir()
+    assert RunFolder(tmp_path / "empty").status == DAMAGED

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from fedsim.errors import DiskError, UsageError
 from launch.cli import main
+from launch.configuration.config_files import read_config
 from launch.configuration.execution import AUTO
 from launch.results.statistics import heading, shown, value
 from launch.runs.folder import RunFolder
@@ -258,6 +259,9 @@ def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Pat
         ),
         (("rounds = 2", "rounds = 3\neval_every = 3"), "round 2 (3 rounds, one in 3 evaluated)"),
         (('y = "test_accuracy"', 'y = "test_accuracy@2"'), "a line needs a METRIC, such as test_nll"),
+        (('file = "lines.png"', 'file = "acc"'), "file = 'acc': give every picture a name of its own"),
+        (('file = "lines.png"', 'file = "acc.foo"'), "that ends in .png, .svg, .pdf"),
+        (('file = "lines.png"', 'file = "../a.png"'), "without folder"),
         (('x = "MB"', 'x = "round"\nlimits = ["prox"]'), "its x must be MB, not round"),
     ],
 )
@@ -268,6 +272,47 @@ def test_a_mistake_in_a_recipe_is_one_line(tmp_path: Path, change: tuple[str, st
     assert result.exit_code == 2 and says in result.output
     assert "Traceback" not in result.output
     assert not (tmp_path / "runs").exists()  # said before anything is run
+
+
+def test_files_beside_a_recipe_or_a_configuration_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another folder, in every kind of value; a file of the working folder goes first."""
+    folder, elsewhere = tmp_path / "recipes", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    algorithm = "from protocols.fedavg import FedAvg as Mine\n"
+    (folder / "mine.py").write_text(algorithm)
+    (folder / "d.csv").write_text("x,y\n" + "1,a\n2,b\n" * 10)
+    (folder / "r.toml").write_text(
+        'title = "about mine.py"\n[experiment]\nclients = 2\nparticipation = 0.5\n'
+        'dataset = "d.csv,label=y,test=d.csv"\n'
+        '[grid]\n"experiment.algo" = ["mine.py:Mine"]\n"experiment.participation" = [1, 0.5]\n'
+        '[[variant]]\nlabel = "a"\n'
+    )
+    (folder / "c.toml").write_text('[experiment]\nalgo = "mine.py:Mine"\nparticipation = 2\nclients = 2\n')
+    monkeypatch.chdir(elsewhere)
+    read = Recipe.read(Path("../recipes/r.toml"))
+    assert read.title == "about mine.py"
+    assert [row.name for row in read.rows()] == [
+        "a (algo mine:Mine, participation 1)",
+        "a (algo mine:Mine, participation 0.5)",
+    ]
+    first = next(read.trials()).experiment
+    data = folder.resolve() / "d.csv"
+    assert (first.algo, first.dataset) == (f"{folder.resolve()}/mine.py:Mine", f"{data},label=y,test={data}")
+    assert first.participation == "1"
+    tables = read_config("../recipes/c.toml")["experiment"]
+    assert (tables["algo"], tables["participation"]) == (f"{folder.resolve()}/mine.py:Mine", "2")
+    (elsewhere / "mine.py").write_text(algorithm)
+    assert read_config("../recipes/c.toml")["experiment"]["algo"] == "mine.py:Mine"
+
+
+def test_what_a_sweep_advises_is_accepted() -> None:
+    """--set is for all algorithms, of which some would refuse it."""
+    options = ["--over", "algo=pvi,fedavg", "--participation", "0.3", "--dry-run"]
+    done = CliRunner().invoke(main, ["sweep", *options])
+    assert "hyperparameters = {damping = '1/|S|'} in its [[variant]] of a recipe" in done.stdout
 
 
 def test_a_metric_that_only_a_run_tells_is_no_mistake(tmp_path: Path) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedsim.algorithm import Algorithm
+from fedsim.algorithm import Algorithm, Task
 from fedsim.error_feedback import ErrorFeedback, error_feedback
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
+from fedsim.seeds import RandomStream
 from fedsim.wire.state_file import decode_state, encode_state
 from protocols import REGISTRY, find
 
@@ -66,6 +68,21 @@ def test_sent_and_owed_add_up_to_what_was_meant(quadratics: Any) -> None:
         owed = federation.clients[k].residuals[0]
         assert owed.norm() > 0
         assert (sent[k] + owed - meant[k]).norm() <= 1e-12 * meant[k].norm()
+
+
+def test_what_is_not_sent_is_owed(quadratics: Any) -> None:
+    """All of p_k = gradient + e_k, if the client's rule sends nothing (+event)."""
+    wrapped = error_feedback(descent(), frozenset({"delta"}))
+    federation = quadratics.Federation(wrapped, quadratics.regressions(clients=2), codecs=KEEPS_A_TENTH)
+    federation.play()
+    client, down = federation.clients[0], wrapped.broadcast(federation.server, federation.context())
+    rng = RandomStream(0, "client.1", 2, 0)
+    task = Task(federation.start, federation.sizes, round=2, exchange=1, client=0, rng=rng)
+    draft, up = wrapped.client_update(client, down, federation.shards[0], task)
+    after = wrapped.client_unsent(draft, down, replace(up, delta=up.delta / 2), task)
+    fresh = federation.shards[0].gradient(down.mean) / federation.shards[0].size
+    assert client.residuals[0].any()
+    assert torch.equal(after.residuals[0], fresh.double() + client.residuals[0])
 
 
 def test_without_a_loss_nothing_is_owed_and_nothing_changes(quadratics: Any) -> None:

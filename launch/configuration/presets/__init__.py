@@ -104,7 +104,7 @@ def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
     return tuple(line for line in (remark(experiment, preset), step_remark(experiment)) if line)
 
 
-def step_remark(experiment: Experiment) -> str:
+def step_remark(experiment: Experiment, advice: str = "--set '{name}={value}'") -> str:
     """Return a line if a step size's default counts all K clients, but a round may ask fewer; else ""."""
     known = algorithms("algorithms").get(experiment.algo)
     if known is None or not asks_fewer(experiment):
@@ -113,7 +113,7 @@ def step_remark(experiment: Experiment) -> str:
     return "; ".join(
         f"{experiment.algo}'s {name} = {step} counts all {experiment.clients:,} clients, and --participation "
         f"{plugins.short(experiment.participation)} asks fewer in a round: "
-        f"--set '{name}={of_those_asked(step)}' counts those"
+        f"{advice.format(name=name, value=of_those_asked(step))} counts those"
         for name, step in known.steps.items()
         if name.rpartition(".")[2] not in named
     )
