@@ -25,10 +25,12 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Gaussian, Model
+from fedsim.learning.gaussian import Gaussian, Model, Penalty
 from fedsim.learning.ownership import give_up, keep
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.seeds import RandomStream
 from fedsim.step_rules import At as At, OverK as OverK, Step as Step, step_size as step_size
 from fedsim.wire.schema import Sum, map_tensors, zeros_of
@@ -158,6 +160,35 @@ class Task:
     def started(self) -> bool:
         """True if an earlier round folded an upload. Until then the broadcast is the initialisation."""
         return self.folds > 0
+
+    def begin(self, mean: Tensor) -> Tensor:
+        """Return the weights (P,) from which training starts: `mean`; before `started`, the random start."""
+        return mean if self.started else self.start
+
+    def minimise(
+        self,
+        shard: AnyShard,
+        how: LocalTraining,
+        start: Tensor,
+        *,
+        weight: float = 1.0,
+        penalties: tuple[Penalty, ...] = (),
+        moments: Moments | None = None,
+        **options: Any,
+    ) -> LocalFit[Tensor, Moments]:
+        """Minimise weight * (mean loss) + sum of penalties from `start` (P,), with this task's random stream
+        and round. options: the other arguments of fedsim.minimise."""
+        return minimise(
+            shard,
+            start,
+            how=how,
+            rng=self.rng,
+            round=self.round,
+            weight=weight,
+            penalties=penalties,
+            moments=moments,
+            **options,
+        )
 
 
 @dataclass(frozen=True)

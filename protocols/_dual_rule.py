@@ -14,14 +14,12 @@ precision and rho = 1, PVI. docs/family.md lists all members. Sources: Moellenho
 
 Every product is over all K clients, also if only some take part in a round. The option `silent` defines q_k
 for the other clients. `participants`: the mean q_k of this round's participants, as in FedDyn. `last`: the
-client's last q_k, or the initial q_g before its first upload. The server keeps only the product of the z_k,
-so under `last` a client uploads the increment (new z_k) / (old z_k).
+client's last q_k, or the initial q_g before its first upload (protocols._last). A member gives its formulas
+to protocols._site_algorithm.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -31,7 +29,6 @@ from torch import Tensor
 
 from fedsim.algorithm import OverK
 from fedsim.errors import TaskError
-from fedsim.learning.blocks import elementwise
 from fedsim.learning.gaussian import Gaussian, is_full, relative, times
 
 Silent = Annotated[
@@ -98,88 +95,6 @@ class MeanFactor:
         if self.product is None:
             return Gaussian(torch.zeros((), dtype=torch.float64), 0.0)
         return self.product ** (power / self.count)
-
-
-@dataclass(frozen=True)
-class DualRule:
-    """The formulas of a member of the family for K clients, and the steps of a round that use them.
-
-    step: computes the change of t_k from (k, q_k, q_g). server_step: computes q_g from the prior, prod t_k
-    and the mean q_k. rho: the penalty, for metrics. exponents: rho_server and gamma, used if silent = last.
-    fixed: True if q has a fixed precision; sites are then linear, log t_k = v_k . w.
-    """
-
-    K: int
-    rho: float
-    step: Callable[[int, Gaussian, Gaussian], Gaussian]
-    server_step: Callable[[Gaussian, Gaussian, MeanFactor], Gaussian]
-    silent: Silent = "participants"
-    exponents: tuple[float, float] = (0.0, 0.0)
-    fixed: bool = False
-
-    def server_init(self, q: Gaussian) -> Consensus:
-        """Return the initial state of the server: every site is 1, and every client's q_k is `q`."""
-        dual = self.client_init(q)
-        return Consensus(q, (dual.z or dual.site) ** self.K)
-
-    def client_init(self, q: Gaussian) -> Dual:
-        one = self._linear(q / q)
-        return Dual(one, q ** self.exponents[0] * one if self.silent == "last" else None)
-
-    def dual_step(self, k: int, local: Gaussian, q: Gaussian) -> Gaussian:
-        """Return the factor by which t_k is multiplied."""
-        return self._linear(self.step(k, local, q))
-
-    def _linear(self, change: Gaussian) -> Gaussian:
-        return Gaussian(change.shift, 0.0) if self.fixed else change
-
-    def times_change(self, k: int, total: Gaussian, sent: Gaussian, q: Gaussian) -> Gaussian:
-        """Return prod t_k, or prod z_k, after the upload `sent` of client k."""
-        return total * (sent if self.silent == "last" else self.dual_step(k, sent, q))
-
-    def upload(self, k: int, dual: Dual, local: Gaussian, q: Gaussian) -> Gaussian:
-        """Return the factor to upload: q_k or, under silent = last, the increment of the client's z_k."""
-        if dual.z is None:
-            return local
-        return local ** self.exponents[0] * dual.site * self.dual_step(k, local, q) / dual.z
-
-    def commit(self, k: int, dual: Dual, sent: Gaussian, q: Gaussian) -> Dual:
-        """Return the client's dual state after a dual step with the decoded upload `sent`.
-
-        Under silent = last the step uses the q_k that the server's new z_k implies. The site and z_k
-        therefore stay consistent under any codec.
-        """
-        if dual.z is None:
-            return Dual(dual.site * self.dual_step(k, sent, q))
-        rho_server, gamma = self.exponents
-        z = dual.z * sent
-        local = (z / dual.site * q**gamma) ** (1 / (rho_server + gamma))
-        return Dual(dual.site * self.dual_step(k, local, q), z)
-
-    def stepped(
-        self,
-        q: Gaussian,
-        total: Gaussian,
-        mean_q: MeanFactor,
-        prior: Gaussian,
-        project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
-    ) -> Consensus:
-        """Return the server's state after its step, and check that the new q_g is a distribution.
-
-        q: the decoded broadcast. total: prod t_k, or prod z_k, after the uploads. mean_q: the mean of the
-        uploaded q_k. prior: the regulariser. project: maps the result to the exponential family.
-        """
-        new = proper(project(self._merged(prior, total, mean_q)), "the global posterior q_g")
-        length = float(torch.linalg.vector_norm(self._moved(new, q)))
-        return Consensus(new, total, self.rho * math.sqrt(self.K) * length, started=True)
-
-    @elementwise
-    def _merged(self, prior: Gaussian, total: Gaussian, mean_q: MeanFactor) -> Gaussian:
-        return self.server_step(prior, total, mean_q)
-
-    @elementwise
-    def _moved(self, new: Gaussian, q: Gaussian) -> Tensor:
-        return times(new.precision, new.mean - q.mean)
 
 
 @dataclass(frozen=True)

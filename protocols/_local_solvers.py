@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.robust_losses import LossName, RobustLoss, robust_loss
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, Smoothing, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, Smoothing
 from fedsim.learning.solvers.ivon import IvonFit, IvonMoments, IvonTraining, ivon
 from fedsim.learning.solvers.von import VonTraining, check_samples, von
 from protocols._dual_rule import ClippedCavity, clipped_cavity, restored
@@ -61,12 +61,10 @@ def to_the_mode(
     """
     client, shard, task = problem.client, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, Moments)
-    fit = minimise(
+    fit = task.minimise(
         shard,
+        how,
         problem.start,
-        how=how,
-        rng=task.rng,
-        round=task.round,
         weight=shard.size if sum_loss else 1.0,
         penalties=(cavity,) if isinstance(cavity, Gaussian) else cavity,
         moments=client.moments,

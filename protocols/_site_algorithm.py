@@ -11,6 +11,7 @@ the mean of server_step's result is used. Members do not inherit from each other
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -21,14 +22,15 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task, Unsent
 from fedsim.errors import UsageError
-from fedsim.learning.blocks import accumulating
+from fedsim.learning.blocks import accumulating, elementwise
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product, times
 from fedsim.learning.ownership import keep
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
 from fedsim.wire.schema import map_tensors
-from protocols._dual_rule import CapDual, Consensus, Damping, Dual, DualRule, MeanFactor, Rho, Silent
+from protocols import _last
+from protocols._dual_rule import CapDual, Consensus, Damping, Dual, MeanFactor, Rho, Silent, proper
 from protocols._site_messages import (
     DIAGONAL,
     FULL,
@@ -208,21 +210,38 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     # ---- methods of Algorithm
 
-    def rule(self, at: At) -> DualRule:
-        """Return the rule that applies the member's formulas in a round. `at` may belong to any client."""
-        return DualRule(
-            at.K,
-            self.penalty(at),
-            lambda k, q_k, q_g: self._damped(self.dual_step(q_k, q_g, replace(at, k=k)), at),
-            lambda prior, sites, mean_q: self.server_step(prior, sites, mean_q, at),
-            self.silent,
-            self.exponents(at),
-            fixed=self.family.kind == "fixed",
-        )
+    def change(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        """Return the factor by which t_k is multiplied, on the client and on the server: the dual step,
+        raised to the weight of the upload (At.weight)."""
+        change = self.dual_step(q_k, q_g, at)
+        return self._site(change if at.weight == 1.0 else change**at.weight)
 
-    def _damped(self, change: Gaussian, at: At) -> Gaussian:
-        """Return the change of a site, raised to the weight of its upload (At.weight)."""
-        return change if at.weight == 1.0 else change**at.weight
+    def _site(self, factor: Gaussian) -> Gaussian:
+        """Return a factor as a site. With a fixed precision, sites are linear: log t_k = v_k . w."""
+        return Gaussian(factor.shift, 0.0) if self.family.kind == "fixed" else factor
+
+    def initial_dual(self, q: Gaussian, at: At) -> Dual:
+        """Return a client's dual before its first task: its site is 1 and its q_k is `q`."""
+        one = self._site(q / q)
+        return Dual(one, q ** self.exponents(at)[0] * one if self.silent == "last" else None)
+
+    def consensus(self, q: Gaussian, at: At) -> Consensus:
+        """Return the server's initial state, with every client's initial dual."""
+        dual = self.initial_dual(q, at)
+        return Consensus(q, (dual.z or dual.site) ** at.K)
+
+    def next_dual(self, dual: Dual, sent: Gaussian, q_g: Gaussian, at: At) -> Dual:
+        """Return the client's dual after a dual step with the decoded factor `sent`."""
+        if dual.z is None:
+            return Dual(dual.site * self.change(sent, q_g, at))
+        z, q_k = _last.implied(dual, sent, q_g, *self.exponents(at))
+        return Dual(dual.site * self.change(q_k, q_g, at), z)
+
+    def to_send(self, dual: Dual, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        """Return the factor to upload: q_k or, under silent = last, the increment of z_k."""
+        if dual.z is None:
+            return q_k
+        return _last.increment(dual, q_k, self.change(q_k, q_g, at), self.exponents(at)[0])
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -233,11 +252,11 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return () if self.set_up is None else self.set_up.exchanges
 
     def server_init(self, ctx: Context) -> Consensus:
-        return self.rule(ctx.at()).server_init(self.origin(ctx.start))
+        return self.consensus(self.origin(ctx.start), ctx.at())
 
     def client_init(self, ctx: Context, k: int) -> Client:
         q = self.origin(ctx.start)
-        dual = self.rule(ctx.at()).client_init(q)
+        dual = self.initial_dual(q, ctx.at())
         return Client(dual, precision=q.precision if self.family.kind == "fixed" else 1.0)
 
     def broadcast(self, server: Consensus, ctx: Context) -> Any:
@@ -251,7 +270,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         q = self.family.gaussian(down, client.precision)
         start = down.mean if task.started else task.start
         fit = self.solve(LocalProblem(client, q, start, shard, task))
-        sent = self.rule(task.at).upload(task.client, client.dual, fit.q, q)
+        sent = self.to_send(client.dual, fit.q, q, task.at)
         up = self.family.upload(client.dual, sent, fit.q, q, train_loss=fit.loss, **fit.info)
         return replace(client, moments=fit.carried), up
 
@@ -280,7 +299,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
             return up, down
         rho_server, gamma = self.exponents(task.at)
         sent, q = (self.family.gaussian(m, client.precision) for m in (up, down))
-        own = (client.dual.z * sent / client.dual.site * q**gamma) ** (1 / (rho_server + gamma))
+        _, own = _last.implied(client.dual, sent, q, rho_server, gamma)
         return own, own / sent ** (1 / (rho_server + gamma))
 
     def client_unsent(self, client: Client, down: Any, up: Any, task: Task) -> Client:
@@ -297,7 +316,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     @accumulating
     def committed(self, dual: Dual, down: Any, up: Any, S: Tensor | float, *, at: At) -> Dual:
         sent, q = self.family.gaussian(up, S), self.family.gaussian(down, S)
-        return self.rule(at).commit(at.k, dual, sent, q)
+        return self.next_dual(dual, sent, q, at)
 
     def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus:
         if self.set_up is not None and not ctx.round:
@@ -337,13 +356,23 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         total, product = factors
         sent = self.family.gaussian(up, q.precision)
         averaged = sent if centre is None or product is None else _moved(sent, q, centre)
-        return self.rule(at).times_change(at.k, total, sent, q), product and product * averaged
+        factor = sent if self.silent == "last" else self.change(sent, q, at)
+        return total * factor, product and product * averaged
 
     def from_sums(self, server: Consensus, down: Any, sums: SiteSums, ctx: Context) -> Consensus:
-        total, product = sums.factors
-        rule, S = self.rule(ctx.at()), server.q.precision
-        mean_q = MeanFactor(product, sums.count)
-        return rule.stepped(sums.q, total, mean_q, self.prior(ctx.start), lambda q: self.family.project(q, S))
+        (total, product), at = sums.factors, ctx.at()
+        stepped = self._stepped(self.prior(ctx.start), total, MeanFactor(product, sums.count), at=at)
+        q = proper(self.family.project(stepped, server.q.precision), "the global posterior q_g")
+        length = float(torch.linalg.vector_norm(self._moved(q, sums.q)))
+        return Consensus(q, total, self.penalty(at) * math.sqrt(at.K) * length, started=True)
+
+    @elementwise
+    def _stepped(self, prior: Gaussian, total: Gaussian, mean_q: MeanFactor, *, at: At) -> Gaussian:
+        return self.server_step(prior, total, mean_q, at)
+
+    @elementwise
+    def _moved(self, q: Gaussian, before: Gaussian) -> Tensor:
+        return times(q.precision, q.mean - before.mean)
 
     def merged(self, sums: SiteSums, others: SiteSums) -> SiteSums:
         """Add an edge server's sums, which take a fixed S as 1, except for sums of increments."""

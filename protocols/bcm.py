@@ -35,7 +35,7 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.wire.schema import Delta, Scalar
 from protocols._dual_rule import proper
 
@@ -95,15 +95,7 @@ class BCM(Algorithm[Server, Client, Down, Up]):
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         prior = Gaussian(torch.zeros_like(task.start), self.delta)
         start = task.start if client.weights is None else client.weights
-        fit = minimise(
-            shard,
-            start,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
-            weight=shard.size,
-            penalties=(prior,),
-        )
+        fit = task.minimise(shard, self.local, start, weight=shard.size, penalties=(prior,))
         local = Gaussian.at(fit.weights, self.delta + shard.curvature(fit.weights, self.curvature, task.rng))
         change = local / prior / client.site
         return Client(client.site, fit.weights), Up(change.shift, torch.as_tensor(change.precision), fit.loss)

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.learning.gaussian import Point
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.learning.solvers.first_order import LocalTraining
 from protocols._averaging import DAMPING, Client, Down, Server, Up, WeightedSum, stale_mean
 
 
@@ -46,9 +46,7 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        fit = minimise(
-            shard, down.mean, how=self.local, rng=task.rng, round=task.round, moments=client.moments
-        )
+        fit = task.minimise(shard, self.local, down.mean, moments=client.moments)
         return Client(fit.carried), Up(fit.weights, fit.loss)
 
     def add(self, sums: WeightedSum, down: Down, k: int, up: Up, ctx: Context) -> WeightedSum:

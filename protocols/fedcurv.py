@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, Moments
 from fedsim.wire.schema import Count, Curvature, Delta, Mean, Scalar, Shift, Sum
 
 
@@ -104,15 +104,7 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         everyone = Gaussian(down.shift.double(), down.curvature.double())
         others = (everyone / client.fisher) ** (2 * self.lam)
-        fit = minimise(
-            shard,
-            down.mean,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
-            penalties=(others,),
-            moments=client.moments,
-        )
+        fit = task.minimise(shard, self.local, down.mean, penalties=(others,), moments=client.moments)
         change = Gaussian.at(fit.weights, shard.mean_fisher(fit.weights)) / client.fisher
         up = Up(fit.weights, torch.as_tensor(change.precision), change.shift, fit.loss)
         return Client(client.fisher, fit.carried), up

@@ -34,7 +34,7 @@ from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision, ProxNorm
 from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, Moments
 from fedsim.wire.schema import Mean, Scalar
 
 
@@ -94,12 +94,10 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
             penalties = (Gaussian.at(down.mean, self.delta) / site,)
         else:
             penalties = (site**-1, Distance(down.mean, self.delta))
-        fit = minimise(
+        fit = task.minimise(
             shard,
-            down.mean if task.started else task.start,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
+            self.local,
+            task.begin(down.mean),
             weight=shard.size,
             penalties=penalties,
             moments=client.moments,

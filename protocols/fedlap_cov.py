@@ -42,7 +42,7 @@ from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, T
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.blocks import accumulating, elementwise
 from fedsim.learning.gaussian import Gaussian, Point, count_raised, raised
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, Moments
 from protocols._site_messages import Covariance, ExponentialFamily, check_covariance, laplace
 
 
@@ -97,12 +97,10 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         return self.family.down(q.mean, self.family.field(q.precision))
 
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
-        fit = minimise(
+        fit = task.minimise(
             shard,
-            down.mean if task.started else task.start,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
+            self.local,
+            task.begin(down.mean),
             weight=shard.size,
             penalties=(self.cavity(down, client.site, like=shard.like),),
             moments=client.moments,

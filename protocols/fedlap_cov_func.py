@@ -46,7 +46,7 @@ from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.function_space import Held, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, Moments
 from protocols._memory import (
     CovDown,
     CovUp,
@@ -125,12 +125,10 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         known, own = client.known.with_news(down.news), own_memory(shard, task, self.points_per_class)
         cavity = Gaussian.at(down.mean, down.precision) / client.site
         cavity = replace(cavity, precision=torch.as_tensor(cavity.precision).clamp(min=self.delta))
-        fit = minimise(
+        fit = task.minimise(
             shard,
-            down.mean if task.started else task.start,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
+            self.local,
+            task.begin(down.mean),
             weight=shard.size,
             penalties=(cavity,),
             moments=client.moments,

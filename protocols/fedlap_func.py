@@ -52,7 +52,7 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task
 from fedsim.learning.function_space import Held, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, Moments
 from protocols._memory import (
     AnyDown,
     Down,
@@ -134,12 +134,10 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
     def client_update(self, client: Client, down: AnyDown, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         known, own = client.known.with_news(down.news), own_memory(shard, task, self.points_per_class)
         sent = down.logits if isinstance(down, LabelledDown) else None
-        fit = minimise(
+        fit = task.minimise(
             shard,
-            down.mean if task.started else task.start,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
+            self.local,
+            task.begin(down.mean),
             weight=shard.size,
             penalties=(Gaussian.at(down.mean, self.delta) / Gaussian(self.delta * client.dual, 0.0),),
             moments=client.moments,

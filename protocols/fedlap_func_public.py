@@ -45,7 +45,7 @@ from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.function_space import FunctionTerm, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise, minimise_memory
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise_memory
 from fedsim.wire.schema import Logits, Mean, Scalar
 from protocols._memory import ServerLr, ServerSteps, Tau
 
@@ -118,12 +118,10 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean, float(server.heard.sum()))
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        fit = minimise(
+        fit = task.minimise(
             shard,
-            down.mean if task.started else task.start,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
+            self.local,
+            task.begin(down.mean),
             weight=shard.size,
             penalties=(Gaussian.at(down.mean, self.delta) / Gaussian(self.delta * client.dual, 0.0),),
             moments=client.moments,

@@ -24,7 +24,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, Moments
 from protocols._averaging import Client, LocalFit, Pseudogradient, ServerOptimiser
 
 LOCAL = LocalTraining(optimiser="sgd", lr=0.05)
@@ -39,7 +39,7 @@ class _FedOpt(Pseudogradient):
     default_model: ClassVar[str] = "mlp_small"
 
     def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Moments]:
-        fit = minimise(shard, mean, how=self.local, rng=task.rng, round=task.round, moments=client.moments)
+        fit = task.minimise(shard, self.local, mean, moments=client.moments)
         return LocalFit(mean.double() - fit.weights.double(), fit.loss, fit.carried)
 
 

@@ -29,7 +29,7 @@ from msgspec import Meta
 from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.hyperparameters import ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.learning.solvers.first_order import LocalTraining
 from protocols._averaging import DAMPING, Client, Down, Server, Up, WeightedSum, stale_mean
 
 
@@ -58,15 +58,7 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         squared = self.prox_norm == "squared"
         prox = Gaussian.at(down.mean, self.delta) if squared else Distance(down.mean, self.delta)
-        fit = minimise(
-            shard,
-            down.mean,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
-            penalties=(prox,),
-            moments=client.moments,
-        )
+        fit = task.minimise(shard, self.local, down.mean, penalties=(prox,), moments=client.moments)
         return Client(fit.carried), Up(fit.weights, fit.loss)
 
     def add(self, sums: WeightedSum, down: Down, k: int, up: Up, ctx: Context) -> WeightedSum:

@@ -37,7 +37,7 @@ from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.curvature.fisher import squared_gradients
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.shards import QuadraticShard
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.learning.solvers.first_order import LocalTraining
 from protocols._gaussian_product import (
     Aggregation,
     Down,
@@ -67,9 +67,7 @@ class FOLA(GaussianProduct):
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
         if isinstance(shard, QuadraticShard):
-            fit = minimise(
-                shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,)
-            )
+            fit = task.minimise(shard, self.local, down.mean, penalties=(prior,))
             return fit.weights, shard.mean_fisher(fit.weights), fit.loss
         gathered = torch.zeros_like(down.mean)
 
@@ -79,9 +77,7 @@ class FOLA(GaussianProduct):
             else:
                 gathered.add_(squared_gradients(shard.net, shard.net.weights, inputs, targets))
 
-        fit = minimise(
-            shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,), watch=gather
-        )
+        fit = task.minimise(shard, self.local, down.mean, penalties=(prior,), watch=gather)
         return fit.weights, gathered / (shard.size * self.local.epochs), fit.loss
 
     def precision(self, fisher: Tensor, down: Down, r: int) -> Tensor:

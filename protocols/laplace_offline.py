@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.learning.solvers.first_order import LocalTraining
 from protocols._gaussian_product import (
     Aggregation,
     Down,
@@ -61,7 +61,7 @@ class LaplaceOffline(GaussianProduct):
     paper: ClassVar[str] = "Liu & Zheng, Sec. 3.4, Eq. 14 (offline)"
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
-        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,))
+        fit = task.minimise(shard, self.local, down.mean, penalties=(prior,))
         return fit.weights, shard.mean_fisher(fit.weights), fit.loss
 
     def precision(self, fisher: Tensor, down: Down, r: int) -> Tensor:

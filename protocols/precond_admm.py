@@ -149,14 +149,13 @@ class CurvatureSetUp(SetUp):
         if isinstance(down, CurvatureDown):
             return client, CurvatureUp(shard.curvature(task.start, "exact", task.rng))
         q = Gaussian.at(task.start, down.precision)
-        dual = self.algorithm.rule(task.at).client_init(q)
+        dual = self.algorithm.initial_dual(q, task.at)
         return replace(client, dual=dual, precision=q.precision), PreconditionerUp()
 
     def server_update(self, server: Consensus, down: SetUpDown, ups: Ups, ctx: Context) -> Consensus:
-        rule = self.algorithm.rule(ctx.at())
         if isinstance(down, PreconditionerDown):  # S as the clients received it
-            return rule.server_init(Gaussian.at(ctx.start, down.precision))
+            return self.algorithm.consensus(Gaussian.at(ctx.start, down.precision), ctx.at())
         total = torch.full_like(ctx.start, self.algorithm.delta, dtype=torch.float64)
         for _, up in ups:
             total += up.curvature
-        return rule.server_init(Gaussian.at(ctx.start, total / ctx.K))
+        return self.algorithm.consensus(Gaussian.at(ctx.start, total / ctx.K), ctx.at())

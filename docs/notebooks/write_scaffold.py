@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 import fedsim
-from fedsim import Context, Gaussian, Gradient, LocalTraining, Mean, Point, Scalar, Shard, Task, minimise
+from fedsim import Context, Gaussian, Gradient, LocalTraining, Mean, Point, Scalar, Shard, Task
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,7 @@ class Scaffold(fedsim.Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, client: Client, down: Down, shard: Shard, task: Task) -> tuple[Client, Up]:
         correction = Gaussian(client.control - down.control.double(), 0.0)
-        fit = minimise(
-            shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(correction,)
-        )
+        fit = task.minimise(shard, self.local, down.mean, penalties=(correction,))
         return client, Up(fit.weights, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:

@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, LocalTraining, Point, Task, Unsent, UsageError, minimise
+from fedsim import Algorithm, AnyShard, Context, LocalTraining, Point, Task, Unsent, UsageError
 from fedsim.learning.blocks import accumulating
 
 Steps = Annotated[float, fedsim.FieldKind("scalar", (), positive=True, dtype="f64")]
@@ -105,7 +105,7 @@ class FedNova(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, round=task.round)
+        fit = task.minimise(shard, self.local, down.mean)
         delta = down.mean.double() - fit.weights.double()
         return client, Up(delta, self.effective_steps(shard.size), fit.loss)
 

@@ -38,7 +38,7 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, Gaussian, LocalTraining, Point, Task, minimise
+from fedsim import Algorithm, AnyShard, Context, Gaussian, LocalTraining, Point, Task
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class FisherMerge(Algorithm[Server, Client, Down, Up]):
         return Down()
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        fit = minimise(shard, task.start, how=self.local, rng=task.rng, round=task.round)
+        fit = task.minimise(shard, self.local, task.start)
         if self.fisher == "true":
             information = shard.curvature(fit.weights, "exact", task.rng) / shard.size
         else:

@@ -26,7 +26,7 @@ from typing import ClassVar
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, LocalTraining, Moments, Point, Task, minimise
+from fedsim import Algorithm, AnyShard, Context, LocalTraining, Moments, Point, Task
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,7 @@ class Pooled(Algorithm[Server, Client, Down, Up]):
         return Down()
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        fit = minimise(
-            shard, client.weights, how=self.local, rng=task.rng, round=task.round, moments=client.moments
-        )
+        fit = task.minimise(shard, self.local, client.weights, moments=client.moments)
         return Client(fit.weights, fit.carried), Up(fit.weights, fit.loss)
 
     def server_update(

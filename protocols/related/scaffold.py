@@ -29,7 +29,7 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, At, Context, Gaussian, LocalTraining, Point, Task, minimise
+from fedsim import Algorithm, AnyShard, At, Context, Gaussian, LocalTraining, Point, Task
 from fedsim.learning.blocks import accumulating
 
 
@@ -104,9 +104,7 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     # Trains on a worker. The penalty (c - c_k) . w adds c - c_k to every gradient.
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         correction = Gaussian(client.control - down.control.double(), 0.0)
-        fit = minimise(
-            shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(correction,)
-        )
+        fit = task.minimise(shard, self.local, down.mean, penalties=(correction,))
         return client, Up(fit.weights, fit.loss)
 
     # Adds Delta_k to c_k (on the worker) or to the sum of all c_k (on the server), from the decoded messages.

@@ -95,8 +95,9 @@ class Truth:
 
     def put(self, federation: Any) -> Any:
         """The federation at the fixed point."""
-        rule = federation.algorithm.rule(At(federation.sizes))
-        zs = [self.q ** rule.exponents[0] * t if rule.silent == "last" else None for t in self.sites]
+        algorithm = federation.algorithm
+        rho_server, _ = algorithm.exponents(At(federation.sizes))
+        zs = [self.q**rho_server * t if algorithm.silent == "last" else None for t in self.sites]
         duals = [Dual(t, z) for t, z in zip(self.sites, zs, strict=True)]
         known = [d.z or d.site for d in duals]
         total = known[0]

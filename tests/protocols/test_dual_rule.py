@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedsim.algorithm import At, Context
 from fedsim.errors import TaskError
-from fedsim.learning.gaussian import Gaussian, diagonal, identity, is_full
-from protocols._dual_rule import (
-    ClippedCavity,
-    Consensus,
-    Dual,
-    DualRule,
-    MeanFactor,
-    Silent,
-    clipped_cavity,
-    proper,
+from fedsim.learning.gaussian import Gaussian, diagonal, is_full
+from fedsim.learning.params import Layout
+from fedsim.seeds import RandomStream
+from protocols._dual_rule import ClippedCavity, Consensus, MeanFactor, Silent, clipped_cavity, proper
+from protocols._site_algorithm import (
+    DIAGONAL,
+    FULL,
+    POINT,
+    ExponentialFamily,
+    LocalProblem,
+    SiteAlgorithm,
+    SiteFit,
 )
 
 K, D = 4, 6
@@ -57,40 +61,48 @@ def draw(seed: int, kind: str, *, proper: bool = True) -> Gaussian:
     return Gaussian(shift, 1 + root**2 if proper else root)
 
 
-def rule_of(
-    K: int,
-    rho: float,
-    gamma: float,
-    rho_server: float,
-    silent: Silent = "participants",
-    fixed: bool = False,
-) -> DualRule:
-    """The rule of a member with these constants."""
-
-    def server_step(prior: Gaussian, sites: Gaussian, mean_q: MeanFactor) -> Gaussian:
-        merged = prior * sites * mean_q ** (rho_server * K)
-        return merged if fixed else merged ** (1 / (1 + rho_server * K))
-
-    return DualRule(
-        K, rho, lambda k, q_k, q_g: (q_k / q_g) ** gamma, server_step, silent, (rho_server, gamma), fixed
-    )
+AT = At((1,) * K)
 
 
-def fold(
-    rule: DualRule,
-    server: Consensus,
-    q: Gaussian,
-    prior: Gaussian,
-    ups: list[tuple[int, Gaussian]],
-    project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
-) -> Consensus:
-    """The server's step from uploads (client, q_k or increment)."""
-    total, averaged = server.total, None
-    for k, sent in ups:
-        total = rule.times_change(k, total, sent, q)
-        if rule.silent == "participants":
-            averaged = sent if averaged is None else averaged * sent
-    return rule.stepped(q, total, MeanFactor(averaged, len(ups)), prior, project)
+@dataclass(frozen=True)
+class Member(SiteAlgorithm):
+    """A member with these constants, whose client's problem is not solved here."""
+
+    kind: str
+    rho: float
+    gamma: float
+    rho_server: float
+    silent: Silent = "participants"
+
+    name: ClassVar[str] = "member"
+    paper: ClassVar[str] = "none"
+    default_model: ClassVar[str] = "logistic"
+
+    @property
+    def family(self) -> ExponentialFamily:
+        return {"isotropic": POINT, "diagonal": DIAGONAL, "full": FULL}[self.kind]
+
+    def prior(self, like: Tensor) -> Gaussian:
+        return self.family.isotropic(like, DELTA)
+
+    def penalty(self, at: At) -> float:
+        return self.rho
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return cavity_of(self.rho, q_g, site)
+
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** self.gamma
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        merged = prior * sites * mean_q ** (self.rho_server * at.K)
+        return merged if self.kind == "isotropic" else merged ** (1 / (1 + self.rho_server * at.K))
+
+    def exponents(self, at: At) -> tuple[float, float]:
+        return self.rho_server, self.gamma
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        raise NotImplementedError
 
 
 def cavity_of(rho: float, q: Gaussian, site: Gaussian) -> Gaussian:
@@ -119,25 +131,25 @@ def test_what_is_sent_and_committed_without_a_codec(kind: str, gamma: float) -> 
     q, local = draw(1, kind), draw(2, kind)
     if fixed:
         local = Gaussian(local.shift, q.precision)
-    rule = rule_of(K, 0.3, gamma, 0.1, fixed=fixed)
-    dual = rule.client_init(q)
+    member = Member(kind, 0.3, gamma, 0.1)
+    dual = member.initial_dual(q, AT)
     assert dual.z is None
     assert float(dual.site.shift.norm()) == 0
-    assert rule.upload(0, dual, local, q) is local
-    after = rule.commit(0, dual, local, q)
-    assert torch.equal(after.site.shift, rule.dual_step(0, local, q).shift)
+    assert member.to_send(dual, local, q, AT) is local
+    after = member.next_dual(dual, local, q, AT)
+    assert torch.equal(after.site.shift, member.change(local, q, AT).shift)
 
-    last = replace(rule, silent="last")
-    start = last.client_init(q)
+    last = replace(member, silent="last")
+    start = last.initial_dual(q, AT)
     assert start.z is not None
     assert apart(start.z, q**0.1) < TIGHT
     other = draw(5, kind)
     for result in (local, Gaussian(other.shift, q.precision) if fixed else other):
         before = start
-        sent = last.upload(0, start, result, q)
-        start = last.commit(0, start, sent, q)
+        sent = last.to_send(start, result, q, AT)
+        start = last.next_dual(start, sent, q, AT)
         assert start.z is not None
-        expected = before.site * last.dual_step(0, result, q)
+        expected = before.site * last.change(result, q, AT)
         assert error(start.site.shift, expected.shift) < TIGHT  # measured 3e-16
         assert apart(start.z, result**0.1 * expected) < TIGHT
 
@@ -148,13 +160,13 @@ def test_under_a_lossy_codec_site_and_z_still_stand_for_one_q_k(kind: str) -> No
     fixed = kind == "isotropic"
     q, local = draw(1, kind), draw(2, kind)
     local = Gaussian(local.shift, q.precision) if fixed else local
-    rule = rule_of(K, 0.3, 0.2, 0.1, silent="last", fixed=fixed)
-    dual = rule.client_init(q)
-    sent = rule.upload(0, dual, local, q)
+    member = Member(kind, 0.3, 0.2, 0.1, silent="last")
+    dual = member.initial_dual(q, AT)
+    sent = member.to_send(dual, local, q, AT)
     rounded = Gaussian(
         sent.shift.bfloat16().double(), 0.0 if fixed else torch.as_tensor(sent.precision).bfloat16().double()
     )
-    after = rule.commit(0, dual, rounded, q)
+    after = member.next_dual(dual, rounded, q, AT)
     assert after.z is not None and dual.z is not None
     assert apart(after.z, dual.z * rounded) < TIGHT
     # t' = t (q_k / q)^gamma has q_k = q (t' / t)^(1/gamma)
@@ -166,16 +178,11 @@ def test_under_a_lossy_codec_site_and_z_still_stand_for_one_q_k(kind: str) -> No
 # ---- the server's part
 
 
-def uploads(rule: DualRule, q: Gaussian, kind: str, who: range) -> tuple[list[Dual], list[Gaussian]]:
-    """Duals of all K clients before a round and the q_k of `who`."""
-    duals = [rule.client_init(q) for _ in range(rule.K)]
-    return duals, [Gaussian.at(draw(20 + k, kind).shift, draw(30 + k, kind).precision) for k in who]
-
-
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_silent_clients_count_as_the_mean_or_as_their_last(kind: str) -> None:
-    like = torch.zeros(D, dtype=torch.float64)
-    prior = Gaussian(like, identity(like, DELTA, full=kind == "full"))
+    ctx = Context(
+        torch.zeros(D, dtype=torch.float64), Layout.vector(D), (1,) * K, 1, 1, RandomStream(0, "server", 1)
+    )
     q, heard = draw(1, kind), {1: draw(2, kind), 3: draw(3, kind)}
     rho = 0.25
     a = 1 / (1 + rho * K)
@@ -184,12 +191,16 @@ def test_silent_clients_count_as_the_mean_or_as_their_last(kind: str) -> None:
         ("participants", [mean, heard[1], mean, heard[3]]),
         ("last", [q, heard[1], q, heard[3]]),
     ):
-        rule = rule_of(K, rho, rho, rho, silent=silent)  # type: ignore[arg-type]
-        dual = rule.client_init(q)
-        ups = [(k, rule.upload(k, dual, x, q)) for k, x in heard.items()]
-        server = fold(rule, rule.server_init(q), q, prior, ups)
-        sites = rule.dual_step(1, heard[1], q) * rule.dual_step(3, heard[3], q)
-        expected = prior * sites
+        member = Member(kind, rho, rho, rho, silent=silent)  # type: ignore[arg-type]
+        dual, server = member.initial_dual(q, AT), member.consensus(q, AT)
+        sums = member._sums(q, server.total)
+        for x in heard.values():
+            sent = member.to_send(dual, x, q, AT)
+            up = member.family.upload(dual, sent, x, q, train_loss=0.0, dual_slack=0.0, capped=0.0)
+            factors = member.with_upload(sums.factors, up, sums.q, None, at=AT)
+            sums = sums.with_factors(*factors, sums.count + 1)
+        server = member.from_sums(server, None, sums, ctx)
+        expected = member.prior(ctx.start) * member.change(heard[1], q, AT) * member.change(heard[3], q, AT)
         for x in counted:
             expected = expected * x**rho
         assert apart(server.q, expected**a) < TIGHT  # measured 2e-16
@@ -287,7 +298,7 @@ def test_a_mean_that_is_not_finite_is_not_called_a_bad_precision(kind: str) -> N
 def test_server_init_has_the_product_of_all_clients_duals() -> None:
     q = draw(1, "diagonal")
     for silent in ("participants", "last"):
-        rule = rule_of(K, 0.3, 0.2, 0.1, silent=silent)  # type: ignore[arg-type]
-        server, dual = rule.server_init(q), rule.client_init(q)
+        member = Member("diagonal", 0.3, 0.2, 0.1, silent=silent)  # type: ignore[arg-type]
+        server, dual = member.consensus(q, AT), member.initial_dual(q, AT)
         assert isinstance(server, Consensus) and not server.started
         assert apart(server.total * q, (dual.z or dual.site) ** K * q) < TIGHT
