@@ -37,10 +37,8 @@ def print_path(path: Path | None, quiet: bool) -> None:
         click.echo(path)
 
 
-def numerics_of(run: Path | None) -> str:
-    """Return --numerics from a run's manifest; "native" without a run."""
+def numerics_of(run: Path) -> str:
+    """Return --numerics from a run's manifest."""
     from launch.runs.folder import RunFolder
 
-    if run is None:
-        return "native"
     return str(RunFolder.open(run).experiment.get("numerics", "native"))

@@ -106,8 +106,6 @@ class Codec:
         upwards: The codec that takes its place in uploads; "" for itself.
         last: True if the reference is the last broadcast; `alone` is the codec for receivers without it.
         own: True if the reference is the last broadcast that the receiving client got.
-        side, width, kept: Size of the part 'values' before compression: `side` bytes per layer, and `width`
-            bytes (None: those of the dtype) for each of the kept(size) values of a layer (None: all values).
         entropy: Returns the zeroth-order entropy of an entropy-coded part 'values', in bits.
         step: Returns the step of a mean in the part 'values', in standard deviations.
 
@@ -143,9 +141,6 @@ class Codec:
     last: bool = False
     own: bool = False
     alone: str = ""
-    side: int = 0
-    width: int | None = None
-    kept: Callable[[int], int] | None = None
     entropy: Callable[[memoryview, Spec], float] | None = None
     step: Callable[[memoryview], float] | None = None
 
@@ -174,10 +169,6 @@ class Codec:
         """Return the largest size of every part (exact for most codecs) for one layer of `count` values."""
         dtype = next(d for d in (torch.float32, torch.float64, torch.uint8) if d.itemsize == itemsize)
         return tuple((b.layer, b.most) for b in self.bounds(Spec.of((count,), dtype)))
-
-    def numbers(self, spec: Spec) -> int:
-        """Return the number of values in a tensor's encoding."""
-        return sum(self.kept(s.size) if self.kept else s.size for s in spec.layout.slices)
 
     def _checked(self, ref: Tensor | None, spec: Spec) -> Tensor | None:
         if not self.delta and not self.may_refer:

@@ -12,7 +12,6 @@ At p = 0.1, bitmap and best are 2.4 and 6 times smaller than csr.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ def _with_means(name: str, p: float, width: Width) -> Codec:
     def bounds(spec: Spec) -> tuple[Bound, ...]:
         return _bounds(spec, p, width, _side(spec))
 
-    return merging(name, pack, unpack, bounds, width=width.itemsize, kept=partial(kept_of, p=p))
+    return merging(name, pack, unpack, bounds)
 
 
 def topk(p: float) -> Codec:
@@ -86,10 +85,8 @@ def topk(p: float) -> Codec:
     def bounds(spec: Spec) -> tuple[Bound, ...]:
         return _bounds(spec, p, _FLOAT)
 
-    name, kept = f"topk:{p!r}", partial(kept_of, p=p)
-    return Codec(
-        name, pack, unpack, bounds, lossy=True, kinds=INCREMENTS, why=_WHY_INCREMENTS, width=4, kept=kept
-    )
+    name = f"topk:{p!r}"
+    return Codec(name, pack, unpack, bounds, lossy=True, kinds=INCREMENTS, why=_WHY_INCREMENTS)
 
 
 def _bounds(spec: Spec, p: float, width: Width, side: int = 0) -> tuple[Bound, ...]:

@@ -38,7 +38,7 @@ WHY = (
     "this codec keeps the large values of a layer and merges the small ones, whatever their sign; "
     "it is for a precision or a curvature"
 )
-merging = partial(Codec, lossy=True, kinds=ONE_SIGN, why=WHY, bias=math.inf, side=4)
+merging = partial(Codec, lossy=True, kinds=ONE_SIGN, why=WHY, bias=math.inf)
 """Constructor of codecs that send the kept values of each layer and the mean of its other values."""
 
 
@@ -68,7 +68,7 @@ def csr(p: float) -> Codec:
         pointers = sum(_rows(s) + 1 for s in slices)
         return (fixed("indices", 4 * (pointers + kept)), fixed("values", 4 * (len(slices) + kept)))
 
-    return merging(f"csr:{p!r}", pack, unpack, bounds, width=4, kept=partial(kept_of, p=p))
+    return merging(f"csr:{p!r}", pack, unpack, bounds)
 
 
 # ---- the rule

@@ -31,4 +31,4 @@ def half(name: str, kind: torch.dtype) -> Codec:
 
     bounds = lambda spec: (fixed("values", 2 * spec.count),)  # noqa: E731
     bias = torch.finfo(kind).eps / 2
-    return Codec(name, pack, unpack, bounds, lossy=True, bias=bias, width=2)
+    return Codec(name, pack, unpack, bounds, lossy=True, bias=bias)

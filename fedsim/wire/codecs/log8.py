@@ -47,8 +47,6 @@ def log8() -> Codec:
         kinds=ONE_SIGN,
         why=_WHY,
         bias=-math.log(DEPTH) / 508,
-        side=8,
-        width=1,
     )
 
 

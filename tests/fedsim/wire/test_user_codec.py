@@ -66,14 +66,14 @@ def test_function_that_returns_a_codec_is_called(tmp_path: Path) -> None:
 
 def test_changed_file_is_read_again(tmp_path: Path) -> None:
     before = codec(spec_of(tmp_path, stem="edited"))
-    after = codec(spec_of(tmp_path, ("lossy=True", "lossy=True, width=1"), stem="edited"))
-    assert (before.width, after.width) == (None, 1)
+    after = codec(spec_of(tmp_path, ("lossy=True", "lossy=True, bias=0.5"), stem="edited"))
+    assert (before.bias, after.bias) == (0.0, 0.5)
 
 
 def test_two_files_of_one_name_are_two_codecs(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     one = codec(spec_of(tmp_path, stem="twice"))
-    other = codec(spec_of(tmp_path / "other", ("lossy=True", "lossy=True, width=1"), stem="twice"))
+    other = codec(spec_of(tmp_path / "other", ("lossy=True", "lossy=True, bias=0.5"), stem="twice"))
     assert one.name != other.name
     assert codec(one.name) is one
     assert codec(other.name) is other
