@@ -97,11 +97,11 @@ def test_the_guides_variant_sends_what_describe_says_with_any_number_of_workers(
     text = CliRunner().invoke(main, ["describe", spec]).stdout
     assert "A variant of fedlap (Swaroop" in text
     assert re.search(r"^up +moved +scalar", text, re.MULTILINE)
-    assert re.search(r"^share +0.5", text, re.MULTILINE)
+    assert re.search(r"^factor +0.5", text, re.MULTILINE)
     models = []
     for workers in (0, 2):
         out = folder / f"variant{workers}"
-        rest = ["--workers", str(workers), "--clients", "3", "--rounds", "2", "--set", "share=0.8"]
+        rest = ["--workers", str(workers), "--clients", "3", "--rounds", "2", "--set", "factor=0.8"]
         done = CliRunner().invoke(main, ["launch", "--algo", spec, *rest, "--out", str(out)])
         assert done.exit_code == 0, done.output
         models.append((out / "model.safetensors").read_bytes())

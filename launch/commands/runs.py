@@ -136,6 +136,6 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
 
 
 def _one_line(run: ListedRun) -> str:
-    """Return the first line of the error, after the folder's name if the line does not contain it."""
-    text = (run.error or "").splitlines()[0] if run.error else ""
+    """Return the error as one line, after the folder's name if the line does not contain it."""
+    text = " ".join((run.error or "").split())
     return text if str(run.run) in text else f"{run.run}: {text}"

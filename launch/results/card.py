@@ -27,6 +27,7 @@ from launch.results.significance import LEAST, half_width
 from launch.results.statistics import heading, percent, scale_of
 from launch.results.tables import NONE, Grid, extent
 from launch.runs.folder import RunFolder
+from launch.runs.source_commit import ROOT
 from launch.terminal import write_text
 
 SCORES = (
@@ -241,7 +242,11 @@ def _checks(group: Group) -> Iterator[tuple[bool, str]]:
     yield check("messages are sent without loss", lossy)
     commits = {str(run.manifest.get("commit") or "unknown") for run in runs}
     dirty = ", ".join(sorted(c for c in commits if c == "unknown" or c.endswith("+")))
-    yield check("the source is a commit without changes", f"uncommitted changes: {dirty}" if dirty else "")
+    files = {str(path) for run in runs for path in run.experiment.get("sources") or () if ".py" in path}
+    outside = ", ".join(sorted(Path(f).name for f in files if not Path(f).is_relative_to(ROOT)))
+    lacks = (("uncommitted changes", dirty), ("not in the commit", outside))
+    lack = "; ".join(f"{what}: {where}" for what, where in lacks if where)
+    yield check("the source is a commit without changes", lack)
     drift = "; ".join(text for run in runs for text in run.drift)
     makes = {(_text(run.manifest.get("versions")), _processor(run)) for run in runs}
     several = "several commits, versions or processors" if len(makes) > 1 or len(commits) > 1 else ""

@@ -48,8 +48,9 @@ MORE_HEADS = {
     "test_ece": "ECE",
     "test_brier": "Brier",
     "client_accuracy_worst": "worst\nclient %",
+    "simulated_seconds": "s,\nsimulated",
 }
-MORE = {f"{metric}@end": metric for metric in MORE_HEADS}
+MORE = {f"{metric.removesuffix('_seconds')}@end": metric for metric in MORE_HEADS}
 FOLDER = Path("comparisons")
 """The folder of the page if --out is not given."""
 
@@ -221,7 +222,8 @@ def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]
         cells.append(_megabytes([m.bytes for m in g.members]))
         for level in target:
             c = cost(0, g, level)
-            cells.append(_megabytes([c.median]) if c.whole else unreached(c))
+            median = _megabytes([c.median]) if math.isfinite(c.median) else ""
+            cells.append(median if c.whole else f"{median} {unreached(c)}".strip())
         table.add_row(name(g), str(len(g.members)), *cells)
     return table
 

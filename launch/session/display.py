@@ -40,8 +40,9 @@ class Display(ProgressDisplay):
     def traffic(self, summary: Mapping[str, Any]) -> None:
         """Print the algorithm's bytes on the wire for each message field, with totals."""
         table = Table("algorithm traffic", header_style="bold")
+        most = ", at most" if summary.get("exact") is False else ""  # of a plan
         for direction in ("down", "up"):
-            table.add_column(direction, justify="right")
+            table.add_column(direction + most, justify="right")
             table.add_column("share", justify="right", style="dim")
         traffic = summary["bytes"].get("algorithm", {})
         rows = _rows_of(traffic)

@@ -89,6 +89,15 @@ def test_seeds_are_one_card_with_student_s_interval(make: Make) -> None:
     assert "- [x] n = 5: a comparison is possible" in text
 
 
+def test_an_algorithm_of_a_file_elsewhere_is_not_in_the_commit(
+    launched: Callable[..., Path], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("from protocols.fedavg import FedAvg as Mine\n", encoding="utf-8")
+    folder = launched("mine", rounds=1, algo=f"{mine}:Mine", model="logistic", clients=2)
+    assert "not in the commit: mine.py" in card_of(folder).markdown()
+
+
 def test_a_diverged_or_unfinished_run_is_on_the_checklist(make: Make) -> None:
     make("a0", (0.5, 0.4, 0.1), seed=0)  # the helper's NLL is 1 - accuracy: it rises
     text = card_of(make("a1", (0.1, 0.2, 0.5), seed=1, codecs={"mean": "bf16"})).markdown()

@@ -222,6 +222,13 @@ def test_tables_are_written_as_markdown_and_csv(make: Make, tmp_path: Path) -> N
     assert float(row["test_accuracy_mean"]) == pytest.approx(0.7)
 
 
+def test_the_terminal_and_the_page_say_the_same_median_where_a_seed_does_not_reach_it(make: Make) -> None:
+    for seed, accuracies in enumerate([(0.1, 0.5, 0.7), (0.1, 0.7, 0.7), (0.1, 0.2, 0.3)]):
+        runs = make(f"a{seed}", accuracies, seed=seed).parent
+    printed = invoke(runs, "--to", "0.7").output.replace("\N{NO-BREAK SPACE}", " ")
+    assert re.search(r"^fedavg +3 .* 4.00 2 of 3$", printed, re.MULTILINE), printed
+
+
 def test_the_terminal_fits_80_columns_and_says_where_the_files_are(make: Make, tmp_path: Path) -> None:
     for n, codec in enumerate(("bf16", "best:0.1", "delta+zstd")):
         selected = {"down.mean": "bf16", "up.mean": codec, "up.precision": codec}

@@ -131,6 +131,13 @@ def test_nothing_is_said_of_a_step_that_fits_or_was_chosen(changes: dict[str, An
     assert not step_remark(replace(FEWER, **changes))
 
 
+def test_a_client_column_without_the_natural_partition_is_not_used() -> None:
+    table = Experiment(dataset="rows.csv,label=y,client=site")
+    assert "client=site is not used, because --partition is two_dirichlet" in remarks(table)[-1]
+    for changes in ({"partition": "natural"}, {"dataset": "rows.csv,label=y"}, {"dataset": "digits"}):
+        assert not any("is not used" in line for line in remarks(replace(table, **changes)))
+
+
 def test_launch_plan_and_sweep_say_it_unless_they_are_quiet(tmp_path: Path) -> None:
     options = ["--algo", "ivon_pvi", "--clients", "4", "--participation", "2", "--rounds", "1"]
     run = ["--workers", "0", "--set", "epochs=1", "--out", str(tmp_path / "run")]

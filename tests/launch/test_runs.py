@@ -113,6 +113,9 @@ def test_the_state_is_what_the_summary_says_or_killed(folder: Path, status: str 
     with locked(folder / "one"):
         assert listed(str(folder))[0]["state"] == "running"
     assert state in runs(str(folder)).stdout
+    if status == "failed":
+        change(folder / "one", "summary.json", error="worker 1 failed:\n  the reason is below\n")
+        assert "worker 1 failed: the reason is below" in runs(str(folder)).stdout
 
 
 def test_runs_are_in_the_order_in_which_they_were_begun(folder: Path) -> None:

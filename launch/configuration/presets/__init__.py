@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsim import plugins
+from fedsim import plugins, user_files
 from fedsim.errors import unknown
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, read_toml
 from launch.configuration.names import asks_fewer, names as algorithms, of_those_asked
@@ -100,8 +100,20 @@ def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experimen
 
 
 def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
-    """Return one-line remarks on the hyperparameters. `preset` is the preset's name, if any."""
-    return tuple(line for line in (remark(experiment, preset), step_remark(experiment)) if line)
+    """Return one-line remarks on the experiment. `preset` is the preset's name, if any."""
+    lines = (remark(experiment, preset), step_remark(experiment), client_remark(experiment))
+    return tuple(line for line in lines if line)
+
+
+def client_remark(experiment: Experiment) -> str:
+    """Return a line if a table names its clients, and the partition divides the rows otherwise; else ""."""
+    named = [part for part in experiment.dataset.split(",")[1:] if part.startswith("client=")]
+    if not named or not user_files.is_table(experiment.dataset) or experiment.partition.startswith("natural"):
+        return ""
+    return (
+        f"{named[0]} is not used, because --partition is {plugins.short(experiment.partition)}; with "
+        "--partition natural every client has its own rows"
+    )
 
 
 def step_remark(experiment: Experiment, advice: str = "--set '{name}={value}'") -> str:
