@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, 
 import msgspec
 from msgspec import Meta
 
+from fedsim import user_files
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.removed import removed
-from fedsim.user_files import read_text
 
 T = TypeVar("T")
 
@@ -357,7 +357,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"--set {text!r}: give key=value, such as --set delta=0.1")
     try:
         parsed = tomllib.loads(f"v = {value}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key, value.strip()
     return key, parsed["v"] if isinstance(parsed["v"], bool | int | float | str) else value.strip()
 
@@ -365,11 +365,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def read_toml(path: Path, owner: str = "--config") -> dict[str, Any]:
     """Read a configuration file."""
     try:
-        return tomllib.loads(read_text(path))
+        return user_files.read_toml(path)
     except OSError as e:
         raise UsageError(f"{owner} {path}: {e.strerror}") from None
-    except tomllib.TOMLDecodeError as e:
-        raise UsageError(f"{owner} {path}: {e}") from None
     except DataError as e:
         raise UsageError(f"{owner} {e}") from None
 

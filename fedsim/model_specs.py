@@ -9,7 +9,6 @@ This module imports no large packages, because options are resolved before the f
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from fedsim import plugins
 from fedsim.errors import UsageError
+from fedsim.foreign_files import sha256
 from fedsim.plugins import WEIGHTS
 from fedsim.removed import removed
 from fedsim.specs import Form
@@ -105,5 +105,4 @@ def _sha256(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _hashed(path: Path, state: tuple[int, ...]) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(path, most=None)

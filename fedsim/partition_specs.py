@@ -6,11 +6,11 @@ before the fork server imports NumPy.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.errors import UsageError
+from fedsim.foreign_files import sha256
 from fedsim.removed import removed
 from fedsim.specs import whole
 
@@ -98,6 +98,6 @@ def digest(text: str) -> dict[str, str]:
 
 def _sha256(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return sha256(path)
     except OSError as e:
         raise UsageError(f"--partition {PREFIX}{path}: {e.strerror}") from None

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from fedsim import live_objects, partition_specs, traces, user_files
 from fedsim.errors import FedsimError, UsageError, unknown
+from fedsim.foreign_files import read, sha256
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
@@ -72,7 +73,7 @@ def fingerprint(spec: str) -> str:
     """Return a spec's identity, which depends on the bytes of its file, but not on the file's folder."""
     path, name = path_and_name(spec)
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = sha256(path)
     except OSError as e:
         raise UsageError(f"{short(spec)}: cannot read {path}: {e.strerror}") from None
     return f"{path.stem}:{name}@{digest}"
@@ -166,7 +167,7 @@ def _executed(path: Path, spec: str, option: str) -> _File:
     if not path.is_file():
         raise UsageError(f"{option} {short(spec)}: there is no file {path}")
     try:
-        source = path.read_bytes()
+        source = read(path, links=True)
     except OSError as e:
         raise UsageError(f"{option} {short(spec)}: cannot read {path}: {e.strerror}") from None
     digest = hashlib.sha256(source).hexdigest()

@@ -6,10 +6,9 @@ before the fork server imports NumPy.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from fedsim import event_rules
+from fedsim import event_rules, foreign_files
 
 PREFIX = "trace:"
 CHANCES = ("gone", "lost")
@@ -47,4 +46,4 @@ def digest(spec: str) -> dict[str, str]:
 
 def sha256(path: str) -> str:
     """Return the digest of a file that results depend on."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return foreign_files.sha256(Path(path))

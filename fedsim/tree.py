@@ -15,7 +15,6 @@ Source: hierarchical aggregation, Bonawitz et al. 2019, Sec. 4, https://arxiv.or
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, make_dataclass
 from functools import cache
@@ -30,7 +29,7 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm, Exchange
 from fedsim.errors import DataError, UsageError
 from fedsim.specs import whole
-from fedsim.user_files import read_text
+from fedsim.user_files import read_toml
 from fedsim.wire.schema import Dims, FieldKind, optional_group, summed_scalars
 
 _EVEN = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
@@ -129,11 +128,11 @@ def check_tree(
 def _of_file(path: Path, clients: int) -> Tree:
     """Read a TOML file with a table `edges`, in which a line is NAME = "0-24,30" or NAME = [0, 1, 30]."""
     try:
-        edges = tomllib.loads(read_text(path)).get("edges")
+        edges = read_toml(path).get("edges")
     except OSError as e:
         raise UsageError(f"--tree {path}: {e.strerror}") from None
-    except tomllib.TOMLDecodeError as e:
-        raise DataError(f"--tree {path}: {e}") from None
+    except DataError as e:
+        raise DataError(f"--tree {e}") from None
     if not isinstance(edges, Mapping) or not edges:
         raise DataError(f'{path} has no table [edges] with a line NAME = "0-24" for every edge server')
     owners = np.full(clients, -1, dtype=np.int32)

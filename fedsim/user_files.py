@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import gzip
 import io
+import tomllib
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from fedsim.errors import DataError
+from fedsim.foreign_files import NESTED, opened
 
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 """File name extensions that --dataset reads as tables (fedsim.data.readers.table_files)."""
@@ -46,8 +48,20 @@ def read_text(path: Path) -> str:
         return file.read().replace("\r\n", "\n")
 
 
-def _opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; raise DataError if it is none, and the errors of `opened_text`."""
+    try:
+        return tomllib.loads(read_text(path))
+    except ValueError as e:  # no TOML, or a number of too many digits
+        raise DataError(f"{path}: {e}") from None
+    except RecursionError:
+        raise DataError(f"{path}: {NESTED}") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    with opened(path, links=True) as file:
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.suffix.lower() == ".gz" else file
 
 
 def refuse_utf_16(path: Path) -> None:
@@ -96,7 +110,7 @@ def _wrong(path: Path, folder: bool) -> str:
         elif folder:
             return "is a file, not a folder"
         else:
-            path.open("rb").close()
+            opened(path, links=True).close()
     except OSError as e:
         return f"cannot be read: {e.strerror}"
     return ""

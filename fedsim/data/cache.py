@@ -36,6 +36,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.data.arrays import REQUIRED, Arrays
+from fedsim.foreign_files import sha256
 
 # Increase FORMAT when a reader's output for the same source files changes.
 FORMAT = 5
@@ -119,13 +120,8 @@ def _content(sources: Sequence[Path], state: str) -> str:
         return state
     digest = hashlib.sha256()
     for path in sources:
-        digest.update(bytes.fromhex(_digest(path)))
+        digest.update(bytes.fromhex(sha256(path, most=None)))
     return digest.hexdigest()[:16]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _open(folder: Path) -> Arrays | None:
@@ -154,7 +150,7 @@ def _compare(path: Path, digest: str) -> None:
     """Compare a file with its digest, once per process; ValueError if its bytes have changed."""
     checked = (path, _state_of(path), digest)
     if checked not in _intact:
-        if _digest(path) != digest:
+        if sha256(path, most=None) != digest:
             raise ValueError(f"{path.name} is not as it was written")
         _intact.add(checked)
 
@@ -167,7 +163,7 @@ def _store(folder: Path, arrays: Arrays) -> None:
     try:
         for key, array in arrays.items():
             np.save(draft / f"{key}.npy", array, allow_pickle=False)
-        digests = {key: _digest(draft / f"{key}.npy") for key in arrays}
+        digests = {key: sha256(draft / f"{key}.npy", most=None) for key in arrays}
         (draft / DIGESTS).write_text(json.dumps(digests) + "\n", encoding="utf-8")
         try:
             draft.rename(folder)

@@ -12,11 +12,12 @@ from rich.table import Table
 
 from fedsim import plugins
 from fedsim.errors import FedsimError
+from fedsim.foreign_files import checked
 from launch.commands.errors import Command
 from launch.commands.shared import PATH, json_option
 from launch.configuration.target_accuracy import percent
-from launch.runs.folder import DAMAGED, DONE, FAILED, RunFolder, run_folders
-from launch.runs.manifest import MANIFEST
+from launch.runs.documents import Finished
+from launch.runs.folder import DAMAGED, DONE, FAILED, SUMMARY, RunFolder, damage, is_run, run_folders
 from launch.terminal import console, megabytes, percentage, print_json, print_table, say
 from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import metrics_lines
@@ -80,7 +81,7 @@ def listed(folders: Sequence[Path]) -> list[ListedRun]:
     """Return the runs of run folders, and of folders that contain run folders, in order of start time."""
     runs: dict[Path, None] = {}
     for folder in folders:
-        runs |= dict.fromkeys([folder] if (folder / MANIFEST).is_file() else run_folders(folder))
+        runs |= dict.fromkeys([folder] if is_run(folder) else run_folders(folder))
     return sorted(map(_listed, runs), key=lambda r: (r.started, str(r.run)))
 
 
@@ -89,29 +90,26 @@ def _listed(folder: Path) -> ListedRun:
         return _described(RunFolder.open(folder))
     except FedsimError as e:
         return ListedRun(folder, DAMAGED, error=str(e))
-    except (LookupError, TypeError, ValueError, AttributeError) as e:
-        return ListedRun(folder, DAMAGED, error=f"{folder} has a file that is damaged: {e!r}")
 
 
 def _described(run: RunFolder) -> ListedRun:
     experiment, summary, status = run.experiment, run.summary, run.status
     lines = [line for line, _ in metrics_lines(run.path / METRICS)]
     commits = {} if status == DONE else run.commits
-    down, up = (
-        int(summary[f"bytes_{side}"])
-        if status == DONE
-        else sum(int(commit[f"bytes_{side}"]) for commit in commits.values())
-        for side in ("down", "up")
-    )
+    if status == DONE:
+        with damage(run.path / SUMMARY):
+            checked(summary, Finished)
+    sent = [summary] if status == DONE else [*commits.values()]
+    down, up = (sum(of[f"bytes_{side}"] for of in sent) for side in ("down", "up"))
     return ListedRun(
         run=run.path,
         state=status,
-        started=str(run.manifest["started"]),
-        algo=plugins.short(str(experiment["algo"])),
-        dataset=plugins.short(str(experiment["dataset"])),
-        seed=int(experiment["seed"]),
-        rounds_done=int(summary["rounds"]) if status == DONE else max(commits, default=0),
-        rounds=int(experiment["rounds"]),
+        started=run.manifest.get("started", ""),
+        algo=plugins.short(experiment["algo"]),
+        dataset=plugins.short(experiment["dataset"]),
+        seed=experiment["seed"],
+        rounds_done=summary["rounds"] if status == DONE else max(commits, default=0),
+        rounds=experiment["rounds"],
         until=experiment.get("until") or None,
         test_accuracy=lines[-1].get("test_accuracy") if lines else None,
         bytes_down=down,
@@ -131,7 +129,7 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
         f"{rounds} to {percent(run.until)}" if run.until else rounds,
         NONE if run.test_accuracy is None else percentage(run.test_accuracy),
         megabytes((run.bytes_down or 0) + (run.bytes_up or 0)),
-        f"{datetime.fromisoformat(run.started):%Y-%m-%d %H:%M}",
+        f"{datetime.fromisoformat(run.started):%Y-%m-%d %H:%M}" if run.started else NONE,
     )
 
 

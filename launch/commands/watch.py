@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,22 +12,32 @@ from typing import Any
 import click
 
 from fedsim import plugins
-from fedsim.errors import DataError, FedsimError, Interrupted, UsageError
+from fedsim.errors import DataError, FedsimError, Interrupted
 from launch.commands.errors import Command
 from launch.commands.shared import run_argument
 from launch.progress_display import ProgressDisplay
-from launch.runs.folder import DONE, KILLED, RUNNING, SUMMARY, RunFolder, json_or_empty
+from launch.runs.documents import Summary
+from launch.runs.folder import (
+    DONE,
+    KILLED,
+    RUNNING,
+    SUMMARY,
+    RunFolder,
+    document_or_empty,
+    is_run,
+    run_folders,
+)
 from launch.runs.growing import GrowingLines
-from launch.runs.manifest import MANIFEST
 from launch.terminal import counted, percentage
 from workers.storage.growing_file import METRICS
+from workers.storage.metrics_file import line_of
 
 EXIT = {"done": 0, "interrupted": Interrupted.exit_code, "killed": 137}
 """The exit code for a run's status; other statuses, such as failed, give 1."""
 GRACE = 5.0
 """Seconds until a run without a coordinator counts as killed, and a sweep without a running run as ended."""
 
-SHOWN = {"seconds", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
+SHOWN = {"round", "seconds", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
 """The numbers of a round that are shown."""
 
 
@@ -90,7 +99,9 @@ class WatchedRun:
             self._gone = now
         starting = self._gone is not None and now - self._gone < GRACE
         self.status = "" if status == RUNNING or starting else status
-        self.error = str(json_or_empty(self.path / SUMMARY).get("error") or "") if self.status else ""
+        self.error = (
+            str(document_or_empty(self.path / SUMMARY, Summary).get("error") or "") if self.status else ""
+        )
 
     def update(self, now: float) -> str:
         """Call look() and return the status, without the lines."""
@@ -109,11 +120,10 @@ class WatchedRun:
     def _new(self) -> Iterator[dict[str, Any]]:
         for text in self._lines.new():
             try:
-                line = json.loads(text)
-                whole = isinstance(line["round"], int) and line.keys() >= SHOWN
-            except (ValueError, LookupError, TypeError):
-                whole = False
-            if not whole:
+                line = line_of(text)
+            except ValueError:
+                line = {}
+            if not line.keys() >= SHOWN:
                 if self._lines.at == len(text) + 1:
                     raise DataError(
                         f"{self._lines.path} is damaged: its first line is not the record of a round"
@@ -125,7 +135,7 @@ class WatchedRun:
 
 def follow(folder: Path, interval: float = 1.0) -> int:
     """Show a run, or the runs in a folder, every `interval` s until they end; return the exit code."""
-    if not (folder / MANIFEST).is_file() and _run_folders(folder):
+    if not is_run(folder) and _run_folders(folder):
         return _watch_all(folder, interval)
     experiment, watched = RunFolder.open(folder).experiment, WatchedRun(folder)
     display = ProgressDisplay(int(experiment["rounds"]))
@@ -176,6 +186,4 @@ def _progress(running: Sequence[WatchedRun], runs: int) -> str:
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}")
-    return [path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))]
+    return [path for path in run_folders(folder) if is_run(path)]

@@ -10,7 +10,6 @@ This module does not import torch, because options are resolved before the fork 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -19,6 +18,7 @@ from typing import Any
 
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.experiment import Experiment, dotted, read_toml
+from fedsim.foreign_files import json_value
 from fedsim.user_files import read_text
 from launch.configuration.presets import Preset
 
@@ -126,7 +126,7 @@ def _of_recipe(path: Path, file: Mapping[str, Any], label: str) -> Tables:
 def _of_manifest(path: Path) -> Tables:
     """Return a manifest's experiment without the entries that were derived from data and algorithm."""
     try:
-        described = json.loads(read_text(path))["experiment"]
+        described = json_value(read_text(path))["experiment"]
         own = {f.name: described[f.name] for f in fields(Experiment) if f.name in described}
     except OSError as e:
         raise UsageError(f"--config {path}: {e.strerror}") from None

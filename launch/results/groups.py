@@ -18,7 +18,7 @@ from launch.configuration import names
 from launch.results.labels import labels, natural
 from launch.results.statistics import Values, sides, value
 from launch.runs.client_costs import ClientCosts, Sent, of_ledger
-from launch.runs.folder import RunFolder
+from launch.runs.folder import RunFolder, is_run, run_folders
 from launch.runs.summary import check_numbers
 from launch.runs.tables import Curve
 from workers.storage.growing_file import LEDGER
@@ -248,11 +248,11 @@ def settings_of(run: RunFolder) -> dict[str, Any]:
 
 def _expanded(path: Path) -> list[Path]:
     """Return the run folder itself, or the run folders in a folder."""
-    if (path / "manifest.json").is_file():
+    if is_run(path):
         return [path]
     if not path.is_dir():
         raise UsageError(f"there is no run folder {path}")
-    result = sorted(p.parent for p in path.glob("*/manifest.json"))
+    result = [folder for folder in run_folders(path) if is_run(folder)]
     if not result:
         raise UsageError(f"{path} is not a run folder, and there is none in it: no manifest.json")
     return result

@@ -181,11 +181,11 @@ def _data(run: RunFolder, metrics: pandas.DataFrame) -> Iterator[Part]:
     for name, what in (("ledger.csv", rows), ("timeline.csv", "when each task ran")):
         if not run.has(name):
             continue
-        path = run.path / name
-        if (size := path.stat().st_size) <= EMBEDDED:
-            yield File(name, path.read_text(encoding="utf-8"), what)
+        content = run.checked_bytes(name)
+        if len(content) <= EMBEDDED:
+            yield File(name, content.decode(errors="replace"), what)
         else:
-            yield Text(f"{path}: {what}, {size / 1e6:.1f} MB")
+            yield Text(f"{run.path / name}: {what}, {len(content) / 1e6:.1f} MB")
 
 
 def _card(run: RunFolder) -> Iterator[Part]:

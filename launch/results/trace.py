@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedsim import plugins
-from fedsim.errors import DataError, UsageError
+from fedsim.errors import UsageError
 from fedsim.version import __version__
 from fedsim.wire.ledger_rows import Entry
 from launch.runs.folder import RunFolder
@@ -103,16 +103,13 @@ def committed_rounds(run: RunFolder) -> Mapping[int, Committed]:
     rounds: dict[int, Committed] = {}
     start = 0
     journal = run.path / JOURNAL
-    try:
-        for record in journal_records(journal) if run.has(JOURNAL) else ():
-            if record["what"] == "start":
-                start += 1
-            elif record["what"] == "commit":
-                commit = record["about"]
-                dropped = frozenset(commit["participants"]).difference(commit["folded"])
-                rounds[int(record["round"])] = Committed(max(start, 1), dropped)
-    except (LookupError, TypeError, ValueError):
-        raise DataError(f"{journal} is damaged: a record of a commit does not say who took part") from None
+    for record in journal_records(journal) if run.has(JOURNAL) else ():
+        if record["what"] == "start":
+            start += 1
+        elif record["what"] == "commit":
+            commit = record["about"]
+            dropped = frozenset(commit["participants"]).difference(commit["folded"])
+            rounds[int(record["round"])] = Committed(max(start, 1), dropped)
     return rounds
 
 

@@ -9,22 +9,23 @@ Importing this module imports neither torch nor pandas.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
+from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-
 from fedsim.errors import DataError, DiskError, MismatchError, UsageError, WireError
 from fedsim.experiment import Experiment, convert
+from fedsim.foreign_files import DOCUMENT, checked, json_value, opened, read
 from fedsim.wire.ledger_rows import Entry
+from launch.runs.documents import CURE, EXPERIMENT, Manifest, Summary
 from launch.runs.growing import rows_of
 from launch.runs.manifest import ALWAYS, FORMAT, MANIFEST, WIRE, digest, lasting_digest
 from launch.runs.tables import Curve, every_round, ledger_frame, metrics_frame
@@ -33,6 +34,7 @@ from workers.storage.atomic_files import disk_errors, is_locked
 from workers.storage.committed_files import read_committed_files
 from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE, FileDigest
 from workers.storage.journal import read_journal
+from workers.storage.metrics_file import line_of
 
 if TYPE_CHECKING:
     import pandas
@@ -89,21 +91,24 @@ class RunFolder:
             DataError: if the manifest is damaged.
         """
         path = self.path / MANIFEST
-        if not path.is_file():
-            raise UsageError(f"{self.path} is not a run folder: there is no {path}")
-        content = json_of(path)
+        content = document(path, Any, f"{self.path} is not a run folder: there is no {path}")
         if content.get("format") != FORMAT:
             other = content.get("format")
             raise UsageError(f"{path} has format {other!r}; this version of fedsim reads format {FORMAT}")
+        with damage(path):
+            checked(content, Manifest)
         if (wire := content.get("wire", 1)) != WIRE:
-            version = (content.get("versions") or {}).get("fedsim", "of another version")
+            version = content.get("versions", {}).get("fedsim", "of another version")
             raise MismatchError(
                 f"{self.path} was started by fedsim {version} with wire format {wire}; this version of "
                 f"fedsim uses {WIRE}. Finish it with the version that started it, or start anew"
             )
-        experiment = content.get("experiment")
-        if missing := [key for key in ALWAYS if not isinstance(experiment, dict) or key not in experiment]:
-            raise DataError(f"{self.path}: its manifest is damaged: the experiment has no {missing[0]}")
+        experiment = content.get("experiment", {})
+        with damage(path):
+            if missing := [key for key in ALWAYS if key not in experiment]:
+                raise ValueError(f"the experiment has no {missing[0]}")
+            for key in EXPERIMENT.keys() & experiment.keys():
+                checked(experiment[key], EXPERIMENT[key], key)
         recorded = content.get("experiment_sha256")
         if recorded and recorded != digest(content["experiment"]):
             raise DataError(f"{path} was changed: its experiment_sha256 does not match its experiment")
@@ -133,7 +138,7 @@ class RunFolder:
     @cached_property
     def summary(self) -> Mapping[str, Any]:
         """The content of summary.json, written when the run ends; empty before, and if the run was killed."""
-        return json_of(self.path / SUMMARY) if self.has(SUMMARY) else {}
+        return document(self.path / SUMMARY, Summary) if self.has(SUMMARY) else {}
 
     @property
     def status(self) -> str:
@@ -147,7 +152,7 @@ class RunFolder:
         if is_locked(self.path):
             return RUNNING
         try:
-            if status := json_or_empty(self.path / SUMMARY).get("status"):
+            if status := document_or_empty(self.path / SUMMARY, Summary).get("status"):
                 return str(status)
             _ = self.summary
             _ = self.manifest
@@ -163,22 +168,20 @@ class RunFolder:
     @property
     def not_recorded(self) -> list[str]:
         """The distinct reasons in this machine's logs why workers on GPUs recorded no training steps."""
-        lines = [
-            line
-            for log in sorted((self.path / "logs").glob("worker-*.log"))
-            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-        ]
+        lines: list[str] = []
+        for log in sorted((self.path / "logs").glob("worker-*.log")):
+            with suppress(OSError):
+                lines += read(log, DOCUMENT).decode(errors="replace").splitlines()
         reasons = (line.removeprefix(NOT_RECORDED) for line in lines if line.startswith(NOT_RECORDED))
         return list(dict.fromkeys(reasons))
 
     @property
     def processes(self) -> list[dict[str, Any]]:
         """The rows of processes.json; empty if it cannot be read, because nothing depends on it."""
-        try:
-            rows = json.loads((self.path / PROCESSES).read_text())
-        except (OSError, ValueError):
-            return []
-        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        with suppress(OSError, ValueError):
+            rows = json_value(read(self.path / PROCESSES, DOCUMENT))
+            return list(checked(rows, list[dict[str, str | int | None]]))
+        return []
 
     @property
     def params(self) -> int:
@@ -212,8 +215,8 @@ class RunFolder:
         later rounds are those of an interrupted round, which a resume computes again.
         """
         journal = self.path / JOURNAL
-        records = read_journal(journal) if journal.is_file() else []
-        return {int(r["round"]): r["about"] for r in records if r["what"] == "commit"}
+        records = read_journal(journal) if self.has(JOURNAL) else []
+        return {r["round"]: r["about"] for r in records if r["what"] == "commit"}
 
     @property
     def last_round(self) -> int | None:
@@ -226,17 +229,21 @@ class RunFolder:
     # ---- the growing files, compared with their digests
 
     def has(self, name: str) -> bool:
-        """Return True if there is a file of this name; a run that ended early lacks some files."""
-        return (self.path / name).is_file()
+        """Return True if there is something of this name; a run that ended early lacks some files."""
+        return lexists(self.path / name)
 
     def file(self, name: str) -> Path:
-        """Return the path of a file of the run; raise UsageError if the file is missing."""
+        """Return the path of a regular file of the run; raise UsageError if it cannot be read."""
         path = self.path / name
-        if not path.is_file():
+        try:
+            opened(path).close()
+        except FileNotFoundError:
             raise UsageError(
                 f"{self.path} is not a run folder, or its run ended before it wrote {name}: there is "
                 "no such file"
-            )
+            ) from None
+        except OSError as e:
+            raise UsageError(f"{path}: {e.strerror}") from None
         return path
 
     @cached_property
@@ -258,7 +265,7 @@ class RunFolder:
         """Return the run. Raise DataError if the experiment or a growing file differs from its record."""
         self.check_experiment()
         for name in self.known.files:
-            if (self.path / name).exists():
+            if self.has(name):
                 self.checked_bytes(name)
         return self
 
@@ -276,16 +283,15 @@ class RunFolder:
 
     def checked_bytes(self, name: str) -> bytes:
         """Return a growing file's content; raise UsageError if it is missing, DataError if it was changed."""
-        path = self.file(name)
+        path, was = self.file(name), self.known.files.get(name)
         try:
-            data = path.read_bytes()
+            if was is not None:
+                self._check_size(path, path.stat().st_size, was)
+            data = read(path)
         except OSError as e:
             raise UsageError(f"{path}: {e.strerror}") from None
-        was = self.known.files.get(name)
-        if was is not None:
-            self._check_size(path, len(data), was)
-            if sha256(memoryview(data)[: was.bytes]).hexdigest() != was.sha256:
-                raise DataError(self._other_rows(path, was))
+        if was is not None and sha256(memoryview(data)[: was.bytes]).hexdigest() != was.sha256:
+            raise DataError(self._other_rows(path, was))
         return data
 
     def check_files(self, *names: str) -> None:
@@ -293,7 +299,7 @@ class RunFolder:
         self.check_experiment()
         for name in names:
             path, was = self.path / name, self.known.files.get(name)
-            if not path.is_file():
+            if not self.has(name):
                 raise UsageError(
                     f"{self.path} has no {name}: its run ended before it wrote this file, or it was removed"
                 )
@@ -338,10 +344,11 @@ class RunFolder:
         rounds: list[int] = []
         for number, text in enumerate(written[: written.rfind(b"\n") + 1].splitlines(), 1):
             try:
-                lines.append(json.loads(text))
-                rounds += [int(lines[-1]["round"])] if {"bytes_down", "bytes_up"} <= lines[-1].keys() else []
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise DataError(f"{path} is damaged: line {number} is not the record of a round") from None
+                lines.append(line_of(text))
+                rounds += [lines[-1]["round"]] if {"bytes_down", "bytes_up"} <= lines[-1].keys() else []
+            except ValueError as e:
+                why = f"line {number} is not the record of a round ({e})"
+                raise DataError(f"{path} is damaged: {why}; {CURE}") from None
         if len(rounds) < len(lines):
             raise DataError(f"{path} is damaged: a line has no bytes_down or bytes_up")
         if every_round(rounds):
@@ -353,6 +360,13 @@ class RunFolder:
             for line, now, before in zip(lines, so_far, [0, *so_far], strict=False):
                 line[f"bytes_{side}"] = now - before
         return tuple(lines)
+
+    @property
+    def evaluated_round(self) -> int:
+        """The round of the last whole line of metrics.jsonl; 0 if there is none."""
+        with suppress(OSError, ValueError, LookupError):
+            return int(line_of(read(self.path / METRICS).rsplit(b"\n", 2)[-2])["round"])
+        return 0
 
     # ---- tables
 
@@ -385,21 +399,25 @@ class RunFolder:
 
 def _known_by_summary(path: Path) -> KnownFiles:
     """Return the record of the growing files in summary.json."""
-    summary = json_of(path)
-    try:
-        listed = msgspec.convert(summary.get("files", {}), dict[str, dict[str, int | str]])
-        files = {name: msgspec.convert({**of, "name": name}, FileDigest) for name, of in listed.items()}
-    except msgspec.ValidationError as e:
-        raise DataError(f"{path} is damaged: files: {e}") from None
+    summary = document(path, Summary)
+    files = {name: FileDigest(name, **of) for name, of in summary.get("files", {}).items()}
     return KnownFiles(SUMMARY, True, files, str(summary.get("experiment_sha256") or ""))
 
 
+def is_run(folder: Path) -> bool:
+    """Return True if a folder has a manifest, of whatever kind."""
+    return lexists(folder / MANIFEST)
+
+
 def run_folders(folder: Path) -> list[Path]:
-    """Return the run folders in a folder, ordered by name, including those without a manifest."""
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}")
+    """Return the run folders in a folder, ordered by name, including those without a manifest, and those that
+    may not be entered."""
     traces = (MANIFEST, JOURNAL, "lock", SUMMARY)
-    return [p for p in sorted(folder.iterdir()) if p.is_dir() and any((p / n).is_file() for n in traces)]
+    with disk_errors(f"cannot read {folder}"):
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder}")
+        folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [p for p in folders if not os.access(p, os.X_OK) or any(lexists(p / name) for name in traces)]
 
 
 def check_entries(folder: Path) -> None:
@@ -419,23 +437,37 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def json_of(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run; return {} if it holds no object. Raise UsageError if it cannot be read, and
-    DataError if it is damaged."""
+@contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """Turn ValueErrors in the block into DataErrors about a file of a run."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        yield
+    except ValueError as e:
+        raise DataError(f"{path} is damaged: {e}; {CURE}") from None
+
+
+def document(path: Path, kind: Any, missing: str = "") -> dict[str, Any]:
+    """Read a JSON file of a run; return {} if it holds no object.
+
+    kind: the type of the content. missing: the error if there is no such file or folder.
+
+    Raises:
+        UsageError: if the file cannot be read.
+        DataError: if it is damaged, or its content is of another type.
+    """
+    try:
+        data = read(path, DOCUMENT)
+    except (FileNotFoundError, NotADirectoryError) as e:
+        raise UsageError(missing or f"{path}: {e.strerror}") from None
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}") from None
-    except ValueError as e:
-        where = f"line {e.lineno} is not JSON" if isinstance(e, json.JSONDecodeError) else "it is not text"
-        raise DataError(f"{path} is damaged: {where}") from None
-    return dict(result) if isinstance(result, dict) else {}
+    with damage(path):
+        content = json_value(data)
+        return dict(checked(content, kind)) if isinstance(content, dict) else {}
 
 
-def json_or_empty(path: Path) -> dict[str, Any]:
+def document_or_empty(path: Path, kind: Any = Any) -> dict[str, Any]:
     """Read a JSON file of a run; return {} if it is missing or damaged."""
-    try:
-        result = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return result if isinstance(result, dict) else {}
+    with suppress(UsageError, DataError):
+        return document(path, kind)
+    return {}

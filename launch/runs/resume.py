@@ -19,7 +19,8 @@ from launch.configuration.config import Overrides, check_execution
 from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy, percent
 from launch.runs import manifest
-from launch.runs.folder import SUMMARY, RunFolder, check_entries, json_or_empty
+from launch.runs.documents import Summary
+from launch.runs.folder import SUMMARY, RunFolder, check_entries, document_or_empty
 from launch.terminal import counted
 from workers.numerics import Difference
 from workers.storage.growing_file import METRICS
@@ -97,7 +98,7 @@ class Resumption:
 
     @cached_property
     def _summary(self) -> Mapping[str, Any]:
-        return json_or_empty(self.folder / SUMMARY)
+        return document_or_empty(self.folder / SUMMARY, Summary)
 
     def nothing_left(self, target: Experiment) -> str:
         """Return why there is nothing to resume; '' if there is something to do.

@@ -45,13 +45,15 @@ def ledger_frame(path: Path, written: bytes, last: int | None, sums: Any) -> pan
     `written` is the file's content. `sums` is the entry "bytes" of summary.json; if it is a dictionary,
     the rows must add up to it. Raise DataError if the file is damaged, or the sums differ.
     """
+    import numpy
     import pandas
 
     whole = BytesIO(written[: written.rfind(b"\n") + 1])
     types = {name: "str" if name in TEXT else "int64" for name in TREE_COLUMNS}
     try:
-        frame = pandas.read_csv(whole, dtype=types, keep_default_na=False)
-    except ValueError as e:
+        with numpy.errstate(invalid="raise"):
+            frame = pandas.read_csv(whole, dtype=types, keep_default_na=False)
+    except (ValueError, ArithmeticError) as e:
         raise DataError(f"{path} is damaged: {' '.join(str(e).split())}") from None
     if tuple(frame.columns) not in (COLUMNS, TREE_COLUMNS):
         raise DataError(f"{path} has the columns {', '.join(frame.columns)}; {', '.join(COLUMNS)} are due")

@@ -19,7 +19,8 @@ from launch.processes.supervisor import Supervisor
 from launch.runs import manifest
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.device_costs import device_costs
-from launch.runs.folder import json_of, json_or_empty
+from launch.runs.documents import Manifest
+from launch.runs.folder import document, document_or_empty
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
 from launch.session.display import Display
@@ -128,7 +129,7 @@ class Recorder:
             return  # the manifest has the facts of the previous worker
         self._facts = facts
         path = self.rundir.path / manifest.MANIFEST
-        before = json_of(path)
+        before = document(path, Manifest)
         after = manifest.with_workers(before, facts, [f"worker {worker}: {drift}"] if drift else [])
         if after != before:
             self.rundir.write_json(manifest.MANIFEST, after)
@@ -237,7 +238,7 @@ class Recorder:
         if self.problem.clock is not None:
             costs = device_costs(self.problem, self.rundir.ledger_rows(), self.last_round)
             summary["devices"] = costs
-        if drift := json_or_empty(self.rundir.path / manifest.MANIFEST).get("drift"):
+        if drift := document_or_empty(self.rundir.path / manifest.MANIFEST).get("drift"):
             summary["drift"] = drift
         self.rundir.write_json("summary.json", summary)
         return summary

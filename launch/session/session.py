@@ -21,7 +21,8 @@ from launch.configuration.worker_count import decide, lanes_of
 from launch.processes.local_node import LocalNode
 from launch.processes.supervisor import Supervisor
 from launch.runs import manifest
-from launch.runs.folder import json_of
+from launch.runs.documents import Manifest
+from launch.runs.folder import document
 from launch.runs.resume import Resumption
 from launch.runs.summary import Start, write_model
 from launch.runs.writer import RunDir
@@ -298,6 +299,6 @@ class Session:
         that do not depend on the device.
         """
         device, mine = self.problem.experiment.device, self.problem.net.device.type
-        recorded = manifest.facts_of(json_of(self.folder / manifest.MANIFEST), device)
+        recorded = manifest.facts_of(document(self.folder / manifest.MANIFEST, Manifest), device)
         facts = facts_of_process(mine, self.probe) if mine == device else facts_of_machine()
         return recorded | facts | {"device": device}

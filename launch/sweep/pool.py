@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsim.errors import DataError
-from launch.runs.folder import DONE, INTERRUPTED, KILLED, RUNNING, SUMMARY, RunFolder, json_or_empty
+from launch.runs.documents import Attempt, Summary
+from launch.runs.folder import DONE, INTERRUPTED, KILLED, RUNNING, SUMMARY, RunFolder, document_or_empty
 from launch.runs.source_commit import commit
 from workers.storage.atomic_files import disk_errors, is_locked, write_atomically
 
@@ -47,7 +48,7 @@ class Pool:
         return RunFolder(self.folder(trial))
 
     def error(self, trial: Named) -> str:
-        summary = json_or_empty(self.folder(trial) / SUMMARY)
+        summary = document_or_empty(self.folder(trial) / SUMMARY, Summary)
         return str(summary.get("error") or self._attempt(trial).get("error") or "no summary was written")
 
     def claim(self, trial: Named) -> int | None:
@@ -131,7 +132,7 @@ class Pool:
         return self.path / f"{trial.id}.tar"
 
     def _attempt(self, trial: Named) -> dict[str, Any]:
-        return json_or_empty(self.folder(trial) / ATTEMPT)
+        return document_or_empty(self.folder(trial) / ATTEMPT, Attempt)
 
     def sign(self, trial: Named, seconds: float) -> None:
         """Record the commit and the seconds of a finished run, including stopped attempts. Remove clients'
@@ -148,7 +149,7 @@ class Pool:
             shutil.rmtree(self.folder(trial) / "state", ignore_errors=True)
 
     def signed(self, trial: Named) -> dict[str, Any]:
-        return json_or_empty(self.folder(trial) / "sweep.json")
+        return document_or_empty(self.folder(trial) / "sweep.json", Attempt)
 
 
 def _locked(path: Path, create: int = 0) -> int | None:

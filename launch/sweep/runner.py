@@ -27,7 +27,8 @@ from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, Mismat
 from fedsim.experiment import Experiment, convert
 from launch.configuration.execution import AUTO, Execution
 from launch.processes.fork_server import ENVIRONMENT
-from launch.runs.folder import DONE, FAILED, json_or_empty
+from launch.runs.documents import Attempt
+from launch.runs.folder import DONE, FAILED, document_or_empty
 from launch.sweep import ends_with_sweep
 from launch.sweep.ends_with_sweep import SWEEP
 from launch.sweep.pool import ATTEMPT, Pool
@@ -240,11 +241,7 @@ class _Interrupt:
 
 def _share(r: Running, pool: Pool) -> float:
     """Return the share of its rounds that a run has evaluated."""
-    try:
-        last = (pool.folder(r.trial) / "metrics.jsonl").read_text().splitlines()[-1]
-        return float(json.loads(last)["round"]) / max(1, r.trial.experiment.rounds)
-    except (OSError, ValueError, LookupError):
-        return 0.0
+    return pool.run(r.trial).evaluated_round / max(1, r.trial.experiment.rounds)
 
 
 def _one(worker_config: str) -> None:
@@ -302,7 +299,7 @@ def leave_summary(folder: Path, error: str) -> None:
     with contextlib.suppress(OSError, DiskError):  # a full disk would end the process with a traceback
         folder.mkdir(parents=True, exist_ok=True)
         if any((folder / "checkpoints").glob("*.checkpoint")):
-            attempt = json_or_empty(folder / ATTEMPT) | {"error": error}
+            attempt = document_or_empty(folder / ATTEMPT, Attempt) | {"error": error}
             write_atomically(folder / ATTEMPT, [json.dumps(attempt).encode()])
         elif not (path := folder / "summary.json").exists():
             write_atomically(path, [json.dumps({"format": 1, "status": "failed", "error": error}).encode()])

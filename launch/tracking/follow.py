@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.experiment import dotted
-from launch.runs.folder import SUMMARY, json_of, json_or_empty
+from launch.runs.documents import Manifest
+from launch.runs.folder import SUMMARY, document, document_or_empty
 from launch.runs.growing import GrowingLines
 from launch.runs.manifest import MANIFEST
 from launch.tracking.adapters import ADAPTERS, Tracker, Value
 from workers.storage.growing_file import LEDGER, METRICS
+from workers.storage.metrics_file import line_of
 
 FOLDER = "tracking"
 """The folder in a run folder for the trackers' folders."""
@@ -50,7 +52,7 @@ class RunRows:
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield the rounds that were evaluated since the last call, with their numbers."""
-        lines = [json.loads(line) for line in self._metrics.new()]
+        lines = [line_of(line) for line in self._metrics.new()]
         # a round's bytes are written to the ledger before its line in metrics.jsonl
         for row in self._ledger.new() if lines else ():
             if row.startswith(b"algorithm,"):
@@ -96,12 +98,12 @@ def follow(folder: Path, name: str, tracker: Tracker, ended: Callable[[float], b
     own, rows, round, over = folder / FOLDER / name, RunRows(folder), 0, False
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
-    tracker.start(folder.resolve().name, own, config(json_of(folder / MANIFEST)))
+    tracker.start(folder.resolve().name, own, config(document(folder / MANIFEST, Manifest)))
     while not over:
         over = ended(INTERVAL)
         for round, numbers in rows.new():
             tracker.log(round, numbers)
-    summary = json_or_empty(folder / SUMMARY)
+    summary = document_or_empty(folder / SUMMARY)
     at_the_end = {f"summary/{key}": x for key, x in summary.items() if not isinstance(x, Mapping)}
     tracker.log(round, finite(at_the_end))
     tracker.finish(str(summary.get("status", "killed")))

@@ -103,7 +103,7 @@ def test_what_is_wrong_with_a_path_is_said(tmp_path: Path, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "iterdir", denied)
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr("os.open", denied)
     assert no_folder(tmp_path) == no_file(file) == "cannot be read: Permission denied"
 
 

@@ -19,14 +19,14 @@ fixed = settings(deadline=None, derandomize=True, database=None, max_examples=10
 def written(tmp_path: Path) -> Path:
     journal = Journal(tmp_path / "journal")
     for r in range(1, 6):
-        journal.append("commit", round=r, folded=list(range(r)))
+        journal.append("open", round=r, participants=list(range(r)))
     journal.close()
     return tmp_path / "journal"
 
 
 def test_records_come_back_in_order(written: Path) -> None:
     assert read_journal(written) == [
-        {"what": "commit", "round": r, "folded": list(range(r))} for r in range(1, 6)
+        {"what": "open", "round": r, "participants": list(range(r))} for r in range(1, 6)
     ]
 
 

@@ -27,6 +27,7 @@ import xxhash
 from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
+from fedsim.foreign_files import opened
 from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.state_file import decode_state, encode_state, state_chunks
@@ -94,7 +95,7 @@ class ClientStates:
 
     def _opened(self, client: int, version: int) -> BinaryIO:
         try:
-            return patiently(lambda: open(self.path(client, version), "rb"))
+            return patiently(lambda: opened(self.path(client, version)))
         except FileNotFoundError as e:
             if self.folder.is_dir():
                 raise

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from fedsim.errors import WireError
+from fedsim.foreign_files import read
 from fedsim.wire.state_header import state_header
 from workers.storage.atomic_files import disk_errors
 from workers.storage.growing_file import FileDigest
@@ -41,4 +42,4 @@ def read_committed_files(path: Path) -> CommittedFiles:
 def checkpoint_bytes(path: Path) -> bytes:
     """Read the file of a checkpoint."""
     with disk_errors(f"checkpoint {path}"):
-        return path.read_bytes()
+        return read(path)

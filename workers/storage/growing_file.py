@@ -10,9 +10,11 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from os.path import lexists
 from pathlib import Path
 
 from fedsim.errors import DiskError
+from fedsim.foreign_files import opened
 from workers.storage.atomic_files import disk_errors
 
 LEDGER, METRICS, TIMELINE, JOURNAL = "ledger.csv", "metrics.jsonl", "timeline.csv", "journal"
@@ -38,10 +40,10 @@ class FileDigest:
 
     def matches(self, path: Path) -> bool:
         """Return whether a file begins with these bytes; later bytes are ignored."""
-        if not path.exists():
+        if not lexists(path):
             return False
         hashed, left = sha256(), self.bytes
-        with disk_errors(path), path.open("rb") as file:
+        with disk_errors(path), opened(path) as file:
             while left and (block := file.read(min(left, BLOCK))):
                 hashed.update(block)
                 left -= len(block)
@@ -72,7 +74,7 @@ class GrowingFile:
             return
         self._cut(size)
         lines = 0
-        with disk_errors(f"cannot read {self.path}"), self.path.open("rb") as file:
+        with disk_errors(f"cannot read {self.path}"), opened(self.path) as file:
             while block := file.read(BLOCK):
                 self._hashed.update(block)
                 self._bytes += len(block)
@@ -111,7 +113,7 @@ class GrowingFile:
     def _cut(self, size: int) -> None:
         with disk_errors(f"cannot write {self.path}"):
             if self._handle < 0:
-                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._handle = os.open(self.path, flags, 0o644)
             os.ftruncate(self._handle, size)
         self._forget()

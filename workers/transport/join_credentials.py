@@ -20,6 +20,7 @@ import zmq
 from msgspec import Meta
 
 from fedsim.errors import DataError, UsageError
+from fedsim.foreign_files import DOCUMENT, read
 from workers.storage.atomic_files import disk_errors, write_atomically
 
 FORMAT, REVOKED_FORMAT = 2, 1
@@ -113,7 +114,7 @@ def read_keys(path: Path, kind: type[K], format: int, what: str) -> K:
     """
     try:
         result = msgspec.json.decode(read_private(path), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise DataError(f"{path} is not {what} of fedsim: {e}") from None
     if result.format != format:
         raise UsageError(f"{path} has format {result.format}; this fedsim reads {format}")
@@ -130,7 +131,7 @@ def read_private(path: Path) -> bytes:
         UsageError: if the file cannot be read, or is open to others.
     """
     try:
-        data, status = path.read_bytes(), path.stat()
+        data, status = read(path, DOCUMENT, links=True), path.stat()
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}") from None
     mounted = status.st_uid == 0 != os.geteuid()
@@ -160,10 +161,10 @@ class Revocations:
     def _read(self) -> frozenset[int]:
         """Return the revoked workers in the file; none if it does not exist."""
         try:
-            result = msgspec.json.decode(self.path.read_bytes(), type=_Revoked)
+            result = msgspec.json.decode(read(self.path, DOCUMENT), type=_Revoked)
         except FileNotFoundError:
             return frozenset()
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise DataError(f"{self.path} is damaged: {e}; remove it and revoke again") from None
         if result.format != REVOKED_FORMAT:
             raise DataError(f"{self.path} has format {result.format}; this fedsim reads {REVOKED_FORMAT}")

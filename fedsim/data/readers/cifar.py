@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsim.data.arrays import Array, Arrays, bundle
 from fedsim.errors import DataError
+from fedsim.foreign_files import read
 
 _PIXELS = 3 * 32 * 32
 
@@ -47,7 +48,7 @@ def read_jpeg(path: Path) -> Arrays:
     (`*_len`) and `*_labels`. Training images are in torchvision's order, test images sorted by class.
     """
     try:
-        packed = np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False)
+        packed = np.load(io.BytesIO(lzma.decompress(read(path, links=True))), allow_pickle=False)
         parts = [
             (packed[f"{part}_jpeg"], packed[f"{part}_len"], packed[f"{part}_labels"])
             for part in ("train", "test")

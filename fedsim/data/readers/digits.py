@@ -15,6 +15,7 @@ import numpy as np
 
 from fedsim.data.arrays import Array, Arrays, bundle
 from fedsim.errors import DataError
+from fedsim.foreign_files import read
 
 # Every fifth example of each class, in file order, is a test example.
 TEST_EVERY = 5
@@ -37,8 +38,8 @@ def read_digits(path: Path | None) -> Arrays:
         bunch = load_digits()
         images, targets = np.asarray(bunch.data), np.asarray(bunch.target)
     else:
-        with gzip.open(path) as file:
-            table = np.loadtxt(io.BytesIO(file.read()), delimiter=",", dtype=np.uint8)
+        content = gzip.decompress(read(path, links=True))
+        table = np.loadtxt(io.BytesIO(content), delimiter=",", dtype=np.uint8)
         images, targets = table[:, :64], table[:, 64]
     images = images.astype(np.uint8).reshape(-1, 1, 8, 8)
     test = every_nth_of_class(targets, TEST_EVERY)

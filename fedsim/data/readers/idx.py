@@ -15,6 +15,7 @@ import numpy as np
 
 from fedsim.data.arrays import Array, Arrays, bundle
 from fedsim.errors import DataError
+from fedsim.foreign_files import read
 
 _UNSIGNED_BYTE = 8
 
@@ -22,7 +23,8 @@ _UNSIGNED_BYTE = 8
 def read_idx(path: Path, dimensions: int) -> Array:
     """Read one idx file as a uint8 array; DataError if its header or size is wrong."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = read(path, links=True)
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); fetch it again") from error
     header = 4 + 4 * dimensions

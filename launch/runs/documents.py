@@ -1,0 +1,133 @@
+"""The types of the JSON files of a run, which are compared with them when RunFolder reads the files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, TypedDict, get_type_hints
+
+from msgspec import Meta
+
+from fedsim.experiment import Experiment
+from workers.storage.metrics_file import Count, Limits, Number
+
+CURE = "copy the folder again from where it was made"
+Clients = Annotated[int, Meta(ge=1, le=10**7)]
+Text = Annotated[str, Meta(pattern="^[^\0\ud800-\udfff]*$")]
+"""A text that may be a path: without NUL and lone surrogates."""
+Scalar = Text | Number | bool | None
+By = dict[str, dict[str, dict[str, Count]]]
+"""Bytes by direction, field and layer."""
+
+
+class Environment(TypedDict, total=False):
+    """What bits depend on; of the start, and of a resume."""
+
+    versions: dict[str, str]
+    platform: dict[str, str | list[str] | dict[str, str]]
+    commit: str | None
+    started: datetime
+    command: list[str]
+
+
+class Manifest(Environment, total=False):
+    """The content of manifest.json."""
+
+    run: str
+    experiment: dict[str, Any]
+    experiment_sha256: str
+    execution: dict[str, Scalar]
+    resumes: list[Environment]
+    drift: list[str]
+
+
+EXPERIMENT: Mapping[str, Any] = {
+    **get_type_hints(Experiment, include_extras=True),
+    "clients": Clients,
+    "params": Annotated[int, Meta(ge=1)],
+    "hyperparameters": dict[Text, Scalar],
+    "codecs": dict[Text, Text],
+    "client_sizes": list[Count],
+    "data": str | None,
+    "sources": dict[str, str | None],
+    "features": list[str],
+}
+"""The types of the manifest's experiment; others are of settings that left."""
+
+
+class Devices(TypedDict, total=False):
+    """The simulated costs of a summary (launch.runs.device_costs)."""
+
+    simulated_seconds: Number
+    client_seconds: list[Number]
+    client_seconds_total: Number
+    client_waits: list[Number]
+    client_waits_total: Number
+    client_holds: list[Number]
+    client_holds_total: Number
+    client_joules: list[Number]
+    client_joules_total: Number
+
+
+class Asynchronous(TypedDict):
+    """The duration and the staleness of an asynchronous run."""
+
+    simulated_seconds: Number
+    staleness: list[Count]
+    staleness_mean: Number
+
+
+class Recorded(TypedDict):
+    """The digest of a growing file."""
+
+    rows: Count
+    bytes: Count
+    sha256: str
+
+
+class Summary(TypedDict, total=False):
+    """The content of summary.json."""
+
+    format: int
+    status: str
+    error: str | None
+    rounds: Count
+    params: Count
+    until: Number | None
+    reached: Count | None
+    bytes_to_until: dict[str, Count] | None
+    bytes: dict[str, By]
+    bytes_down: Count
+    bytes_up: Count
+    participations: Count
+    took_part: list[Count]
+    folded: list[Count]
+    units_of_p_down: Number
+    units_of_p_up: Number
+    units_of_p_once_down: Number
+    units_of_p_once_up: Number
+    kernel_residual: int | dict[str, int] | None
+    kernel_retransmitted: int | dict[str, int] | None
+    model_sha256: str | None
+    clients_sha256: str | None
+    experiment_sha256: str | None
+    limits: Limits
+    devices: Devices
+    asynchronous: Asynchronous
+    files: dict[str, Recorded]
+
+
+class Finished(TypedDict):
+    """What the summary of a finished run always has."""
+
+    rounds: Count
+    bytes_down: Count
+    bytes_up: Count
+
+
+class Attempt(TypedDict, total=False):
+    """What a sweep notes about a run (launch.sweep.pool)."""
+
+    seconds: Number
+    error: str
+    commit: str
