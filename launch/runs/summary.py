@@ -133,7 +133,7 @@ def check_numbers(run: RunFolder) -> None:
         scores = ("test_accuracy", "test_nll", *OPTIONAL_SCORES)
         numbers |= {"reached": reached, **{key: lines[-1].get(key) for key in scores}}
     for key, number in numbers.items():
-        if key in summary and summary[key] != number:
+        if key in summary and str(summary[key]) != str(number):  # NaN is equal to itself
             raise DataError(
                 f"{run.path / SUMMARY} was changed: its {key} is {summary[key]}, and {number} by "
                 f"{'its own sums' if key.startswith('bytes') else METRICS}. Restore the original"

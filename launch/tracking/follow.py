@@ -9,7 +9,6 @@ Its output is the tracker's log, whose last line is the reason if it fails.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import select
