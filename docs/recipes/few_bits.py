@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, ROOT, SKY, VERMILION, Page, figure, table
 
 import fedsim
-from launch.results.codecs import kl_bits
+from fedsim.wire.limits import divergence
 from launch.runs.restored import RestoredRun
 
 COLOURS = {
@@ -131,8 +131,8 @@ def measured(case: Case, way: Way, folder: Path, seeds: Sequence[int], **how: An
     outs = [out.with_name(f"{out.name}-{abs(hash(way.label))}") for out in outs]
     runs = [run(case, way, out, seed=seed, **how) for seed, out in zip(seeds, outs, strict=True)]
     stored = RestoredRun.open(outs[0])
-    limits = [kl_bits(m) for m in stored.next_messages(stored.largest_participant()) if m.side == "up"]
-    size, summaries = runs[0].summary["params"], [r.summary for r in runs]
+    summaries = [r.summary for r in runs]
+    broadcast, upload, *_ = (m.value for m in stored.next_messages(stored.largest_participant()))
     scores = {
         name: (mean(values), pstdev(values))
         for name in ("test_accuracy", "test_nll", "test_ece", "test_brier")
@@ -141,7 +141,7 @@ def measured(case: Case, way: Way, folder: Path, seeds: Sequence[int], **how: An
     down, up = (mean(bits(s, side) for s in summaries) for side in ("down", "up"))
     entropies = [value for s in summaries if (value := entropy(s)) is not None]
     limit = mean(entropies) if entropies else None
-    row = Row(case, way, down, up, scores, limit, None if limits[0] is None else limits[0] / size)
+    row = Row(case, way, down, up, scores, limit, divergence(upload, broadcast))
     print(f"{case.algorithm}, {way.label}: {down:.2f} / {up:.2f} bits", flush=True)
     return row
 
