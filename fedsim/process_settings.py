@@ -121,6 +121,11 @@ def _settings() -> Iterator[Setting]:
 SETTINGS = tuple(_settings())
 
 
+def current_settings() -> dict[str, Any]:
+    """Return the values of all settings by name, with this process's number of threads."""
+    return {"torch's number of threads": torch.get_num_threads()} | {s.name: s.get() for s in SETTINGS}
+
+
 def fix_settings() -> None:
     """Set all settings to the values of a fresh interpreter; refuse modes that only the caller can end."""
     for setting in SETTINGS:

@@ -78,7 +78,8 @@ def check_repeatable(problem: Problem, data_dir: Path | None) -> None:
         if not torch.equal(again.start, problem.start):
             raise _other_numbers("--model", model, "weights at the start", SEEDED)
     if plugins.is_spec(model):
-        first, second = (list(_training(_small(problem))) for _ in range(2))
+        with plugins.user_code_errors(model, "--model", "an epoch of training"):
+            first, second = (list(_training(_small(problem))) for _ in range(2))
         if any(bytes(a) != bytes(b) for a, b in zip(first, second, strict=True)):
             raise _other_numbers("--model", model, "results of training", SEEDED)
 

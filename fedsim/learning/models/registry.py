@@ -43,7 +43,7 @@ from fedsim.learning.module_state import ModuleState
 from fedsim.learning.params import Net
 from fedsim.learning.shards import as_floats
 from fedsim.model_specs import ModelSpec
-from fedsim.process_settings import settings_kept
+from fedsim.process_settings import current_settings, settings_kept
 from fedsim.seeds import seeded_torch
 
 
@@ -109,7 +109,8 @@ def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.M
         module = build(shape, classes)
     if not isinstance(module, nn.Module):
         raise UsageError(f"{owner} must return a torch.nn.Module; it returned a {type(module).__name__}")
-    with plugins.user_code_errors(spec, "--model", f"a forward pass of two examples of shape {shape}"):
+    trying = f"a forward pass of two examples of shape {shape}"
+    with settings_kept(), plugins.user_code_errors(spec, "--model", trying):
         return _tried(module, owner, shape, expected)
 
 
@@ -155,11 +156,13 @@ def _tried_out(net: Net, model: str, rows: Tensor, classes: int) -> ModuleState:
     what the module keeps, as it was before.
 
     Raises:
-        UsageError: if outputs have another shape, if a training step changes a floating-point buffer, if
-            evaluation draws random numbers, or if the module keeps something that cannot be restored.
+        UsageError: if outputs have another shape; if a forward pass changes a parameter, a floating-point
+            buffer or a setting of the process; if evaluation draws random numbers; or if something that the
+            module keeps cannot be restored.
     """
     owner, shape = f"--model {plugins.short(model)}", tuple(rows.shape[1:])
-    state, statistics = net.state(), net.statistics.clone()
+    state, statistics, weights = net.state(), net.statistics.clone(), net.weights.detach().clone()
+    settings = current_settings()
     for name, kind in state.unrestorable.items():
         raise UsageError(
             f"{owner} keeps {kind} in {name}, which fedsim cannot restore before every task; keep a list and "
@@ -191,6 +194,17 @@ def _tried_out(net: Net, model: str, rows: Tensor, classes: int) -> ModuleState:
                     "draw in training mode only: F.dropout(x, p, self.training), nn.Dropout"
                 )
             net.stochastic |= drew
+        if not torch.equal(net.weights, weights):
+            raise UsageError(
+                f"{owner}: a forward pass in {mode} mode changes trained parameters in place; only training "
+                "may do that. Compute with a changed copy instead"
+            )
+        for name, value in current_settings().items():
+            if value != settings[name]:
+                raise UsageError(
+                    f"{owner}: a forward pass in {mode} mode sets {name}, which all processes share; "
+                    "leave it to fedsim"
+                )
         changed = [name for name, (buffer, value) in buffers.items() if not torch.equal(buffer, value)]
         if changed:
             raise UsageError(

@@ -26,6 +26,7 @@ from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.live_objects import register
+from fedsim.process_settings import settings_kept
 from fedsim.seeds import RandomStream
 from launch.cli import main
 
@@ -387,6 +388,32 @@ def test_a_buffer_that_training_changes_is_refused_by_name_and_a_constant_trains
 
     with pytest.raises(UsageError, match="training mode changes the floating-point buffer average"):
         network(Running)
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda m: m.out.weight.data.mul_(0.9), "training mode changes trained parameters in place"),
+        (lambda m: torch.set_num_threads(3), "training mode sets torch's number of threads"),
+        (lambda m: torch.set_default_dtype(torch.float64), "training mode sets torch's default dtype"),
+    ],
+    ids=["parameter", "threads", "dtype"],
+)
+def test_a_forward_pass_that_changes_what_processes_share_is_refused(
+    act: Callable[[Any], object], says: str
+) -> None:
+    class Acts(nn.Module):
+        def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+            super().__init__()
+            self.out = nn.Linear(FEATURES, classes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.out(x)
+            act(self)
+            return out
+
+    with settings_kept(), pytest.raises(UsageError, match=says):
+        network(Acts)
 
 
 def test_unchanged_state_is_not_written() -> None:
