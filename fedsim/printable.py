@@ -1,4 +1,4 @@
-"""Untrusted text, made safe to show on a terminal, in a log or on a page.
+"""Untrusted text, made safe to show on a terminal, in a log, on a page or in Markdown.
 
 A control character can move the cursor, clear the screen or set a window's title. A Unicode format character
 can reorder or hide letters. A lone surrogate, which JSON may contain, has no UTF-8 encoding and cannot be
@@ -11,6 +11,7 @@ Anderson 2021, https://arxiv.org/abs/2111.00169 (bidirectional overrides).
 from __future__ import annotations
 
 import unicodedata
+from html import escape
 
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
@@ -25,6 +26,12 @@ def printable(text: str, kept: str = "\n\t") -> str:
 def one_line(text: str) -> str:
     """Return the printable text on one line; with its line ends escaped, it cannot imitate two messages."""
     return printable(text, kept="")
+
+
+def markdown(text: str) -> str:
+    """Return the text for one line or table cell of Markdown, in which it is no markup but for * and _."""
+    safe = escape(one_line(text.replace("\\", "\\\\")), quote=False)
+    return safe.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\(")
 
 
 def _escape(c: str) -> str:

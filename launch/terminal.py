@@ -13,6 +13,7 @@ import os
 import secrets
 import stat
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
@@ -118,7 +119,9 @@ def finish_output() -> OSError | None:
 
 def open_standard_files() -> None:
     """Open /dev/null for closed standard streams; otherwise the next opened file would get their number.
-    Let standard output replace characters that its encoding lacks, because rich would raise an error."""
+    Let standard output replace characters that its encoding lacks, because rich would raise an error.
+    Escape control characters in warnings; matplotlib's name the characters that a font lacks."""
+    warnings.formatwarning = _warning
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -126,6 +129,12 @@ def open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors=REPLACED)
+
+
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    return one_line(f"{filename}:{lineno}: {category.__name__}: {message}") + "\n"
 
 
 def say(text: object, err: bool = False) -> None:

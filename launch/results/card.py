@@ -11,14 +11,13 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.experiment import dotted
-from fedsim.printable import one_line
+from fedsim.printable import markdown
 from launch.configuration import names
 from launch.results import html
 from launch.results.groups import Group, gather
@@ -52,11 +51,10 @@ class Card:
 
     def markdown(self) -> str:
         """Return the card as Markdown."""
-        text = [f"# {_plain(self.title)}\n"]
+        text = [f"# {markdown(self.title)}\n"]
         for title, rows in self.sections.items():
-            lines = tuple((_plain(name), _plain(value)) for name, value in rows.items())
-            text.append(f"## {title}\n\n{Grid('', ('', ''), lines).markdown()}")
-        checks = "".join(f"- [{'x' if good else ' '}] {_plain(said)}\n" for good, said in self.checks)
+            text.append(f"## {title}\n\n{Grid('', ('', ''), tuple(rows.items())).markdown()}")
+        checks = "".join(f"- [{'x' if good else ' '}] {markdown(said)}\n" for good, said in self.checks)
         return "\n".join([*text, f"## Checklist\n\n{checks}"])
 
     def parts(self) -> Iterator[Part]:
@@ -277,8 +275,3 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {v}" for key, v in dotted(value) if v not in EMPTY)
     return str(value or NONE)
-
-
-def _plain(text: str) -> str:
-    """Return text of a run for Markdown: it cannot become markup or begin another line."""
-    return escape(one_line(text), quote=False)

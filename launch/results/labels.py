@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim import plugins
+from fedsim.printable import one_line
 
 Settings = Mapping[str, Any]
 
@@ -53,7 +54,7 @@ def _labels(groups: Sequence[Settings], always: Sequence[str]) -> list[str]:
             keys = sorted({*_needed(groups[n], alike, message), *always}, key=_order(groups))
             if parts := _parts(keys, groups[n]):
                 out[n] = f"{name} ({', '.join(parts)})"
-    return out
+    return list(map(one_line, out))
 
 
 def _of_task(groups: Sequence[Settings]) -> list[str]:

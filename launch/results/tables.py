@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedsim.learning.score_names import CALIBRATION, EXTRA
-from fedsim.printable import one_line
+from fedsim.printable import markdown, one_line
 from launch.configuration.target_accuracy import below_target, percent as target_text
 from launch.results.frontier import Cost, cost, ranking
 from launch.results.groups import Group
@@ -58,9 +58,8 @@ class Grid:
     def markdown(self) -> str:
         """Return a Markdown table. A bar in a cell, as in rho = 1/|S|, is escaped; it would end the cell."""
         rows = [self.header, ("---",) * len(self.header), *self.lines]
-        escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in rows)
-        body = "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
-        return f"### {self.title}\n\n{body}\n" if self.title else f"{body}\n"
+        body = "\n".join(f"| {' | '.join(map(markdown, cells))} |" for cells in rows)
+        return f"### {markdown(self.title)}\n\n{body}\n" if self.title else f"{body}\n"
 
 
 def name(group: Group) -> str:

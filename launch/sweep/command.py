@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DataError, TaskError, UsageError
+from fedsim.printable import markdown
 from launch import terminal
 from launch.configuration.presets import step_remark
 from launch.configuration.worker_count import usable_cores
@@ -203,7 +204,7 @@ def _text(results: Results, grids: list[Grid], compared: list[str], plots: list[
     parts += [g.markdown().rstrip() for g in grids]
     parts += compared
     parts += [f"![{p.stem.replace('_', ' ')}]({p.name})" for p in plots]
-    parts += [recipe.notes.strip(), _provenance(results)]
+    parts += [recipe.notes.strip(), markdown(_provenance(results))]
     return "\n\n".join(p for p in parts if p)
 
 

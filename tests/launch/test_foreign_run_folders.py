@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedsim.errors import DataError, Interrupted
+from fedsim.printable import printable
 from launch.runs.restored import RestoredRun
 from launch.runs.resume import Resumption
 from launch.session.run import resume
 from launch.terminal import output_file
+from tests.support.commands import DEADLINE
 from tests.support.kept_runs import command, files, kept_run
 from tests.support.snapshots import at
 
@@ -118,3 +124,49 @@ def test_links_of_a_tracker_are_its_own(tmp_path: Path) -> None:
     (folder / "latest-run").symlink_to(tmp_path)
     resume(tmp_path / "run", {}, quiet=True)
     assert (tmp_path / "run" / "summary.json").is_file()
+
+
+# ---- what a page and a terminal show
+
+
+HOSTILE = "\x1b]0;title\x07\n# not a heading <script>alert(1)</script> | `code` [link](http://x) \u202eback"
+
+
+def said(run: Path) -> Path:
+    """Put hostile text where a run has names: the data set, a codec, a metric, a field, the command."""
+    content = json.loads((run / "manifest.json").read_text())
+    content["experiment"] |= {"dataset": HOSTILE, "codecs": {"up.mean": HOSTILE}}
+    content |= {"command": ["fedsim", HOSTILE], "commit": HOSTILE}
+    del content["experiment_sha256"]
+    (run / "manifest.json").write_text(json.dumps(content))
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["files"], summary["experiment_sha256"]
+    (run / "summary.json").write_text(json.dumps(summary))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    written = [json.dumps(line | {HOSTILE: float(n)}) + "\n" for n, line in enumerate(lines)]
+    (run / "metrics.jsonl").write_text("".join(written))
+    return run
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # matplotlib's, of glyphs and of space
+def test_text_of_a_run_is_no_markup_in_markdown(run: Path, tmp_path: Path) -> None:
+    assert command("card", said(run)).code == 0
+    other = kept_run(tmp_path / "other", algo="fedavg", rounds=2)
+    page = tmp_path / "page.md"
+    done = command("compare", run, other, "--markdown", page, "--out", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    for text in ((run / "card.md").read_text(), page.read_text()):
+        assert printable(text) == text and "<script" not in text and "\n# not" not in text
+        assert "](http" not in text and r"\`code\`" in text and "&lt;script" in text
+        table = [line for line in text.splitlines() if line.startswith("|")]
+        bars = {len(re.findall(r"(?<!\\)\|", line)) for line in table if "script" in line}
+        assert bars <= {len(re.findall(r"(?<!\\)\|", line)) for line in table if "script" not in line}
+
+
+def test_a_warning_of_matplotlib_has_no_control_characters(run: Path) -> None:
+    words = [sys.executable, "-m", "launch", "report", said(run)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0 and "Glyph" in done.stderr
+    assert printable(done.stderr) == done.stderr
+    page = (run / "report.html").read_text()
+    assert printable(page) == page and "<script>alert(1)" not in page

@@ -335,6 +335,7 @@ def check(whole: Path, name: str, seed: int, folder: Path) -> str:
     return ""
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # matplotlib's, of glyphs and of space
 @pytest.mark.parametrize("name", FILES)
 def test_a_mutated_file_is_an_error_of_one_line_or_harmless(
     name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
