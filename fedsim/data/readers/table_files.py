@@ -40,6 +40,8 @@ _PREPARE = "Prepare the file, name the columns that are features (input=COLUMN),
 _WHOLE = re.compile("-?[0-9]{1,18}")
 _NUMBER_IN_TEXT = re.compile(r"(?<!\w)\d")
 """Matches texts such as 1,234, 5%, EUR 5 and dates, but not stage2."""
+_CODE = re.compile("-?0[0-9]+")
+"""A code such as the zip code 01234, which is no number: it would lose its zeros."""
 
 
 @dataclass(frozen=True)
@@ -179,11 +181,22 @@ class TableFile:
             wrong = f"line {lines.line_num} has {len(cells)} cells, and the first line {len(heads)} names"
         if wrong:
             raise DataError(f"{self.owner}: {wrong}")
+        texts = {name for name in (self.label, self.client) if name in heads}
+        with opened_text(path) as file:
+            if any(map(re.compile(rf'(^|[{separator}"]){_CODE.pattern}([{separator}"\r]|$)').search, file)):
+                file.seek(0)
+                rows = csv.reader(file, delimiter=separator)
+                texts |= {
+                    name
+                    for row in rows
+                    for name, cell in zip(heads, row, strict=False)
+                    if _CODE.fullmatch(cell)
+                }
         with opened_text(path) as file:
             return pandas.read_csv(
                 file,
                 sep=separator,
-                dtype={name: str for name in (self.label, self.client) if name in heads},
+                dtype=dict.fromkeys(texts, str),
                 keep_default_na=False,
                 na_values=["", *self.na],
                 low_memory=False,
@@ -313,8 +326,9 @@ class _Table:
         text = self._text(name)
         if text.str.contains(_NUMBER_IN_TEXT).any():
             wrong = pandas.to_numeric(text, errors="coerce").isna()
-            if not wrong.any():  # a whole number of more than 64 bits, or numbers that parquet has as text
-                wrong = text.str.len() == text.str.len().max()
+            if not wrong.any():  # codes, whole numbers of more than 64 bits, numbers that parquet has as text
+                codes = text.str.fullmatch(_CODE)
+                wrong = codes if codes.any() else text.str.len() == text.str.len().max()
             what = f"is {self.rows[name][wrong].iloc[0]!r}, no plain number such as 1234.5"
             raise DataError(f"{self._wrong(name, wrong, what)}; na=TEXT is a missing value. {_PREPARE}")
         text = text[self.first]

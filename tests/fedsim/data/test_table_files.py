@@ -136,7 +136,10 @@ def test_another_file_of_the_same_name_is_read_anew() -> None:
 
 # ---- what is refused
 
-OTHERS = ("1,234,567", "1.234,50", "1,5", "5%", "$5", "EUR 5", "2020-01-31", "Jan 5", "0x10", "1_000")
+OTHERS = (
+    *("1,234,567", "1.234,50", "1,5", "5%", "$5", "EUR 5", "2020-01-31", "Jan 5", "0x10", "1_000"),
+    *("01234", "00", "-07"),
+)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,8 @@ OTHERS = ("1,234,567", "1.234,50", "1,5", "5%", "$5", "EUR 5", "2020-01-31", "Ja
             "line 3 of t.csv, column x is 16777217, which float32 does not hold; an id is no",
         ),
         ("x,y\n1,0\n99999999999999999999999,1\n", "line 3 of t.csv, column x is"),
+        ("x,y\n01,0\n1,1\n", "line 2 of t.csv, column x is '01', no plain number"),
+        ("y,x\r\n0,1\r\n1,01\r\n", "line 3 of t.csv, column x is '01', no plain number"),
         (
             "x,y\n1,0\n?,1\n3,0\n",
             "line 3 of t.csv, column x is '?', no plain number such as 1234.5 (the first of 1); na=TEXT",
