@@ -36,6 +36,8 @@ ROOT_PAGES = {
     "SUPPORT.md": "support.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
+NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
+"""Begins pages of modules and files, which the search would give before the pages that explain them."""
 LANGUAGES = {".py": "python", ".toml": "toml", ".cfg": "ini", ".yml": "yaml", ".md": "markdown"}
 LINK = re.compile(
     r"^```.*?^```|`[^`\n]*`|(?P<less>\\<)|(?P<text>\]\()(?P<target>[^)\s]+)(?P<end>\))",
@@ -56,7 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
     for file in sorted(_linked_files(files)):
-        files.append(File.generated(config, _source_page(file), content=_shown(file)))
+        files.append(File.generated(config, _source_page(file), content=NOT_SEARCHED + _shown(file)))
     config.nav = _expanded(config.nav or [], files)
     return files
 
@@ -149,7 +151,7 @@ def _linked_files(files: Files) -> Iterator[str]:
 
 def _reference(file: PurePosixPath) -> str:
     """A module's page: what its docstrings say, and then the file."""
-    return f"# {_dotted(file)}\n\n::: {_dotted(file)}\n\n" + _shown(str(file), "## ")
+    return f"{NOT_SEARCHED}# {_dotted(file)}\n\n::: {_dotted(file)}\n\n" + _shown(str(file), "## ")
 
 
 def _shown(path: str, heading: str = "# ") -> str:

@@ -36,7 +36,7 @@ from launch.configuration.arguments import (
     text_of,
 )
 from launch.configuration.config import plain_numbers
-from launch.configuration.execution import Execution
+from launch.configuration.execution import EXECUTION, Execution
 from launch.configuration.presets import experiment_of, remarks
 from launch.inherited import check_working_folder, children_kept
 from launch.runs.folder import RunFolder
@@ -397,6 +397,11 @@ def sweep(
         from launch.sweep.recipe import Recipe
 
         check_keywords(options)
+        if extra := [key for key in options if key in EXECUTION]:
+            raise UsageError(
+                f"{extra[0]}= is no argument of sweep, whose runs have no workers; jobs= is how many of them "
+                "are computed side by side, and a recipe's [execution] says more"
+            )
         pool = Pool(path_of("runs", runs))
         if over is not None and not isinstance(over, Mapping):
             raise UsageError(f"over={over!r}: write a dictionary, {{'algo': ['fedavg', 'ivon_admm']}}")

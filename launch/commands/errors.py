@@ -210,6 +210,8 @@ def _no_such_option(e: click.NoSuchOption) -> str:
     options = {name for p in parameters if isinstance(p, click.Option) for name in p.opts}
     meant = nearest(e.option_name, {name for name in options if name.startswith("--")})
     hint = f"; did you mean {meant!r}?" if meant else ""
+    if e.option_name == "--workers" and "--jobs" in options:
+        hint = "; --jobs N is how many runs are computed side by side, each without workers"
     show = "--help-all" if "--help-all" in options else "--help"
     return f"{e.option_name} is no option of {_path(e.ctx)}{hint} (all: {_path(e.ctx)} {show})"
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from fedsim import plugins
-from fedsim.errors import DataError, FedsimError, Interrupted
+from fedsim.errors import DataError, FedsimError, Interrupted, UsageError
 from launch.commands.errors import Command
 from launch.commands.shared import run_argument
 from launch.progress_display import ProgressDisplay
@@ -135,6 +135,10 @@ class WatchedRun:
 
 def follow(folder: Path, interval: float = 1.0) -> int:
     """Show a run, or the runs in a folder, every `interval` s until they end; return the exit code."""
+    if not folder.exists():
+        raise UsageError(
+            f"there is no folder {folder}: a run makes it once its data are loaded; watch it then"
+        )
     if not is_run(folder) and _run_folders(folder):
         return _watch_all(folder, interval)
     experiment, watched = RunFolder.open(folder).experiment, WatchedRun(folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from fedsim import plugins
 from fedsim.errors import UsageError
 from fedsim.experiment import dotted
 from fedsim.printable import markdown
@@ -68,23 +69,34 @@ class Card:
 def write(paths: Sequence[Path], out: Path | None) -> list[Path]:
     """Write the card of runs that differ only in their seed; return the files.
 
-    out: the file, .md or .html; by default card.md and card.html in the first run's folder.
+    out: the file, .md or .html; by default card.md and card.html in the folder of the first run of each
+    configuration.
     """
     groups = gather(paths)
-    if len(groups) > 1:
+    if len(groups) > 1 and out:
         several = ", ".join(g.label for g in groups[:4])
         raise UsageError(
-            f"a card is of one configuration, with any number of seeds; these runs have {len(groups)}: "
-            f"{several}. fedsim compare puts them side by side"
+            f"--out {out}: a card is of one configuration, with any number of seeds; these runs have "
+            f"{len(groups)}: {several}. Without --out each has a card in the folder of its first run"
         )
-    created, folder = card(groups[0]), groups[0].members[0].run.path
-    targets = [out] if out else [folder / "card.md", folder / "card.html"]
-    for path in targets:
-        if path.suffix not in (".md", ".html"):
-            raise UsageError(f"--out {path}: a card is a .md or a .html file")
-        as_page = path.suffix == ".html"
-        write_text(path, html.page(created.title, created.parts()) if as_page else created.markdown())
-    return targets
+    written = []
+    for group in groups:
+        created, folder = card(group), group.members[0].run.path
+        for path in [out] if out else [folder / "card.md", folder / "card.html"]:
+            if path.suffix not in (".md", ".html"):
+                raise UsageError(f"--out {path}: a card is a .md or a .html file")
+            as_page = path.suffix == ".html"
+            write_text(path, html.page(created.title, created.parts()) if as_page else created.markdown())
+            written.append(path)
+    return written
+
+
+def title_of(run: RunFolder) -> str:
+    """Return the algorithm with its codecs, and the data set, without the folders of files."""
+    codecs = (run.experiment.get("codecs") or {}).items()
+    coded = ", ".join(f"{field} {plugins.short(str(codec))}" for field, codec in codecs)
+    algo, dataset = (plugins.short(str(run.experiment[key])) for key in ("algo", "dataset"))
+    return f"{algo}{f' ({coded})' if coded else ''} on {dataset}"
 
 
 def card(group: Group) -> Card:
@@ -100,7 +112,7 @@ def card(group: Group) -> Card:
     filled = {
         title: {k: str(v) for k, v in rows.items() if v not in EMPTY} for title, rows in sections.items()
     }
-    title = f"{runs[0].label} on {group.settings['dataset']}, {len(runs)} seed{'s' * (len(runs) > 1)}"
+    title = f"{title_of(runs[0])}, {len(runs)} seed{'s' * (len(runs) > 1)}"
     return Card(title, {title: rows for title, rows in filled.items() if rows}, tuple(_checks(group)))
 
 

@@ -16,7 +16,7 @@ from fedsim.experiment import dotted
 from fedsim.printable import printable
 from launch.configuration.target_accuracy import percent
 from launch.results import html
-from launch.results.card import EMPTY, card
+from launch.results.card import EMPTY, card, title_of
 from launch.results.clients_section import client_scores, clients
 from launch.results.field_bars import bars, ordered
 from launch.results.figures import COLOURS, FAINT, bar_chart, figure
@@ -69,7 +69,7 @@ def render(run: RunFolder) -> str:
     head = [Text(info), *_state(run, summary, metrics), Tiles(_numbers(summary, metrics))]
     if not len(metrics):
         head.append(Text("No round was evaluated."))
-    return html.page(f"{run.label} on {experiment['dataset']}", head, sections.items())
+    return html.page(title_of(run), head, sections.items())
 
 
 def _metrics(run: RunFolder) -> pandas.DataFrame:

@@ -69,6 +69,7 @@ def verify(
             _print(console, verdicts[-1], len(str(run.round)))
         faults = [fault for v in verdicts for fault in v.faults]
         files = [*_files(run), *_growing_files(run)]
+        computed = bool(faults)
         for output, fault in files:
             console.print(output, soft_wrap=True)
             faults += [fault] if fault else []
@@ -79,8 +80,8 @@ def verify(
         faults.insert(0, f"{many}. The first: {_named(first)}. {meaning(run, first.repeatable)}")
     if as_json:
         print_json(to_json(folder, verdicts, [output for output, _ in files], faults))
-    if faults:
-        raise FedsimError("\n".join(faults))
+    if faults:  # a changed file has the exit code that it has everywhere
+        raise (FedsimError if computed or different else DataError)("\n".join(faults))
 
 
 def to_json(

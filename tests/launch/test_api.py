@@ -209,6 +209,7 @@ def test_a_sweep_returns_its_runs_in_the_order_of_the_grid(tmp_path: Path) -> No
         ({"over": {"algo": "fedavg"}}, "over='fedavg': give a list, such as over={'algo': ['fedavg'"),
         ({"over": {"rounds": 3}}, "over=3: give a list"),
         ({"over": [1]}, "over=[1]: write a dictionary"),
+        ({"over": {"algo": ["fedavg"]}, "workers": 2}, "jobs= is how many of them are computed side by side"),
         ({"over": {"algo": ["fedavg"]}, "jobs": "two"}, "jobs='two': give the number"),
         ({"over": {"algo": ["fedavg", "fedlop"]}}, "did you mean 'fedlap'"),
         ({"over": {"algo": ["fedavg"]}, "model": Linear}, "model="),

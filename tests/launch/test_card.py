@@ -135,10 +135,23 @@ def test_mistakes_are_errors_in_one_line(make: Make, tmp_path: Path) -> None:
     make("a")
     folder = make("b", algo="fedprox")
     for arguments, error in (
-        ([folder.parent], "a card is of one configuration"),
+        ([folder.parent, "--out", tmp_path / "card.md"], "a card is of one configuration"),
         ([folder, "--out", tmp_path / "card.pdf"], "a card is a .md or a .html file"),
         ([tmp_path / "nothing"], "no run folder"),
     ):
         result = CliRunner().invoke(main, ["card", *map(str, arguments)])
         assert result.exit_code == 2 and error in result.output and "Traceback" not in result.output
     assert invoke(folder, "--out", tmp_path / "c.html").strip() == str(tmp_path / "c.html")
+
+
+def test_a_sweep_has_a_card_for_each_configuration(make: Make) -> None:
+    """In the folder of its first run; a title has no folder of a file."""
+    make("a0", dataset="/somewhere/rows.csv,label=y")
+    make("a1", dataset="/somewhere/rows.csv,label=y", seed=1)
+    runs = make("b", algo="/somewhere/mine.py:Mine").parent
+    written = invoke(runs).split()
+    assert written == [
+        str(runs / name) for name in ("a0/card.md", "a0/card.html", "b/card.md", "b/card.html")
+    ]
+    assert (runs / "a0" / "card.md").read_text().startswith("# fedavg on rows.csv,label=y, 2 seeds")
+    assert (runs / "b" / "card.md").read_text().startswith("# mine:Mine on ")

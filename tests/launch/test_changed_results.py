@@ -58,4 +58,14 @@ def test_a_changed_number_of_the_summary_is_named(key: str, whole: Path, tmp_pat
     (run / "summary.json").write_text(json.dumps(summary))
     for name in ("verify", "report", "compare", "card"):
         done = command(name, run)
-        assert done.code and f"summary.json was changed: its {key} is" in done.err.replace("\n", " "), done
+        assert done.code == 2 and f"summary.json was changed: its {key} is" in done.err.replace("\n", " "), (
+            done
+        )
+
+
+def test_a_changed_file_has_one_exit_code(whole: Path, tmp_path: Path) -> None:
+    readers = {"ledger.csv": ("verify", "report", "ledger"), "metrics.jsonl": ("verify", "report")}
+    for file, names in readers.items():
+        run = Path(shutil.copytree(whole, tmp_path / file))
+        flip(run / file)
+        assert [command(name, run).code for name in names] == [2] * len(names)

@@ -215,6 +215,7 @@ def test_options_are_a_recipe() -> None:
         ("--over seed=0,1", "write --seeds 0,1,2"),
         ("--over algo=fedavg,fedlop", "did you mean 'fedlap'"),
         ("--seeds 0,x", "write 0,1,2 or 0-2"),
+        ("--over algo=fedavg --workers 4", "--jobs N is how many runs are computed side by side"),
         ("docs/recipes/comparison.toml --rounds 3", "--rounds is for a sweep without one"),
     ],
 )
