@@ -125,9 +125,6 @@ def sources_of(problem: Problem, names: Mapping[str, str] = MappingProxyType({})
         start = hashlib.sha256(raw_bytes(problem.start))
         start.update(raw_bytes(problem.statistics))
         result[f"{NUMBERS}{plugins.short(model)} at the start"] = start.hexdigest()
-    if problem.tree is not None:  # may come from a file
-        text = msgspec.json.encode(problem.tree.names) + problem.tree.owners.tobytes()
-        result["tree of edge servers"] = hashlib.sha256(text).hexdigest()
     return result
 
 

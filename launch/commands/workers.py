@@ -59,7 +59,6 @@ def _joining(seat: str) -> Decorator:
         click.option("--model", **FILE, help="A copy of its model file.  [the run's path]"),
         click.option("--dataset", **FILE, help="A copy of its data set file.  [the run's path]"),
         click.option("--partition", **FILE, help="A copy of its partition file.  [the run's path]"),
-        click.option("--tree", **FILE, help="A copy of its tree file.  [the run's path]"),
         click.option("--codec", "codecs", multiple=True, **FILE, help="A copy of a codec file; repeatable."),
     )
 

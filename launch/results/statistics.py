@@ -20,7 +20,7 @@ A column is an expression of a run's metrics.jsonl:
 METRIC is a key of metrics.jsonl.
 
 The x axis of a curve can also be the megabytes that all rounds so far would have cost at a theoretical limit
-(Source: docs/compression.md#the-limit-as-a-column):
+(Source: docs/compression.md#lower-limits-of-the-size):
 
     MB entropy   both directions at the zeroth-order entropy of their integers
     MB KL        uploads at KL(q_k || q_g), the cost of a sample of the client's posterior

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim import partition_specs, plugins, tree, user_files
+from fedsim import partition_specs, plugins, user_files
 from fedsim.errors import UsageError
 
 FIELDS = ("algo", "model", "dataset", "partition")
-"""Fields of an experiment (besides codecs and tree) that may name a user's file that workers need."""
+"""Fields of an experiment (besides codecs) that may name a user's file that workers need."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,7 @@ class LocalFiles:
         for path in self.codecs:
             if path.resolve() not in used:
                 raise UsageError(f"--codec {path}: this run has no codec from a file named {path.name}")
-        return result | {"codecs": codecs, "tree": self._tree(result.get("tree", ""))}
-
-    def _tree(self, there: str) -> str:
-        """Return the tree, or the path of its file on this machine."""
-        here = self.choices.get("tree")
-        if not tree.is_file(there):
-            if here is not None:
-                raise UsageError(f"--tree {here}: this run's --tree is {there or 'not set'}, no file")
-            return there
-        path = (here or Path(there)).expanduser().resolve()
-        if not path.is_file():
-            raise UsageError(
-                f"there is no file {path} on this machine: say where a copy of the run's --tree lies here, "
-                "--tree FILE"
-            )
-        return str(path)
+        return result | {"codecs": codecs, "tree": ""}  # the coordinator alone computes with a tree
 
     def _choice(self, option: str, choice: str, here: Path | None) -> str:
         if user_files.is_table(choice) and not partition_specs.is_file(choice):
