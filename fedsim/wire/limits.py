@@ -9,8 +9,8 @@
 
 A run measures one upload per round, so the cost of measuring does not grow with the number of clients. The
 clients take turns: of M participants, the one with index (round mod M) is measured, or the next participant
-whose upload is aggregated. Sources: docs/compression.md#lower-limits-of-the-size; for the KL divergence, Havasi
-et al. 2019, https://arxiv.org/abs/1810.00440.
+whose upload is aggregated. Sources: docs/compression.md#lower-limits-of-the-size; for the KL divergence,
+Havasi et al. 2019, https://arxiv.org/abs/1810.00440.
 """
 
 from __future__ import annotations
