@@ -17,7 +17,7 @@ from launch.commands.shared import FILE, run_argument
 def trace(run: Path, out: Path | None) -> None:
     """Write the timeline of RUN, which may be running, as a trace that ui.perfetto.dev opens.
 
-    It has a lane per worker, two of the coordinator, arrows from broadcast to task to fold, bytes over time.
+    It has a lane per worker, two of the coordinator, and arrows from broadcast to task to fold.
     """
     from launch.results.trace import trace_lines, write_trace
     from launch.runs.folder import RunFolder

@@ -13,7 +13,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +37,7 @@ COORDINATOR, WORKERS = 1, 2
 """Process ids in the trace; Perfetto reserves 0 for the idle process. Worker w is thread w + 1."""
 BROADCASTS, FOLDS = (COORDINATOR, 1), (COORDINATOR, 2)
 OF_TASKS = ("task", "gone", "evaluate", "upload", "score")
-"""Messages that are counted when their task is sent or answered, not at the end of the round."""
+"""Messages of a task, whose bytes its slice has."""
 
 
 @dataclass(frozen=True)
@@ -122,19 +121,16 @@ def events(
     rounds: Mapping[int, Committed],
     places: Mapping[int, str] | None = None,
 ) -> Iterator[Event]:
-    """Yield the names of lanes, then slices, flows and counters.
+    """Yield the names of lanes, then slices and flows.
 
     spans, entries: the rows of timeline.csv and of ledger.csv, in their order. rounds: the committed rounds;
     folds are shown only for these. places: machine and device by worker, as far as known.
     """
     axis = _Axis(spans, rounds)
-    sizes, spent = Counter[tuple[Key, str]](), Counter[tuple[int, str, str]]()
+    sizes = Counter[tuple[Key, str]]()
     for e in entries:
-        key = (e.round, e.exchange, e.client, e.worker), e.direction
         if e.message in OF_TASKS:
-            sizes[key] += e.bytes
-        at = axis.instants.get(key) if e.message in OF_TASKS else None
-        spent[axis.ends[e.round] if at is None else at, e.direction, e.kind] += e.bytes
+            sizes[(e.round, e.exchange, e.client, e.worker), e.direction] += e.bytes
     lanes = {BROADCASTS: "broadcasts", FOLDS: "folding"}
     for worker in sorted({task.span.worker for task in axis.tasks}):
         place = (places or {}).get(worker)
@@ -150,7 +146,6 @@ def events(
         yield from _exchange(axis, exchange, sizes)
     for number, task in enumerate((t for own in axis.exchanges.values() for t in own), 1):
         yield from _flow(number, task, axis)
-    yield from _counters(spent)
 
 
 class _Axis:
@@ -184,14 +179,6 @@ class _Axis:
             came = [(t.arrived, max(t.arrived, t.begin)) for t in own if t.span.what == "task"]
             if came and key[0] in rounds:
                 self.folds[key] = self._place(FOLDS, min(came)[0], max(last for _, last in came))
-        self.instants: dict[tuple[Key, str], int] = {}
-        """When a task's bytes are counted, and its answer's."""
-        self.ends = Counter[int]()
-        """When all other bytes of a round are counted."""
-        for task in self.tasks:
-            envelopes, number = task.span[:4], task.span.round
-            self.instants |= {(envelopes, "down"): task.given, (envelopes, "up"): task.arrived}
-            self.ends[number] = max(self.ends[number], task.arrived)
 
     def _dated(
         self, spans: Iterable[Span], rounds: Mapping[int, Committed]
@@ -265,16 +252,6 @@ def _flow(number: int, task: _Task, axis: _Axis) -> Iterator[Event]:
     yield _event("t", worker, task.begin, "task", **flow)
     at = max(axis.folds[task.span[:2]][0], task.arrived, task.begin)
     yield _event("f", FOLDS, at, "task", **flow, bp="e")
-
-
-def _counters(spent: Mapping[tuple[int, str, str], int]) -> Iterator[Event]:
-    """Yield the bytes so far, by direction and kind. spent: bytes of an instant, a direction and a kind."""
-    kinds = dict.fromkeys(sorted({kind for _, _, kind in spent}), 0)
-    sums = {"down": kinds, "up": kinds}
-    yield from (_event("C", BROADCASTS, 0, f"bytes {side}", args=kinds) for side in sums)
-    for (at, side), group in groupby(sorted(spent), key=lambda key: key[:2]):
-        sums[side] = sums[side] | {key[2]: sums[side][key[2]] + spent[key] for key in group}
-        yield _event("C", BROADCASTS, at, f"bytes {side}", args=sums[side])
 
 
 def _slice(lane: Lane, window: tuple[int, int], name: str, category: str, args: Event) -> Event:

@@ -33,7 +33,6 @@ from workers.coordinator.task_timeline import Span
 KEYS = {
     "M": {"args"},
     "X": {"dur", "cat", "args"},
-    "C": {"args"},
     "s": {"cat", "id"},
     "t": {"cat", "id"},
     "f": {"cat", "id", "bp"},
@@ -51,7 +50,6 @@ class Read:
     slices: dict[Lane, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     names: dict[Lane, str] = field(default_factory=dict)
     flows: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
-    counters: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         for event in self.events:
@@ -64,8 +62,6 @@ class Read:
                 self.flows[event["id"]].append(event)
                 inside = self.slices[lane][-1]
                 assert inside["ts"] <= event["ts"] < inside["ts"] + inside["dur"], (event, inside)
-            elif event["ph"] == "C":
-                self.counters[event["name"]].append(event)
             elif event["name"] == "thread_name":
                 self.names[lane] = event["args"]["name"]
         assert self.slices.keys() <= self.names.keys()
@@ -84,17 +80,9 @@ class Read:
                 assert one["ts"] + one["dur"] <= after["ts"], (one, after)
         for flow in self.flows.values():
             assert "".join(e["ph"] for e in flow) in ("stf", "sf")
-        for lines in self.counters.values():
-            for one, after in pairwise(lines):
-                assert all(n <= after["args"][kind] for kind, n in one["args"].items())
 
     def of(self, *categories: str) -> list[dict[str, Any]]:
         return [s for lane in self.slices.values() for s in lane if s["cat"] in categories]
-
-    def sums(self) -> dict[tuple[str, str], int]:
-        """The last counters, by direction and kind, without zeros."""
-        last = {name.removeprefix("bytes "): lines[-1]["args"] for name, lines in self.counters.items()}
-        return {(side, kind): n for side, of in last.items() for kind, n in of.items() if n}
 
 
 def read(text: str) -> Read:
@@ -110,7 +98,7 @@ def traced(run: Path) -> Read:
 
 
 def compare_with_files(trace: Read, run: Path) -> None:
-    """Every row of timeline.csv is a slice of its worker, and the counters end with the ledger's sums."""
+    """Every row of timeline.csv is a slice of its worker, and slices have the ledger's bytes of tasks."""
     rows = pandas.read_csv(run / "timeline.csv")
     in_file = Counter(
         (r.what, r.worker + 1, r.round, r.exchange, r.client, r.given, r.arrived) for r in rows.itertuples()
@@ -120,7 +108,10 @@ def compare_with_files(trace: Read, run: Path) -> None:
     tasks = rows[rows.what != "evaluate"]
     assert len(trace.flows) == len(tasks)
     ledger = pandas.read_csv(run / "ledger.csv", keep_default_na=False)
-    assert trace.sums() == ledger.groupby(["direction", "kind"])["bytes"].sum().to_dict()
+    of_tasks = ledger[ledger.message.isin(["task", "gone", "upload"])]
+    for side in ("down", "up"):
+        sent = sum(s["args"][f"bytes_{side}"] for s in trace.of("task", "gone"))
+        assert sent == of_tasks[of_tasks.direction == side].bytes.sum()
 
 
 def _row(one: dict[str, Any]) -> tuple[Any, ...]:
@@ -311,9 +302,8 @@ def test_any_timeline_gives_a_sound_trace(
     spans, entries, rounds = history
     trace = Read(list(events(spans, entries, rounds)))
     assert len(trace.of("task")) == len(trace.flows) == len(spans)
-    expected: Counter[tuple[str, str]] = Counter()
-    for entry in entries:
-        expected[entry.direction, entry.kind] += entry.bytes
-    assert trace.sums() == {key: n for key, n in expected.items() if n}
+    for side in ("down", "up"):
+        sent = sum(e.bytes for e in entries if e.kind == "algorithm" and e.direction == side)
+        assert sum(s["args"][f"bytes_{side}"] for s in trace.of("task")) == sent
     folded = sum(s.client not in rounds[s.round].dropped for s in spans)
     assert sum(len(flow) == 3 for flow in trace.flows.values()) == folded
