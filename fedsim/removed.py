@@ -27,6 +27,7 @@ OPTIONS: Mapping[str, str] = {
     "--personalise": "docs/examples/personal.py trains a model per client from a run's last model",
     "--silence": _ROUND,
     "--smallest": _ROUND,
+    "--on ray": "the same fedsim sweep on several machines, with one folder --runs, shares its runs",
     "--durability none": "--durability process survives kill -9",
     "--codec edge.FIELD": "a --tree adds exact sums; leave it out",
 }

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 ENGINES = ("slurm", "ray", "kubernetes")
-FOR_SWEEPS = ("slurm", "ray")
 Command = Callable[..., None]
 
 
@@ -59,7 +58,7 @@ _OF_LAUNCH = (
     click.option("--dry-run", is_flag=True, help="Print the job and submit nothing."),
 )
 _OF_SWEEP = (
-    click.option("--on", type=click.Choice(FOR_SWEEPS), help="Run on this engine.  [this machine]"),
+    click.option("--on", type=click.Choice(["slurm"]), help="Run on this engine.  [this machine]"),
     *_OF_BOTH,
 )
 

@@ -1,8 +1,8 @@
-"""Ray: a run is a coordinator on this machine and a node agent on every machine; a sweep is a set of runs.
+"""Ray: a run is a coordinator on this machine and a node agent on every machine.
 
-Agents and runs are tasks of Ray, which starts a task again if its node is lost. Ray places the agents in a
-placement group, assigns GPUs to them, and transfers no tensors: an agent's task gets the keys of its
-machine's workers. Until a lost agent is started again, other workers compute its tasks.
+Agents are tasks of Ray, which starts a task again if its node is lost. Ray places the agents in a placement
+group, assigns GPUs to them, and transfers no tensors: an agent's task gets the keys of its machine's workers.
+Until a lost agent is started again, other workers compute its tasks.
 
 Ray has no access control between the jobs of a cluster: anyone who can submit a job can read a task's
 arguments, including the keys. A cluster is trusted as a whole (SECURITY.md).
@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -29,17 +29,14 @@ import msgspec
 from fedsim.errors import Interrupted, TaskError, UsageError
 from launch.configuration.listen_address import own_address
 from launch.engines.job import Job
-from launch.engines.options import EngineOptions
 from launch.processes.fork_server import die_with_parent
-from launch.sweep.runner import Progress
-from launch.sweep.task import Tasks, run_task
 from workers.place import ENGINE
 from workers.scratch import Scratch
 from workers.transport.join_credentials import JOIN, JoinCredentials
 
 FEDSIM = (sys.executable, "-m", "launch")
 LOOK = 0.2
-"""Seconds between two checks of the coordinator, or of a sweep's tasks."""
+"""Seconds between two checks of the coordinator."""
 ANSWER = 5.0
 """Seconds that a cluster's head may take to accept a connection."""
 STOP = 90.0
@@ -177,47 +174,3 @@ def serve_agent(credentials: bytes, agent: list[str]) -> int:
             env={**os.environ, ENGINE: "ray"},
             preexec_fn=lambda: die_with_parent(parent),
         ).wait()
-
-
-def run_on_ray(
-    tasks: Tasks, engine: EngineOptions, jobs: int | None, watch: Callable[[Progress], None]
-) -> dict[str, str]:
-    """Compute the runs as tasks; return errors by trial id.
-
-    engine: its option address names the cluster, and gpus_per_worker is the number of GPUs of each run. jobs:
-    the maximum number of runs at a time; None for as many as fit on the cluster. watch: called with the
-    progress. Ctrl-C raises Interrupted; runs that have not ended count as not run.
-    """
-    ray = connected(engine.pairs)
-    count = len(tasks.tasks)
-    progress, errors = Progress(count, side_by_side=jobs or 1), {}
-    try:
-        one = ray.remote(run_task).options(
-            num_cpus=tasks.threads,
-            num_gpus=engine.gpus_per_worker,
-            max_retries=RETRIES,
-            runtime_env={"env_vars": dict(tasks.environment())},
-        )
-        described = ray.put(tasks)
-        waiting, running = list(range(count)), dict[Any, tuple[int, float]]()
-        while waiting or running:
-            while waiting and len(running) < (jobs or count):
-                number = waiting.pop(0)
-                running[one.remote(described, number, True)] = number, time.monotonic()
-            ended, _ = ray.wait([*running], num_returns=len(running), timeout=LOOK)
-            for future in ended:
-                number, began = running.pop(future)
-                try:
-                    error = str(ray.get(future))
-                except ray.exceptions.RayError as e:
-                    error = f"Ray gave the task up: {type(e).__name__}"
-                if error:
-                    errors[tasks.tasks[number].id] = error
-                progress.failed, progress.done = len(errors), progress.done + (not error)
-                progress.seconds += time.monotonic() - began
-            watch(progress)
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted: {progress.done} runs are done and kept in {tasks.pool}") from None
-    finally:
-        ray.shutdown()
-    return errors

@@ -23,7 +23,6 @@ from launch import terminal
 from launch.configuration.presets import step_remark
 from launch.configuration.worker_count import usable_cores
 from launch.engines.options import EngineOptions
-from launch.engines.ray import run_on_ray
 from launch.engines.slurm import submit_array
 from launch.results.differences import HOW_TO_READ, Compared, forest_picture
 from launch.results.significance import LEAST
@@ -105,14 +104,10 @@ def sweep(
     to_run = [t for t in trials if t.id not in known]
     if run and engine is not None and missing:
         tasks, name = Tasks.of(to_run, execution, pool), f"{file.stem}-{secrets.token_hex(4)}.json"
-        if engine.on == "slurm":
-            console.print(
-                submit_array(tasks, engine, runs.resolve() / JOBS / name, side_by_side), soft_wrap=True
-            )
-            return None
-        with _Watch(console) as watch:
-            errors = run_on_ray(tasks, engine, side_by_side, watch.show)
-    elif run:
+        message = submit_array(tasks, engine, runs.resolve() / JOBS / name, side_by_side)
+        console.print(message, soft_wrap=True)
+        return None
+    if run:
         with _Watch(console) as watch:
             cores, _ = usable_cores()
             seconds = math.inf if minutes is None else 60 * minutes

@@ -265,9 +265,7 @@ def _one(worker_config: str) -> None:
         sys.exit(1)
 
 
-def start_or_resume(
-    experiment: Experiment, execution: Execution, begun: bool, embedded: bool = False
-) -> None:
+def start_or_resume(experiment: Experiment, execution: Execution, begun: bool) -> None:
     """Start a run, or resume it if it was `begun`, with this execution."""
     from launch.session.run import launch, resume
 
@@ -275,11 +273,11 @@ def start_or_resume(
         how = {name: "auto" if v == AUTO else v for name, v in asdict(execution).items() if name != "out"}
         folder = Path(str(execution.out))
         try:
-            resume(folder, how, quiet=True, embedded=embedded)
+            resume(folder, how, quiet=True)
         except (DataError, MismatchError, UsageError, WireError) as e:
             raise type(e)(f"{e}; remove {folder} to begin this run anew") from None
     else:
-        launch(experiment, execution, quiet=True, embedded=embedded)
+        launch(experiment, execution, quiet=True)
 
 
 def _end_with(sweep: int) -> None:

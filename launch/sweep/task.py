@@ -70,8 +70,8 @@ class Tasks(msgspec.Struct, frozen=True):
         write(path, msgspec.json.format(msgspec.json.encode(self)).decode())
 
 
-def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
-    """Compute one run; return its error, or ''. An engine's process for many tasks sets `embedded`."""
+def run_task(tasks: Tasks, number: int) -> str:
+    """Compute one run; return its error, or ''."""
     from launch.sweep.runner import leave_summary, start_or_resume
 
     task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)
@@ -84,7 +84,7 @@ def run_task(tasks: Tasks, number: int, embedded: bool = False) -> str:
         try:
             experiment = convert(Experiment, task.experiment, "a sweep's experiment")
             execution = convert(Execution, tasks.execution, "a sweep's execution")
-            start_or_resume(experiment, replace(execution, out=str(folder)), pool.begun(task), embedded)
+            start_or_resume(experiment, replace(execution, out=str(folder)), pool.begun(task))
         except FedsimError as e:
             leave_summary(folder, str(e))
             return f"{task.name}: {e}"

@@ -52,6 +52,7 @@ def test_masks_are_an_example(words: list[str], name: str) -> None:
         "launch --personalise 5",
         "devices generate --clients 3",
         "launch --durability none",
+        "sweep --on ray",
         "launch --algo fedivon --set prior_power=1",
         "launch --tree 2x2 --edge-processes",
         "edge --join FILE",

@@ -304,22 +304,6 @@ def test_where_ray_fails_the_coordinator_is_told_to_stop_and_is_killed_if_it_doe
     assert time.monotonic() - began < 15 and not alive(int(ready.read_text()))
 
 
-@pytest.mark.process
-@pytest.mark.slow
-def test_a_sweep_on_ray_is_that_of_one_machine_also_when_a_node_is_lost(
-    ray_cluster: RayCluster, tmp_path: Path
-) -> None:
-    here = ("sweep", *SWEEP, "--runs", str(tmp_path / "here"))
-    table = fedsim(*here, "--jobs", "2").splitlines()[-3:]
-    runs = tmp_path / "there"
-    there = ("sweep", *SWEEP, "--runs", str(runs), "--on", "ray", "--jobs", "3")
-    carried = start(*there, "--engine-option", f"address={ray_cluster.address}")
-    eventually(lambda: len([*runs.glob("*/sweep.json")]) >= 1, "a run")
-    ray_cluster.tell("remove 0")
-    assert ends(carried).strip().splitlines()[-3:] == table
-    assert digests(runs) == digests(tmp_path / "here")
-
-
 # ---- Slurm
 
 
