@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -74,6 +75,24 @@ def bias_remarks(
         remarks.append(
             f"up.{field}={name} errs alike for all clients: the posterior's precision {change}, which "
             "accuracy does not show; ratio:e rounds at random and is unbiased"
+        )
+    return tuple(remarks)
+
+
+def noise_remarks(uploads: Mapping[str, str], damping: float) -> tuple[str, ...]:
+    """Return a line for each codec of uploads whose random rounding a dual step with this damping amplifies.
+
+    damping: rho of the dual step; 1 if steps are not damped, for which the rule does not hold. The rule is
+    rho (1 + omega) < 2, with 1 + omega = 2 / (pi p). Source: docs/compression.md.
+    """
+    remarks = []
+    for field, name in uploads.items():
+        share = re.fullmatch(r"sigma:([0-9.]+)%\+random.*", name)
+        if share is None or damping == 1 or 2 / math.pi / (float(share[1]) / 100) * damping < 2:
+            continue
+        remarks.append(
+            f"up.{field}={name}: with a damping of {damping:.3g} the dual steps may not converge; "
+            f"sigma:{100 * damping / math.pi:.1f}%+random or more would (docs/compression.md)"
         )
     return tuple(remarks)
 

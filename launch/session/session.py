@@ -15,7 +15,7 @@ from fedsim.errors import FedsimError, Interrupted, UsageError
 from fedsim.experiment import Experiment
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from fedsim.wire.codec_selection import bias_remarks
+from fedsim.wire.codec_selection import bias_remarks, noise_remarks
 from launch.configuration.execution import Execution
 from launch.configuration.worker_count import decide, lanes_of
 from launch.processes.local_node import LocalNode
@@ -124,7 +124,9 @@ class Session:
             session = Session(problem, execution, placements, participations, recorder, start)
             duals, clients = bool(problem.algorithm.duals), len(problem.clients)
             biased = bias_remarks(problem.codecs["up"], problem.exchanges, duals, clients)
-            session.remarks = (*remarks, *biased)
+            at = problem.context(1, 1, asked=len(participations(1).participants) or clients).at()
+            noisy = noise_remarks(problem.codecs["up"], problem.algorithm.dual_damping(at))
+            session.remarks = (*remarks, *biased, *noisy)
             experiment_entry, name = manifest.described(problem), session.run_name
             session.probe = probe(problem)
             today = manifest.describe(experiment_entry, asked, name, session.probe)
