@@ -49,13 +49,13 @@ def completed(path: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tables of a TOML file in which a path is absolute if the working folder has no such file and
     the folder of the TOML file has one, and a participation is text."""
 
-    def found(match: re.Match[str]) -> str:
+    def absolute(match: re.Match[str]) -> str:
         there = path.parent / match[0]
         return str(there.resolve()) if there.is_file() and not Path(match[0]).exists() else match[0]
 
     def of(value: Any, key: str = "") -> Any:
         if isinstance(value, str):
-            return _FILE.sub(found, value)
+            return _FILE.sub(absolute, value)
         if isinstance(value, dict):
             return {name: of(item, name) for name, item in value.items()}
         if isinstance(value, list):

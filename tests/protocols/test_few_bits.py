@@ -134,8 +134,8 @@ def test_the_posteriors_precision_on_digits(clients: int, step: str, tmp_path: P
 
 def test_random_rounding_that_a_dual_step_amplifies_is_said() -> None:
     """rho (1 + omega) < 2 with 1 + omega = 2 / (pi p): at rho = 1/K, 5 % need seven clients."""
-    said = {k: noise_remarks({"mean": "sigma:5%+random"}, 1 / k) for k in (6, 7)}
-    assert said[7] == () and "sigma:5.3%+random or more would" in said[6][0]
+    remarks = {k: noise_remarks({"mean": "sigma:5%+random"}, 1 / k) for k in (6, 7)}
+    assert remarks[7] == () and "sigma:5.3%+random or more would" in remarks[6][0]
     for name in ("sigma:5%+dither", "sigma:auto+dither", "bf16"):
         assert noise_remarks({"mean": name}, 0.5) == ()
     assert noise_remarks({"mean": "sigma:5%+random"}, 1.0) == ()  # not damped: another rule
