@@ -136,7 +136,7 @@ def _become_worker(spec: dict[str, Any]) -> None:
     """Set the child's log file, environment and cores, then run the worker's main function."""
     code = 1
     try:
-        log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(spec["env"])

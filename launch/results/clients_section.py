@@ -50,8 +50,9 @@ def clients(
         half = MOST_CLIENTS // 2
         shown = [*ranked[:half], *ranked[-half:]]
     devices = summary.get("devices") or {}
-    spent = {title: devices[key] for title, key in SPENT.items() if key in devices}
-    scores = {title: last[key] for title, key in SCORES.items() if isinstance(last.get(key), list)}
+    spent = {title: devices[key] for title, key in SPENT.items() if len(devices.get(key, ())) == count}
+    lists = {title: last.get(key) for title, key in SCORES.items()}
+    scores = {title: of for title, of in lists.items() if isinstance(of, list) and len(of) == count}
     lines = [
         [
             *(str(k), _at(sizes, k), _at(took_part, k), _at(folded, k)),
@@ -102,9 +103,9 @@ def _waits(devices: Mapping[str, Any]) -> str:
         return ""
     most = max(range(len(holds)), key=lambda k: holds[k])
     return (
-        f" Clients that had answered waited for {devices['client_waits_total']:,.4g} s in all. "
-        f"For {devices['client_holds_total']:,.4g} s of the run one client alone was waited for, of which "
-        f"for client {most} {holds[most]:,.4g} s."
+        f" Clients that had answered waited for {devices.get('client_waits_total', 0):,.4g} s in all. "
+        f"For {devices.get('client_holds_total', 0):,.4g} s of the run one client alone was waited for, of "
+        f"which for client {most} {holds[most]:,.4g} s."
     )
 
 
@@ -151,7 +152,7 @@ def _lines(metrics: pandas.DataFrame, x: Values, key: str) -> list[Line]:
 def histogram(counts: Values, round: int) -> list[Figure]:
     """Draw a histogram of the clients' accuracies; no figure if no client has a score."""
     there = np.flatnonzero(counts)
-    if not len(there):
+    if not len(there) or len(counts) != HISTOGRAM_BINS:
         return []
     width = 100 / HISTOGRAM_BINS
     left: Values = width * np.arange(HISTOGRAM_BINS, dtype=np.float64)

@@ -28,6 +28,7 @@ FOLLOWS = ("seed", "client_sizes", "data")
 
 SPLIT = ("fraction", "inputs", "partition", "clients")
 """Settings that determine the split, together with the data set and the seed."""
+UNITS = {f"units_of_p_{once}{side}" for once in ("", "once_") for side in ("down", "up")}
 PairKey = tuple[int, str]
 
 
@@ -117,8 +118,8 @@ class ComparedRun:
         A summary has none if the run has not ended.
         """
         summary = self.run.summary
-        if "units_of_p_once_down" in summary:
-            return {key: float(n) for key, n in summary.items() if key.startswith("units_of_p_")}
+        if summary.keys() >= UNITS:
+            return {key: float(summary[key]) for key in UNITS}
         clients = self.run.clients
         if not self.run.has(LEDGER):
             return ClientCosts().units(params=self.run.params, participations=0, clients=clients)

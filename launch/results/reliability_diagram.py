@@ -41,9 +41,10 @@ class Reliability:
 
 
 def last_table(lines: Sequence[Mapping[str, Any]], key: str) -> Values | None:
-    """Return the last line's table; None if it has none (a diverged model)."""
+    """Return the last line's table; None if it has none (a diverged model) or no predictions."""
     table = lines[-1].get(key) if lines else None
-    return np.array(table, dtype=np.float64) if isinstance(table, list) else None
+    filled = isinstance(table, list) and any(count for count, _, _ in table)
+    return np.array(table, dtype=np.float64) if filled else None
 
 
 def diagram(drawn: Sequence[Reliability], title: str = "", legend: bool = True) -> list[Figure]:

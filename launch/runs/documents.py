@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Annotated, Any, Required, TypedDict, get_type_hints
 
 from msgspec import Meta
 
@@ -58,7 +58,7 @@ EXPERIMENT: Mapping[str, Any] = {
 class Devices(TypedDict, total=False):
     """The simulated costs of a summary (launch.runs.device_costs)."""
 
-    simulated_seconds: Number
+    simulated_seconds: Required[Number]
     client_seconds: list[Number]
     client_seconds_total: Number
     client_waits: list[Number]
@@ -108,6 +108,14 @@ class Summary(TypedDict, total=False):
     units_of_p_once_up: Number
     kernel_residual: int | dict[str, int] | None
     kernel_retransmitted: int | dict[str, int] | None
+    seconds_to_first_round: Number | None
+    seconds_imports: Number | None
+    seconds_round_median: Number | None
+    seconds_clients: Number | None
+    dual_mismatch: float | None
+    test_accuracy: float | None
+    test_nll: float | None
+    drift: list[str]
     model_sha256: str | None
     clients_sha256: str | None
     experiment_sha256: str | None

@@ -18,6 +18,7 @@ from workers.coordinator.task_timeline import Span
 from workers.storage.atomic_files import disk_errors
 
 BLOCK = 1 << 20
+SIDES = ("down", "up")
 LONGEST = 1e12
 """The bound of a number of seconds."""
 T = TypeVar("T", Entry, Span)
@@ -54,6 +55,8 @@ def rows_of(path: Path, kind: type[T], last: int | None = None) -> Iterator[T]:
     An incomplete last row is left out."""
     for row in _rows(path, kind):
         result = kind(*row)
+        if isinstance(result, Entry) and result.direction not in SIDES:
+            raise DataError(f"{path} is damaged: a direction is {result.direction!r}")
         if last is None or result.round <= last:
             yield result
 

@@ -20,6 +20,7 @@ from fedsim.wire.message_context import MessageContext, codec_stream, of_broadca
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
+from launch.runs.documents import CURE
 from launch.runs.folder import MODEL, RunFolder, check_entries
 from launch.runs.summary import check_model
 from workers.assembly import assemble
@@ -194,6 +195,8 @@ def trained_model(run: RunFolder) -> nn.Module:
     tensors = module.state_dict(keep_vars=True)
     for name, tensor in load_file(file).items():
         if name in tensors:  # others are of the posterior, such as its precision
+            if tensor.shape != tensors[name].shape:
+                raise DataError(f"{file} is damaged: {name} has the shape {tuple(tensor.shape)}; {CURE}")
             tensors[name].data.copy_(tensor)
     return module.eval()
 

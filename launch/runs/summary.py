@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from fedsim.errors import DataError, DiskError
+from fedsim.errors import DataError
+from fedsim.foreign_files import opened
 from fedsim.learning.gaussian import Model, Point, Samples, is_full, taken_apart
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
@@ -23,7 +22,7 @@ from launch.configuration.target_accuracy import TargetAccuracy
 from launch.runs.client_costs import ClientCosts
 from launch.runs.folder import SUMMARY, RunFolder
 from workers.coordinator.loop import Outcome
-from workers.storage.atomic_files import patiently
+from workers.storage.atomic_files import write_atomically
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import OPTIONAL_SCORES
@@ -66,20 +65,7 @@ def write_model(path: Path, problem: Problem, model: Model) -> None:
         tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
     if statistics is not None:
         tensors |= {name: t.clone() for name, t in problem.net.running.unflatten(statistics).items()}
-    try:
-        patiently(lambda: _save(tensors, path, problem.experiment.algo))
-    except (OSError, SafetensorError) as e:
-        raise DiskError(f"cannot write {path}: {e}") from None
-
-
-def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
-    """Write tensors and the algorithm's name; raise OSError if no file descriptor is left."""
-    try:
-        save_file(tensors, path, {"algorithm": algo})
-    except SafetensorError as e:
-        if f"(os error {errno.EMFILE})" not in str(e):
-            raise
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
+    write_atomically(path, [save(tensors, {"algorithm": problem.experiment.algo})])
 
 
 def digest_of(model: Model) -> str:
@@ -90,6 +76,7 @@ def digest_of(model: Model) -> str:
 def stored_model_digest(path: Path, layout: Layout, running: Layout = NOTHING) -> str:
     """Return the model_sha256 of a file that write_model has written."""
     try:
+        opened(path).close()  # safetensors calls every file that cannot be opened a missing one
         tensors = load_file(path)
         mean = _vector(tensors, layout, "")
         known = bool(running.slices) and running.slices[0].name in tensors  # absent if clients keep their own

@@ -57,6 +57,8 @@ def ledger_frame(path: Path, written: bytes, last: int | None, sums: Any) -> pan
         raise DataError(f"{path} is damaged: {' '.join(str(e).split())}") from None
     if tuple(frame.columns) not in (COLUMNS, TREE_COLUMNS):
         raise DataError(f"{path} has the columns {', '.join(frame.columns)}; {', '.join(COLUMNS)} are due")
+    if not frame.direction.isin(("down", "up")).all():
+        raise DataError(f"{path} is damaged: a direction is neither down nor up")
     if last is not None:
         frame = frame[frame["round"] <= last]
     if other := differing_sum(frame, sums):

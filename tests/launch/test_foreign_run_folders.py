@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from launch.terminal import output_file
 from tests.support.commands import DEADLINE
 from tests.support.kept_runs import command, files, kept_run
 from tests.support.snapshots import at
+from workers.storage.atomic_files import RunLock, is_locked
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +172,56 @@ def test_a_warning_of_matplotlib_has_no_control_characters(run: Path) -> None:
     assert printable(done.stderr) == done.stderr
     page = (run / "report.html").read_text()
     assert printable(page) == page and "<script>alert(1)" not in page
+
+
+# ---- modes
+
+
+def modes(run: Path) -> dict[str, int]:
+    entries = (path for path in run.rglob("*") if path.is_file())
+    return {path.relative_to(run).as_posix(): path.stat().st_mode & 0o777 for path in entries}
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_all_files_have_the_mode_of_the_umask_but_for_the_lock(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        run = modes(kept_run(tmp_path / "run", algo="fedavg", rounds=1))
+    finally:
+        os.umask(before)
+    assert run.pop("lock") == (0o660 if umask == 0o002 else 0o600)
+    assert "model.safetensors" in run and set(run.values()) == {mode}
+
+
+def test_a_lock_that_may_not_be_read_is_seen_among_the_locks_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    lock = RunLock(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.open", denied)
+        assert is_locked(tmp_path)
+    lock.release()
+    monkeypatch.setattr("os.open", denied)
+    assert not is_locked(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("manifest.json", "Permission denied"), ("model.safetensors", "Permission denied")],
+)
+def test_a_file_that_may_not_be_read_is_not_called_missing(
+    name: str, said: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.open
+
+    def denied(path: Any, *rest: Any, **more: Any) -> int:
+        if str(path).endswith(name):
+            raise PermissionError(13, "Permission denied")
+        return before(path, *rest, **more)
+
+    monkeypatch.setattr("os.open", denied)
+    output = command("verify", run)
+    assert output.code and said in output.err and "No such file" not in output.err, output.err

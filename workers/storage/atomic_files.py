@@ -142,7 +142,10 @@ class RunLock:
         """
         path = folder / "lock"
         with disk_errors(f"cannot open {path}"):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | _REGULAR, 0o644)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | _REGULAR, 0o600)
+            group = folder.stat().st_mode & 0o020  # whoever may only read the folder must not hold its lock
+            with suppress(PermissionError):  # another user's lock
+                os.fchmod(self._file, 0o600 | 3 * group)
         try:
             self._acquire()
         except BlockingIOError:
@@ -169,9 +172,15 @@ class RunLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process is running the run in a folder; False if the lock cannot be read."""
+    """Return whether a process is running the run in a folder; False if the lock cannot be read.
+
+    Another user may not read the lock, but sees it among the machine's locks.
+    """
+    path = folder / "lock"
     try:
-        file = os.open(folder / "lock", os.O_RDONLY | _REGULAR)
+        file = os.open(path, os.O_RDONLY | _REGULAR)
+    except PermissionError:
+        return is_listed(path)
     except OSError:
         return False
     try:
@@ -180,6 +189,14 @@ def is_locked(folder: Path) -> bool:
         return isinstance(e, BlockingIOError)
     finally:
         os.close(file)
+    return False
+
+
+def is_listed(path: Path) -> bool:
+    """Return whether /proc/locks has a lock of a file; its device numbers may differ from those of stat."""
+    with suppress(OSError):
+        number, lines = path.lstat().st_ino, Path("/proc/locks").read_text().splitlines()
+        return any("FLOCK" in line and f":{number} " in line for line in lines)
     return False
 
 

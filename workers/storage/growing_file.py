@@ -114,7 +114,7 @@ class GrowingFile:
         with disk_errors(f"cannot write {self.path}"):
             if self._handle < 0:
                 flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._handle = os.open(self.path, flags, 0o644)
+                self._handle = os.open(self.path, flags, 0o666)
             os.ftruncate(self._handle, size)
         self._forget()
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsim.errors import UsageError
+from fedsim.foreign_files import opened
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
@@ -21,6 +22,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     A parameter that the file lacks or has in another shape (such as a new head) keeps its value.
     """
     try:
+        opened(path, links=True).close()  # safetensors calls every file that cannot be opened a missing one
         values = load_file(path)
     except (OSError, SafetensorError) as e:
         raise UsageError(f"model +weights:{path}: cannot read it as a safetensors file ({e})") from None
