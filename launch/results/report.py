@@ -234,10 +234,8 @@ def hops(summary: Mapping[str, Any]) -> Iterator[Part]:
         return
     lines = []
     for name, kind in (("clients and edge servers", "algorithm"), ("edge servers and server", "edge")):
-        both = [
-            sum(sum(of.values()) for of in spent.get(kind, {}).get(side, {}).values())
-            for side in ("down", "up")
-        ]
+        by = [spent.get(kind, {}).get(side, {}) for side in ("down", "up")]
+        both = [sum(sum(of.values()) for of in fields.values()) for fields in by]
         lines.append([name, *(f"{n:,}" for n in (*both, sum(both)))])
     yield Table(["between", "bytes down", "bytes up", "bytes"], lines)
     yield Text("The bytes above and the sums of this page are of the hop of the clients.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsim.errors import DataError
+from fedsim.errors import DataError, DiskError
 from fedsim.foreign_files import opened
 from fedsim.learning.gaussian import Model, Point, Samples, is_full, taken_apart
 from fedsim.learning.params import Layout
@@ -22,7 +24,7 @@ from launch.configuration.target_accuracy import TargetAccuracy
 from launch.runs.client_costs import ClientCosts
 from launch.runs.folder import SUMMARY, RunFolder
 from workers.coordinator.loop import Outcome
-from workers.storage.atomic_files import write_atomically
+from workers.storage.atomic_files import patiently, write_atomically
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import OPTIONAL_SCORES
@@ -65,7 +67,25 @@ def write_model(path: Path, problem: Problem, model: Model) -> None:
         tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
     if statistics is not None:
         tensors |= {name: t.clone() for name, t in problem.net.running.unflatten(statistics).items()}
-    write_atomically(path, [save(tensors, {"algorithm": problem.experiment.algo})])
+    try:
+        patiently(lambda: _save(tensors, path, problem.experiment.algo))
+    except (OSError, SafetensorError) as e:
+        raise DiskError(f"cannot write {path}: {e}") from None
+
+
+def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
+    """Write tensors and the algorithm's name; raise OSError if no file descriptor is left."""
+    temporary = path.with_name(f".{path.name}")
+    write_atomically(temporary, [])
+    mode = temporary.stat().st_mode  # by the umask; safetensors gives 0600
+    try:
+        save_file(tensors, temporary, {"algorithm": algo})
+    except SafetensorError as e:
+        if f"(os error {errno.EMFILE})" not in str(e):
+            raise
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
+    temporary.chmod(mode)
+    temporary.rename(path)
 
 
 def digest_of(model: Model) -> str:

@@ -134,7 +134,7 @@ def test_links_of_a_tracker_are_its_own(tmp_path: Path) -> None:
 HOSTILE = "\x1b]0;title\x07\n# not a heading <script>alert(1)</script> | `code` [link](http://x) \u202eback"
 
 
-def said(run: Path) -> Path:
+def with_hostile_text(run: Path) -> Path:
     """Put hostile text where a run has names: the data set, a codec, a metric, a field, the command."""
     content = json.loads((run / "manifest.json").read_text())
     content["experiment"] |= {"dataset": HOSTILE, "codecs": {"up.mean": HOSTILE}}
@@ -152,7 +152,7 @@ def said(run: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # matplotlib's, of glyphs and of space
 def test_text_of_a_run_is_no_markup_in_markdown(run: Path, tmp_path: Path) -> None:
-    assert command("card", said(run)).code == 0
+    assert command("card", with_hostile_text(run)).code == 0
     other = kept_run(tmp_path / "other", algo="fedavg", rounds=2)
     page = tmp_path / "page.md"
     done = command("compare", run, other, "--markdown", page, "--out", tmp_path / "page.html")
@@ -166,7 +166,7 @@ def test_text_of_a_run_is_no_markup_in_markdown(run: Path, tmp_path: Path) -> No
 
 
 def test_a_warning_of_matplotlib_has_no_control_characters(run: Path) -> None:
-    words = [sys.executable, "-m", "launch", "report", said(run)]
+    words = [sys.executable, "-m", "launch", "report", with_hostile_text(run)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0 and "Glyph" in done.stderr
     assert printable(done.stderr) == done.stderr
@@ -209,11 +209,11 @@ def test_a_lock_that_may_not_be_read_is_seen_among_the_locks_of_the_machine(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("manifest.json", "Permission denied"), ("model.safetensors", "Permission denied")],
 )
 def test_a_file_that_may_not_be_read_is_not_called_missing(
-    name: str, said: str, run: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, message: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = os.open
 
@@ -224,4 +224,4 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(
 
     monkeypatch.setattr("os.open", denied)
     output = command("verify", run)
-    assert output.code and said in output.err and "No such file" not in output.err, output.err
+    assert output.code and message in output.err and "No such file" not in output.err, output.err

@@ -51,11 +51,8 @@ class Round(msgspec.Struct, forbid_unknown_fields=True):
     reported: dict[str, float | None] = {}
 
 
-class Committed(TypedDict):
-    """The record of a committed round."""
-
-    round: Count
-    about: Round
+Committed = TypedDict("Committed", {"round": Count, "about": Round})  # noqa: UP013 (the file's own word)
+"""The record of a committed round."""
 
 
 class Upload(TypedDict):
