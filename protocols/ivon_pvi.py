@@ -12,8 +12,8 @@ Wire: 2P down, 2P up. The sums include the last site of a client that does not t
 
 Local training is IVON; each client keeps IVON's momentum and step count from round to round (`carry`).
 
-Differs: the paper does not give its damping; the default here is 1/K. cap_dual, h0 and the start of training
-are as in ivon_admm.
+Differs: the paper does not give its damping; the default here is 1/|S|, as in pvi. cap_dual, h0 and the start
+of training are as in ivon_admm.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
@@ -48,7 +48,7 @@ from protocols._site_algorithm import (
 @dataclass(frozen=True)
 class IvonPVI(SiteAlgorithm):
     delta: PriorPrecision = 1.0
-    damping: Damping = "1/K"
+    damping: Damping = "1/|S|"
     tau: Tempering = 0.1
     cap_dual: CapDual = True
     local: IvonTraining = IvonTraining()

@@ -19,7 +19,8 @@ Local training is VON, with L-BFGS steps for the mean. Nothing is carried over f
 Differs: VON, a natural-gradient method, solves the client's problem; Ashman et al. run Adam on (mean, log
 variance). Both have the same solution q_k. Until the first server update, training starts from the shared
 random start. The precisions of sites may be negative, as in the paper's text. The run stops if q_g is not a
-distribution; the released code clamps the precision of q_g instead. cap_dual is as in bayes_admm.
+distribution; the released code clamps the precision of q_g instead. cap_dual is as in bayes_admm. By default
+damping counts the clients asked in a round, 1/|S|, as rho of fedlap does.
 
 References:
     Ashman et al. 2022: https://arxiv.org/abs/2202.12275
@@ -57,7 +58,7 @@ from protocols._site_algorithm import (
 class PVI(SiteAlgorithm):
     covariance: Covariance = "diagonal"
     delta: PriorPrecision = 1.0
-    damping: Damping = "1/K"
+    damping: Damping = "1/|S|"
     cap_dual: CapDual = True
     local: VonTraining = VonTraining()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,6 @@ class Name:
         url: The address of an algorithm's paper.
         differs: The differences of an algorithm from its paper; "" if there are none.
         group: The group of an algorithm, a key of GROUPS.
-        steps: The defaults of an algorithm's step sizes that count all K clients, such as 1/K, by name. These
-            step sizes also accept |S|, the number of clients asked in a round, in place of K.
     """
 
     usage: str
@@ -69,7 +67,6 @@ class Name:
     hyperparameters: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
     once: tuple[tuple[int, str, str], ...] = ()
-    steps: Mapping[str, str] = field(default_factory=dict)
     defaults: Defaults | None = None
     url: str = ""
     differs: str = ""
@@ -92,7 +89,6 @@ def names(kind: str) -> Mapping[str, Name]:
             tuple(entry.get("hyperparameters", ())),
             tuple(entry.get("fields", ())),
             tuple((exchange, side, field) for exchange, side, field in entry.get("once", ())),
-            entry.get("steps", {}),
             Defaults(**entry["defaults"]) if "defaults" in entry else None,
             entry.get("url", ""),
             entry.get("differs", ""),
@@ -139,23 +135,6 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
         field = key.rpartition(".")[2]
         if not experiment.hyperparameters and field not in every:  # otherwise, Problem.codecs checks it
             raise unknown("message field", field, algorithm.fields)
-
-
-def of_those_asked(step: str) -> str:
-    """Return a step size with the |S| clients asked in a round in place of all K: 1/|S| for 1/K."""
-    return f"{step.removesuffix('K')}|S|"
-
-
-def asks_fewer(experiment: Experiment) -> bool:
-    """Return True for a synchronous run in which some rounds may ask fewer than all clients."""
-    base, _ = traces.split(experiment.participation)
-    kind, _, argument = base.partition(":")
-    count = number(argument if kind in ("coin", "robin", "size") else base)  # NaN for other schedules
-    if kind == "coin":
-        count *= experiment.clients
-    elif "." in base and count <= 1:
-        count = round(count * experiment.clients)
-    return base != "full" and not experiment.asynchronous and not count >= experiment.clients
 
 
 def check_once(algo: str, hyperparameters: Iterable[str], where: str) -> None:

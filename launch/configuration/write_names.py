@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -14,8 +13,7 @@ from fedsim import model_specs
 from fedsim.data.catalogue import DATASETS
 from fedsim.data.partitions import MODIFIERS, PARTITIONS
 from fedsim.data.readers import table_files
-from fedsim.errors import UsageError
-from fedsim.experiment import build_algorithm, hyperparameter_names, resolved_hyperparameters
+from fedsim.experiment import hyperparameter_names, resolved_hyperparameters
 from fedsim.learning.models.registry import MODELS
 from fedsim.participation import BASES, SPECS
 from fedsim.specs import Form
@@ -76,7 +74,6 @@ def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
             "hyperparameters": resolved_hyperparameters(algorithm),
             **{f.name: getattr(algorithm, f.name) for f in fields(names.Defaults)[1:]},
         },
-        **({"steps": steps} if (steps := dict(_steps(algorithm))) else {}),
     }
 
 
@@ -84,15 +81,6 @@ def _differs(algorithm: AnyAlgorithm) -> str:
     """Return the text after "Differs:" in the algorithm's module docstring, to the end of the paragraph."""
     text = re.search(r"^Differs: (.+?)(?:\n\n|\Z)", inspect.getmodule(algorithm).__doc__ or "", re.M | re.S)
     return " ".join(text[1].split()) if text else ""
-
-
-def _steps(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str]]:
-    """Yield name and default of hyperparameters whose default counts all K clients and that accept |S|."""
-    for name, value in resolved_hyperparameters(algorithm).items():
-        if isinstance(value, str) and value.endswith("/K"):
-            with suppress(UsageError):
-                build_algorithm(type(algorithm), {name: names.of_those_asked(value)})
-                yield name, value
 
 
 def _fields(algorithm: AnyAlgorithm) -> Iterator[str]:

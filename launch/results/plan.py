@@ -21,7 +21,6 @@ from fedsim.tree import Tree, sums_dims, sums_message
 from fedsim.virtual_clock import Hops, Ints, indices
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 from launch.configuration.execution import Execution
-from launch.configuration.presets import step_remark
 from launch.configuration.target_accuracy import percent
 from launch.results.tables import extent
 from launch.runs.client_costs import ClientCosts, sent_once
@@ -248,8 +247,6 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
         f"a client takes part in {extent((times['min'], times['max']))} rounds, {times['mean']:,.1f} on "
         f"average; a round costs {extent((spent['min'], spent['max']))} bytes"
     )
-    if line := step_remark(experiment):
-        display.note(line)
     if "devices" in numbers:
         display.note(sentence(numbers["devices"]))
     if not created.exact:

@@ -20,7 +20,6 @@ from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DataError, TaskError, UsageError
 from fedsim.printable import markdown
 from launch import terminal
-from launch.configuration.presets import step_remark
 from launch.configuration.worker_count import usable_cores
 from launch.engines.options import EngineOptions
 from launch.engines.slurm import submit_array
@@ -86,13 +85,6 @@ def sweep(
             (recipe.title, "bold"), f": {lines} lines x {len(recipe.seeds)} seeds, {missing} runs to do"
         )
     )
-    described = [recipe.described(row, recipe.seeds[0]) for row in recipe.rows()]
-    advice = (
-        "hyperparameters = {{{name} = '{value}'}} in its [[variant]] of a recipe"  # --set is for all runs
-    )
-    for line in dict.fromkeys(step_remark(experiment, advice) for experiment in described):
-        if line:
-            console.print(line, soft_wrap=True)
     if dry:
         for t in trials:
             state = "done" if pool.done(t) else "archived" if t.id in known else "to do"

@@ -26,10 +26,12 @@ send the change itself.
 moments = laplace takes the mode as the mean. On a skewed logistic regression with two weights, the mean is
 wrong by .3 standard deviations and the variance by a third (tests/protocols/test_fedep.py).
 
-Differs: the server multiplies the sites; the paper's server optimiser and its clipping of the change are not
-implemented. The chain starts from the Laplace approximation and takes full gradients; the paper uses
-iterate-averaged SGD, and a hyperparameter for the scale of the precision. The moments use a control variate;
-the paper uses the moments of the samples (docs/decisions/045-moments-by-a-control-variate.md).
+Differs: damping = 1/K also if few of the clients take part: with one of ten, 1/|S| is no damping and diverges
+(docs/participation.md#default-damping). The server multiplies the sites; the paper's server optimiser and its
+clipping of the change are not implemented. The chain starts from the Laplace approximation and takes full
+gradients; the paper uses iterate-averaged SGD, and a hyperparameter for the scale of the precision. The
+moments use a control variate; the paper uses the moments of the samples
+(docs/decisions/045-moments-by-a-control-variate.md).
 
 References:
     Guo et al. 2023: https://arxiv.org/abs/2302.04228

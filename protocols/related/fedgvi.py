@@ -26,7 +26,7 @@ Differs: IVON (fedsim.learning.solvers.ivon) solves the client's problem; the re
 In that case the released code omits D_alpha; here D_alpha is computed as if both were equally wide. The
 exponents of the released density-power loss differ from the paper's formula. train_loss is the robust loss.
 The released runs have tau = 1 and, on FashionMNIST, alpha 2.5 with power 0.5 or 1. cap_dual, h0 and the
-start of training are as in ivon_admm.
+start of training are as in ivon_admm, damping as in pvi.
 
 References:
     Mildner et al. 2025: https://arxiv.org/abs/2502.00846
@@ -65,7 +65,7 @@ class FedGVI(SiteAlgorithm):
     power: Annotated[float, Meta(gt=0, le=1, description="c of a robust loss; near 0 it is nll")] = 0.5
     alpha: Annotated[float, Meta(gt=0, description="of the Renyi divergence; 1: the KL divergence")] = 2.5
     delta: PriorPrecision = 1.0
-    damping: Damping = "1/K"
+    damping: Damping = "1/|S|"
     tau: Tempering = 0.1
     cap_dual: CapDual = True
     local: IvonTraining = IvonTraining()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import fedsim
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, build_algorithm
-from launch.cli import main
 from launch.configuration.config import Overrides
-from launch.configuration.presets import Preset, names, remark, remarks, step_remark
+from launch.configuration.presets import Preset, names, remark, remarks
 from launch.sweep.from_options import recipe_of, seed_list
 from launch.sweep.recipe import Recipe, Trial
 from protocols import find
@@ -97,60 +94,8 @@ def test_a_remark_names_the_source(experiment: Experiment, preset: str, words: s
     assert words in result if words else not result
 
 
-FEWER = Experiment(algo="ivon_pvi", participation="0.3")
-
-
-@pytest.mark.parametrize("algo", ["pvi", "ivon_pvi", "fedep", "fedgvi"])
-def test_a_step_that_counts_all_clients_is_named_where_a_round_asks_fewer(algo: str) -> None:
-    line = step_remark(replace(FEWER, algo=algo))
-    assert "--set 'damping=1/|S|'" in line
-    assert "all 10 clients" in line and "--participation 0.3" in line
-    assert line in remarks(replace(FEWER, algo=algo))
-
-
-@pytest.mark.parametrize(
-    "participation", ["3", "0.3", "coin:0.9", "robin:3", "size:9", "markov:.1,.2", "f.py:F"]
-)
-def test_schedules_that_ask_fewer(participation: str) -> None:
-    assert step_remark(replace(FEWER, participation=f"{participation}+lost:0.1"))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"participation": text} for text in ("full", "10", "1.0", "coin:1", "robin:10", "full+lost:0.5")),
-        {"hyperparameters": {"damping": "1/K"}},
-        {"algo": "fedlap_cov"},  # it counts those asked
-        {"algo": "ivon_admm"},  # its step is one number for all clients and rounds
-        {"algo": "fedavg"},
-        {"asynchronous": "fedbuff:3", "compute": "1ms"},
-    ],
-    ids=str,
-)
-def test_nothing_is_said_of_a_step_that_fits_or_was_chosen(changes: dict[str, Any]) -> None:
-    assert not step_remark(replace(FEWER, **changes))
-
-
 def test_a_client_column_without_the_natural_partition_is_not_used() -> None:
     table = Experiment(dataset="rows.csv,label=y,client=site")
     assert "client=site is not used, because --partition is two_dirichlet" in remarks(table)[-1]
     for changes in ({"partition": "natural"}, {"dataset": "rows.csv,label=y"}, {"dataset": "digits"}):
         assert not any("is not used" in line for line in remarks(replace(table, **changes)))
-
-
-def test_launch_plan_and_sweep_say_it_unless_they_are_quiet(tmp_path: Path) -> None:
-    options = ["--algo", "ivon_pvi", "--clients", "4", "--participation", "2", "--rounds", "1"]
-    run = ["--workers", "0", "--set", "epochs=1", "--out", str(tmp_path / "run")]
-    words = "--set 'damping=1/|S|' counts those"
-
-    def mentions(*arguments: str, words: str = words) -> bool:
-        result = CliRunner().invoke(main, [*arguments], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return words in " ".join(result.output.split())
-
-    assert mentions("launch", *options, *run)
-    assert not mentions("launch", *options, *run[:-1], str(tmp_path / "quiet"), "--quiet")
-    assert mentions("plan", *options)
-    sweep = ["sweep", *options, "--seeds", "0,1", "--runs", str(tmp_path / "runs"), "--dry-run"]
-    words = "hyperparameters = {damping = '1/|S|'} in its [[variant]] of a recipe counts those"
-    assert mentions(*sweep, words=words) and not mentions(*sweep, "--set", "damping=1/K", words=words)

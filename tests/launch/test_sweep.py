@@ -309,13 +309,6 @@ def test_files_beside_a_recipe_or_a_configuration_are_found(
     assert read_config("../recipes/c.toml")["experiment"]["algo"] == "mine.py:Mine"
 
 
-def test_what_a_sweep_advises_is_accepted() -> None:
-    """--set is for all algorithms, of which some would refuse it."""
-    options = ["--over", "algo=pvi,fedavg", "--participation", "0.3", "--dry-run"]
-    done = CliRunner().invoke(main, ["sweep", *options])
-    assert "hyperparameters = {damping = '1/|S|'} in its [[variant]] of a recipe" in done.stdout
-
-
 def test_a_metric_that_only_a_run_tells_is_no_mistake(tmp_path: Path) -> None:
     """fedlap_cov reports `floored` itself; what an upload's scalars are called is known before."""
     text = RECIPE.replace('algo = "fedprox"', 'algo = "fedlap_cov"').replace(

@@ -123,3 +123,17 @@ def test_the_first_round_is_the_mean_of_those_that_were_asked(quadratics: Simple
     federation = quadratics.Federation(FedLap(DELTA, "1/|S|", local=EXACT), shards)
     federation.play([1, 3], lost=[3])  # two were asked, and one is folded
     assert quadratics.error(federation.mean, steps[1] / 2) < 1e-13
+
+
+DAMPED = (
+    *("fedlap", "fedlap_cov", "fedlap_func", "fedlap_func_public", "fedlap_cov_func"),
+    *("pvi", "ivon_pvi", "fedgvi"),
+)
+
+
+@pytest.mark.parametrize("algo", DAMPED)
+def test_the_default_damping_counts_the_clients_asked(algo: str) -> None:
+    """docs/participation.md#default-damping: 1/|S|, and 1/K if no client is left out; fedep keeps 1/K."""
+    algorithm = find(algo)()
+    damping = next(getattr(algorithm, name) for name in ("damping", "rho") if hasattr(algorithm, name))
+    assert (At(SIZES, asked=2).value(damping), At(SIZES).value(damping)) == (1 / 2, 1 / K)

@@ -18,7 +18,6 @@ from typing import Any
 from fedsim import plugins, user_files
 from fedsim.errors import unknown
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, read_toml
-from launch.configuration.names import asks_fewer, names as algorithms, of_those_asked
 
 FOLDER = Path(__file__).parent
 
@@ -101,7 +100,7 @@ def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experimen
 
 def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
     """Return one-line remarks on the experiment. `preset` is the preset's name, if any."""
-    lines = (remark(experiment, preset), step_remark(experiment), client_remark(experiment))
+    lines = (remark(experiment, preset), client_remark(experiment))
     return tuple(line for line in lines if line)
 
 
@@ -113,21 +112,6 @@ def client_remark(experiment: Experiment) -> str:
     return (
         f"{named[0]} is not used, because --partition is {plugins.short(experiment.partition)}; with "
         "--partition natural every client has its own rows"
-    )
-
-
-def step_remark(experiment: Experiment, advice: str = "--set '{name}={value}'") -> str:
-    """Return a line if a step size's default counts all K clients, but a round may ask fewer; else ""."""
-    known = algorithms("algorithms").get(experiment.algo)
-    if known is None or not asks_fewer(experiment):
-        return ""
-    named = {key.rpartition(".")[2] for key, _ in dotted(experiment.hyperparameters)}
-    return "; ".join(
-        f"{experiment.algo}'s {name} = {step} counts all {experiment.clients:,} clients, and --participation "
-        f"{plugins.short(experiment.participation)} asks fewer in a round: "
-        f"{advice.format(name=name, value=of_those_asked(step))} counts those"
-        for name, step in known.steps.items()
-        if name.rpartition(".")[2] not in named
     )
 
 
