@@ -30,7 +30,6 @@ LONG: Mapping[str, float] = {
     "launch/test_engines.py::test_a_run_on_ray_that_is_ended_leaves_nothing_and_goes_on": 0,
     "launch/test_engines.py::test_a_starters_ranks_are_the_workers": 0,
     "launch/test_engines.py::test_a_stopped_agent_leaves_no_process": 0,
-    "launch/test_engines.py::test_a_sweep_on_ray_is_that_of_one_machine_also_when_a_node_is_lost": 0,
     "launch/test_engines.py::test_an_agent_starts_a_killed_worker_again_and_ends_with_its_workers": 0,
     "launch/test_engines.py::test_every_engine_keeps_the_contract[ray]": 0,
     "launch/test_engines.py::test_ray": 0,
