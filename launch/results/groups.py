@@ -19,7 +19,6 @@ from launch.results.labels import labels, natural
 from launch.results.statistics import Values, sides, value
 from launch.runs.client_costs import ClientCosts, Sent, of_ledger
 from launch.runs.folder import RunFolder, is_run, run_folders
-from launch.runs.summary import check_numbers
 from launch.runs.tables import Curve
 from workers.storage.growing_file import LEDGER
 
@@ -204,7 +203,7 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
     runs = [RunFolder.open(folder).checked() for folder in folders]
     for run in runs:
-        check_numbers(run)
+        run.check_numbers()
     result: dict[str, list[ComparedRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run, described in _selected([(run, settings_of(run)) for run in runs], where):

@@ -26,7 +26,6 @@ from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.statistics import sides
 from launch.results.tables import NONE, seeds
 from launch.runs.folder import RunFolder
-from launch.runs.summary import check_numbers
 from launch.terminal import percentage, write_text
 from workers.numerics import DRIFT
 from workers.storage.metrics_file import LISTS
@@ -39,7 +38,7 @@ def report(folder: Path, out: Path | None = None) -> Path:
     """Write the page; return its path."""
     path = out or folder / "report.html"
     run = RunFolder.open(folder).checked()
-    check_numbers(run)
+    run.check_numbers()
     write_text(path, render(run))
     return path
 

@@ -18,7 +18,7 @@ from fedsim.errors import DataError, DiskError, FedsimError, UsageError, WireErr
 from launch import terminal
 from launch.runs.folder import RunFolder
 from launch.runs.restored import RestoredRun
-from launch.runs.summary import check_numbers, stored_model_digest
+from launch.runs.summary import stored_model_digest
 from launch.terminal import print_json
 from workers.scratch import Scratch
 from workers.storage.atomic_files import at_rest
@@ -216,7 +216,7 @@ def _growing_files(run: RestoredRun) -> Iterator[tuple[str, str]]:
         yield "the run's other files cannot be compared", f"{known.source} has no digests of them"
     if known.ended:
         try:
-            check_numbers(stored)
+            stored.check_numbers()
             yield "summary.json: its scores and bytes are those of the other files", ""
         except (DataError, UsageError) as e:
             yield "summary.json: differs", str(e)

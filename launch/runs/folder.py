@@ -25,6 +25,7 @@ from fedsim.errors import DataError, DiskError, MismatchError, UsageError, WireE
 from fedsim.experiment import Experiment, convert
 from fedsim.foreign_files import DOCUMENT, checked, json_value, opened, read
 from fedsim.wire.ledger_rows import Entry
+from launch.configuration.target_accuracy import TargetAccuracy
 from launch.runs.documents import CURE, EXPERIMENT, Manifest, Summary
 from launch.runs.growing import rows_of
 from launch.runs.manifest import ALWAYS, FORMAT, MANIFEST, WIRE, digest, lasting_digest
@@ -34,7 +35,7 @@ from workers.storage.atomic_files import disk_errors, is_locked
 from workers.storage.committed_files import read_committed_files
 from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE, FileDigest
 from workers.storage.journal import read_journal
-from workers.storage.metrics_file import line_of
+from workers.storage.metrics_file import OPTIONAL_SCORES, line_of
 
 if TYPE_CHECKING:
     import pandas
@@ -310,6 +311,28 @@ class RunFolder:
             if not was.matches(path):
                 raise DataError(self._other_rows(path, was))
 
+    def check_numbers(self) -> None:
+        """Compare the scores and bytes in summary.json with metrics.jsonl and the sums of the ledger.
+
+        Raises:
+            DataError: if they differ.
+        """
+        summary, lines = self.summary, self.lines if self.has(METRICS) else ()
+        own = (summary.get("bytes") or {}).get("algorithm") or {}
+        numbers: dict[str, Any] = {
+            f"bytes_{side}": sum(_leaves(own.get(side, {}))) for side in ("down", "up")
+        }
+        if lines:
+            reached = TargetAccuracy(summary.get("until") or 0.0).after(lines).reached
+            scores = ("test_accuracy", "test_nll", *OPTIONAL_SCORES)
+            numbers |= {"reached": reached, **{key: lines[-1].get(key) for key in scores}}
+        for key, number in numbers.items():
+            if key in summary and str(summary[key]) != str(number):  # NaN is equal to itself
+                raise DataError(
+                    f"{self.path / SUMMARY} was changed: its {key} is {summary[key]}, and {number} by "
+                    f"{'its own sums' if key.startswith('bytes') else METRICS}. Restore the original"
+                )
+
     def _check_size(self, path: Path, size: int, was: FileDigest) -> None:
         if size < was.bytes or (self.known.ended and size > was.bytes):
             raise DataError(
@@ -402,6 +425,12 @@ def _known_by_summary(path: Path) -> KnownFiles:
     summary = document(path, Summary)
     files = {name: FileDigest(name, **of) for name, of in summary.get("files", {}).items()}
     return KnownFiles(SUMMARY, True, files, str(summary.get("experiment_sha256") or ""))
+
+
+def _leaves(table: Any) -> Iterator[int]:
+    """Yield the numbers of nested tables."""
+    for value in table.values():
+        yield from _leaves(value) if isinstance(value, Mapping) else (value,)
 
 
 def is_run(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +22,9 @@ from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from launch.configuration.target_accuracy import TargetAccuracy
 from launch.runs.client_costs import ClientCosts
-from launch.runs.folder import SUMMARY, RunFolder
 from workers.coordinator.loop import Outcome
 from workers.storage.atomic_files import patiently, write_atomically
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
-from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import OPTIONAL_SCORES
 
 NOTHING = Layout(())
@@ -124,33 +122,6 @@ def check_model(path: Path, problem: Problem, summary: Mapping[str, Any]) -> Non
             f"{path} was changed: summary.json has the model_sha256 of another model. Restore the original, "
             "or run the experiment again"
         )
-
-
-def check_numbers(run: RunFolder) -> None:
-    """Compare the scores and bytes in summary.json with metrics.jsonl and the sums of the ledger.
-
-    Raises:
-        DataError: if they differ.
-    """
-    summary, lines = run.summary, run.lines if run.has(METRICS) else ()
-    own = (summary.get("bytes") or {}).get("algorithm") or {}
-    numbers: dict[str, Any] = {f"bytes_{side}": sum(_leaves(own.get(side, {}))) for side in ("down", "up")}
-    if lines:
-        reached = TargetAccuracy(summary.get("until") or 0.0).after(lines).reached
-        scores = ("test_accuracy", "test_nll", *OPTIONAL_SCORES)
-        numbers |= {"reached": reached, **{key: lines[-1].get(key) for key in scores}}
-    for key, number in numbers.items():
-        if key in summary and str(summary[key]) != str(number):  # NaN is equal to itself
-            raise DataError(
-                f"{run.path / SUMMARY} was changed: its {key} is {summary[key]}, and {number} by "
-                f"{'its own sums' if key.startswith('bytes') else METRICS}. Restore the original"
-            )
-
-
-def _leaves(table: Any) -> Iterator[int]:
-    """Yield the numbers of nested tables."""
-    for value in table.values():
-        yield from _leaves(value) if isinstance(value, Mapping) else (value,)
 
 
 def _vector(tensors: Mapping[str, Tensor], layout: Layout, prefix: str) -> Tensor:

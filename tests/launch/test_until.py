@@ -181,7 +181,7 @@ def test_a_killed_run_goes_on_to_its_target(whole: fedsim.Run, short: fedsim.Run
 def test_a_run_that_has_passed_a_new_target_is_refused(tmp_path: Path) -> None:
     run = fedsim.run(**SMALL, rounds=2, out=tmp_path / "run")
     (run.path / "summary.json").unlink()
-    with pytest.raises(UsageError, match=r"has reached 20 % after round 1 already; give a higher until="):
+    with pytest.raises(UsageError, match=r"has reached 20 % after round 1 already; give a higher --until"):
         fedsim.resume(run, rounds=5, until=0.2, quiet=True)
 
 
