@@ -10,9 +10,11 @@ Anderson 2021, https://arxiv.org/abs/2111.00169 (bidirectional overrides).
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from html import escape
 
+_TAG, _ENTITY = re.compile(r"<(?=[A-Za-z/!?])"), re.compile(r"&(?=#?\w+;)")
+"""Where a tag, a comment or an entity of HTML may begin, as CommonMark defines them."""
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
@@ -30,7 +32,8 @@ def one_line(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Return the text for one line or table cell of Markdown, in which it is no markup but for * and _."""
-    safe = escape(one_line(text.replace("\\", "\\\\")), quote=False)
+    safe = _ENTITY.sub("&amp;", one_line(text.replace("\\", "\\\\")))
+    safe = _TAG.sub("&lt;", safe)
     return safe.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\(")
 
 

@@ -15,6 +15,7 @@ import msgspec
 import zstandard
 
 from fedsim.errors import DataError
+from fedsim.foreign_files import opened
 from launch.runs.tables import Curve
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial
@@ -97,7 +98,7 @@ def read_archive(path: Path) -> dict[str, FinishedRun]:
         DataError: If the file cannot be read, or a line is not what `write_archive` wrote.
     """
     try:
-        with zstandard.open(path, "rb") as file:
+        with opened(path, links=True) as packed, zstandard.open(packed, "rb") as file:
             texts = file.read(LARGEST).splitlines()
     except FileNotFoundError:
         return {}

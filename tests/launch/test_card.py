@@ -126,7 +126,7 @@ def test_a_run_that_has_not_ended_has_a_card(make: Make) -> None:
 def test_text_of_a_run_is_not_markup(make: Make) -> None:
     created = card_of(make("a", dataset="<script>x</script>\n# Results | \x1b[2J"))
     for text in (created.markdown(), page(created.title, created.parts())):
-        assert "<script>" not in text and "&lt;script&gt;" in text
+        assert "<script>" not in text and "&lt;script" in text
     text = created.markdown()
     assert "\n# Results" not in text and "\x1b" not in text and "Results \\|" in text
 
