@@ -87,7 +87,7 @@ def test_a_changed_ledger_is_refused_by_every_reader(reader: str, run: Path, tmp
     assert read(reader, run, tmp_path).code == 0
     another_digit(run / "ledger.csv")
     output = read(reader, run, tmp_path)
-    assert output.code in (1, 2) and f"{run / 'ledger.csv'} was changed" in output.err
+    assert output.code == 2 and f"{run / 'ledger.csv'} was changed" in output.err
     assert len(output.err.splitlines()) == 1
 
 
@@ -99,7 +99,8 @@ def test_each_file_of_a_run_has_a_digest(file: str, change: Callable[[Path], Non
     with pytest.raises(DataError, match=f"{file} was changed: .* summary.json"):
         RunFolder.open(run).checked()
     output = command("verify", run)
-    assert output.code == 1 and f"{file} was changed" in output.err and f"{file}: differs" in output.out
+    codes = (1, 2) if file == "journal" else (2,)  # other commits are other tasks, which then differ: 1
+    assert output.code in codes and f"{file} was changed" in output.err and f"{file}: differs" in output.out
 
 
 def test_the_summary_has_rows_bytes_and_digests(run: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_run_that_has_not_ended_is_compared_with_its_newest_checkpoint(file: s
         RunFolder.open(left).checked()
     cut(path)
     output = command("verify", left)
-    assert output.code == 1 and f"{file} was changed: it has 300 bytes; the checkpoint of round" in output.err
+    assert output.code == 2 and f"{file} was changed: it has 300 bytes; the checkpoint of round" in output.err
 
 
 def test_a_manifest_with_another_experiment_is_refused(run: Path, left: Path, tmp_path: Path) -> None:

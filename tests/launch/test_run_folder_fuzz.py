@@ -312,7 +312,8 @@ def check(whole: Path, name: str, seed: int, folder: Path) -> str:
         mutate(path, away, draw)
         before = files(away), files(good)
         done = "runs"
-        assert str(good) in command("runs", parent)
+        command("runs", parent)
+        assert str(good) in command("runs", parent, "--json")
         names = random.Random(seed).sample(
             sorted(READERS), k=3, counts=[OFTEN.get(n, 1) for n in sorted(READERS)]
         )
