@@ -23,7 +23,8 @@ def verify(run: Path, **options: Any) -> None:
 
     This finds and names client code that is not deterministic. The first round can be computed again, and so
     can rounds whose previous round still has its checkpoint (the last ones). The digests in the summary are
-    compared with the files, too. The exit code is 1 if a result differs, 2 if only a file was changed. Nothing in the folder is changed.
+    compared with the files, too. The exit code is 1 if a result differs, and 2 if only a file was changed.
+    Nothing in the folder is changed.
     """
     prepare_torch(numerics_of(run))
     from launch.results.verify import verify
