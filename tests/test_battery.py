@@ -688,7 +688,7 @@ def test_codecs_that_merge_values_keep_the_sums(algorithm: Class, name: str, tmp
     problem = problem_of(algorithm, settings, codecs=codecs, rounds=3)
     run = play(problem, tmp_path / "run", listed(*participations))
     assert sums_error(run) < SUMS
-    assert name in used(run)
+    assert {name, f"{name}+random"} & used(run)  # ratio rounds uploads at random
     assert run.outcome.model.mean.isfinite().all()
 
 
