@@ -28,8 +28,8 @@ from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
 from fedsim.foreign_files import opened
+from fedsim.learning.models import weights
 from fedsim.problem import Problem
-from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.state_file import decode_state, encode_state, state_chunks
 from workers.storage.atomic_files import SPARE, disk_errors, patiently, remove_or_spare, write_atomically
 
@@ -222,11 +222,7 @@ def _tag(run: str) -> int:
 def model_digest(mean: Tensor, precision: Tensor | None, statistics: Tensor | None = None) -> str:
     """Return the sha256 of a model: its mean, then precision and running statistics, if any, as little-endian
     float32 in layout order."""
-    hashed = sha256(raw_bytes(mean.float().cpu()))
-    for besides in (precision, statistics):
-        if besides is not None:
-            hashed.update(raw_bytes(besides.float().cpu()))
-    return hashed.hexdigest()
+    return weights.digest(part for part in (mean, precision, statistics) if part is not None)
 
 
 def clients_digest(problem: Problem, states: ClientStates, versions: tuple[int, ...]) -> str:

@@ -1,9 +1,8 @@
-"""Initial weights from a file, `+weights:FILE`."""
+"""Tensors of a safetensors file: their digest, and initial weights, `+weights:FILE`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,7 +12,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsim.errors import UsageError
-from fedsim.foreign_files import opened
+from fedsim.foreign_files import DOCUMENT, json_value, opened, read
+from fedsim.wire.codecs import raw_bytes
+
+
+def read_tensors(path: Path, links: bool = False) -> dict[str, Tensor]:
+    """Return the tensors of a file; raise OSError or SafetensorError. links: follow a link to the file."""
+    opened(path, links=links).close()  # safetensors calls every file that cannot be opened a missing one
+    return load_file(path)
+
+
+def digest(parts: Iterable[Tensor]) -> str:
+    """Return the sha256 of tensors as little-endian float32, in the order given."""
+    hashed = sha256()
+    for part in parts:
+        hashed.update(raw_bytes(part.float().cpu()))
+    return hashed.hexdigest()
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
@@ -22,8 +36,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     A parameter that the file lacks or has in another shape (such as a new head) keeps its value.
     """
     try:
-        opened(path, links=True).close()  # safetensors calls every file that cannot be opened a missing one
-        values = load_file(path)
+        values = read_tensors(path, links=True)
     except (OSError, SafetensorError) as e:
         raise UsageError(f"model +weights:{path}: cannot read it as a safetensors file ({e})") from None
     if _changed(module, path, values):
@@ -52,8 +65,8 @@ def _changed(module: nn.Module, path: Path, values: Mapping[str, Tensor]) -> boo
     """
     summary = path.with_name("summary.json")
     try:
-        recorded = json.loads(summary.read_text())["model_sha256"] if summary.is_file() else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        recorded = json_value(read(summary, DOCUMENT, links=True))["model_sha256"]
+    except (OSError, ValueError, LookupError, TypeError):
         return False
     means = [name for name, _ in module.named_parameters() if name in values]
     running = [name for name, _ in module.named_buffers() if name in values]
@@ -62,7 +75,4 @@ def _changed(module: nn.Module, path: Path, values: Mapping[str, Tensor]) -> boo
     names = [*means, *spread, *running]
     if path.name != "model.safetensors" or not isinstance(recorded, str) or len(names) != len(values):
         return False
-    result = sha256()
-    for name in names:
-        result.update(values[name].float().numpy().tobytes())
-    return result.hexdigest() != recorded
+    return digest(values[name] for name in names) != recorded
