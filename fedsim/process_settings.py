@@ -119,11 +119,12 @@ def _settings() -> Iterator[Setting]:
 
 
 SETTINGS = tuple(_settings())
+THREADS = "torch's number of threads"
 
 
 def current_settings() -> dict[str, Any]:
     """Return the values of all settings by name, with this process's number of threads."""
-    return {"torch's number of threads": torch.get_num_threads()} | {s.name: s.get() for s in SETTINGS}
+    return {THREADS: torch.get_num_threads()} | {s.name: s.get() for s in SETTINGS}
 
 
 def fix_settings() -> None:
@@ -164,17 +165,16 @@ def own_settings() -> Iterator[None]:
 @contextmanager
 def settings_kept() -> Iterator[None]:
     """Restore settings, number of threads and denormal flushing after a block; reset the default device."""
-    before = [(setting, setting.get()) for setting in SETTINGS]
-    threads, flushes = torch.get_num_threads(), flushes_denormals()
+    before, flushes = current_settings(), flushes_denormals()
     try:
         yield
     finally:
         if torch.get_default_device().type != "cpu":
             torch.set_default_device(None)
-        for setting, value in before:
-            if setting.get() != value:
-                setting.set(value)
-        torch.set_num_threads(threads)
+        for setting in SETTINGS:
+            if setting.get() != before[setting.name]:
+                setting.set(before[setting.name])
+        torch.set_num_threads(before[THREADS])
         torch.set_flush_denormal(flushes)
 
 
