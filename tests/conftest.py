@@ -54,8 +54,6 @@ LONG: Mapping[str, float] = {
     "launch/test_supervision.py::test_a_process_that_hangs_while_it_starts_is_replaced": 0,
     "launch/test_terminal.py::test_a_run_goes_on_where_its_output_cannot_be_written": 1,
     "protocols/test_event_trigger.py::test_events_for_every_algorithm": 1 / 5,
-    "protocols/test_fedep.py::test_a_weight_of_a_dead_input_keeps_the_priors_precision": 1,
-    "protocols/test_fedpa_least_squares.py::test_fedpa_comes_close_to_the_pooled_solution": 1,
     "protocols/test_posteriors.py::test_the_average_over_samples_is_not_far_worse_than_the_mean": 1 / 5,
     "protocols/test_trees.py::test_duals_add_up_and_the_plan_is_the_ledger": 1 / 5,
     "protocols/test_trees.py::test_one_edge_server_changes_no_bit": 1 / 5,

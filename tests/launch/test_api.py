@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import os
 import re
 import signal
@@ -144,11 +143,6 @@ def test_compare_returns_the_tables_and_writes_what_is_named(small: fedsim.Run) 
         fedsim.compare(small.path, to=["often"])
 
 
-def test_compare_takes_what_a_sweep_returns(small: fedsim.Run) -> None:
-    assert fedsim.compare([small], to=[0.1]) == fedsim.compare(small, to=[0.1])
-    assert fedsim.compare(iter([small.path]), to=[0.1]) == fedsim.compare(small, to=[0.1])
-
-
 WRONG: tuple[Any, ...] = (3, 3.5, True, b"x", "", [1], [None], {"algo": "fedavg"}, {3: [1]}, {1}, object())
 """Values of which no argument below can be made."""
 TAKES: dict[str, tuple[str, ...]] = {
@@ -220,11 +214,6 @@ def test_a_sweep_returns_its_runs_in_the_order_of_the_grid(tmp_path: Path) -> No
 def test_a_mistake_in_a_sweep_is_a_usage_error(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         fedsim.sweep(**arguments, quiet=True)
-
-
-def test_a_run_is_traced(small: fedsim.Run) -> None:
-    assert small.trace("trace.json") == Path("trace.json")
-    assert len(json.loads(Path("trace.json").read_text())["traceEvents"]) > 10
 
 
 def test_signature_names_every_key_with_its_default() -> None:

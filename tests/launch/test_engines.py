@@ -25,7 +25,7 @@ from launch.engines.job import Job
 from launch.engines.options import ENGINES as NAMES, EngineOptions
 from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm, array_script
-from launch.engines.submit import ENGINES, submit
+from launch.engines.submit import ENGINES
 from launch.processes.node import Node
 from launch.results.report import render
 from launch.runs.folder import RunFolder
@@ -411,19 +411,6 @@ def test_an_array_has_an_element_for_each_run(tmp_path: Path) -> None:
     assert "#SBATCH --partition=gpu" in script
     with pytest.raises(UsageError, match="one line"):
         array_script(tasks, EngineOptions("slurm", options=("a\nb",)), tmp_path / "x", None)
-
-
-def test_jobs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--workers 4 on --nodes 3"):
-        Slurm().plan(job(tmp_path, nodes=3))
-    dry = EngineOptions("slurm", dry_run=True)
-    for options, text in (
-        ({"remote_workers": 2, "bind": "tcp://127.0.0.1:*"}, "remote-workers"),
-        ({"workers": 0}, "0"),
-    ):
-        with pytest.raises(UsageError, match=text):
-            submit(Overrides.of(options), dry)
-    assert "--nodes" in fedsim("launch", "--nodes", "2", code=2)
 
 
 @pytest.fixture

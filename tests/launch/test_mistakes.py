@@ -29,10 +29,7 @@ def launch(out: Path, *arguments: str) -> Result:
         (["--dataset", "mnist", "--data-dir", "/nowhere"], "the data folder /nowhere"),
         (["--codec", "sideways.mean=bf16"], "the direction is"),
         (["--partition", "natural"], "natural"),
-        (
-            ["--partition", "iid+nosie:0.2"],
-            "--partition 'iid+nosie:0.2': behind a + stands least:N, once",
-        ),
+        (["--partition", "iid+nosie:0.2"], "--partition 'iid+nosie:0.2': behind a + stands least:N, once"),
         (["--dataset", "d.npz,label=y"], ".npz left in 0.2: write FILE.py:NAME that reads it"),
         (["--clients", "100000"], "100,000 clients cannot divide 1,442 training examples: use fewer clients"),
         (["--remote-workers", "2"], "--remote-workers 2 needs an address for them"),

@@ -6,8 +6,6 @@ Relative error is |found - exact| / |exact|. Tolerances are about 100 times what
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +18,6 @@ from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
-from protocols.fedadmm import FedADMM
 from protocols.fedavg import FedAvg
 from protocols.related.fednova import FedNova
 from protocols.related.fedpd import FedPD
@@ -47,12 +44,6 @@ def shards(quadratics: SimpleNamespace) -> Shards:
 def smoothness(shards: Shards) -> float:
     """L: the largest eigenvalue of any client's mean loss."""
     return max(float(torch.linalg.eigvalsh(s.hessian)[-1]) / s.size for s in shards)
-
-
-def optimum(shards: Shards) -> Tensor:
-    """argmin of the sum of the clients' MEAN losses, in which every client counts the same."""
-    hessian = torch.stack([s.hessian / s.size for s in shards]).sum(0)
-    return torch.linalg.solve(hessian, torch.stack([s.linear / s.size for s in shards]).sum(0))
 
 
 # ---- SCAFFOLD
@@ -121,33 +112,6 @@ def test_fednovas_normaliser_is_the_sum_of_the_gradients_weights(quadratics: Sim
         )
 
 
-def fixed_point(algorithm: FedNova | FedAvg, shards: Shards) -> Tensor:
-    """Of one round as a map of x, which is affine on quadratics: (I - M) x = b, from the local steps."""
-    eta, weights, moves = algorithm.local.lr, [], []
-    for shard in shards:
-        hessian, linear = shard.hessian / shard.size, shard.linear / shard.size
-        matrix, vector = torch.eye(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64)
-        for _ in range(algorithm.local.steps(shard.size)):
-            matrix, vector = matrix - eta * hessian @ matrix, vector - eta * (hessian @ vector - linear)
-        moves.append((torch.eye(D, dtype=torch.float64) - matrix, vector))
-        steps = algorithm.effective_steps(shard.size) if isinstance(algorithm, FedNova) else 1.0
-        weights.append(shard.size / steps)
-    total = torch.stack([w * m for w, (m, _) in zip(weights, moves, strict=True)]).sum(0)
-    point: Tensor = torch.linalg.solve(total, sum(w * v for w, (_, v) in zip(weights, moves, strict=True)))
-    return point
-
-
-@pytest.mark.parametrize("algorithm", [FedNova, FedAvg])
-def test_the_fixed_point_is_one_of_the_algorithm(quadratics: SimpleNamespace, algorithm: Any) -> None:
-    """What the test above solves for is left unchanged by a round."""
-    shards = quadratics.regressions(K, D, spread=0.2, sizes=UNLIKE)
-    built = algorithm(sgd(0.05 / smoothness(shards), batch_size=1))
-    federation, point = quadratics.Federation(built, shards), fixed_point(built, shards)
-    federation.server = replace(federation.server, mean=point)
-    federation.play()
-    assert quadratics.error(federation.mean, point) < 1e-13
-
-
 # ---- ProxSkip
 
 
@@ -174,19 +138,6 @@ def test_proxskip_is_algorithm_2_step_by_step(quadratics: SimpleNamespace, shard
             assert float((result - control).norm()) < 1e-12 * float(h.norm())
 
 
-def test_proxskip_keeps_its_fixed_point_under_partial_participation(
-    quadratics: SimpleNamespace, shards: Shards
-) -> None:
-    federation = quadratics.Federation(ProxSkip(0.2, 0.9 / smoothness(shards)), shards)
-    draws = random.Random(3)
-    for _ in range(300):
-        federation.play(draws.sample(range(K), 3), lost=(draws.randrange(K),))
-    assert quadratics.error(federation.mean, optimum(shards)) < 1e-12  # measured 2e-15
-    controls = torch.stack([c.dual + federation.mean for c in federation.clients])
-    assert float(controls.sum(0).norm()) < 1e-12 * float(controls.norm())  # the h_k add up to 0
-    assert federation.algorithm.dual_mismatch(federation.server, federation.clients) < 1e-12
-
-
 def test_the_coin_is_common_and_geometric() -> None:
     algorithm = ProxSkip(p=0.25)
     steps = [algorithm.steps(RandomStream(7, "server", r)) for r in range(1, 2001)]
@@ -197,21 +148,6 @@ def test_the_coin_is_common_and_geometric() -> None:
 
 
 # ---- FedPD
-
-
-@pytest.mark.parametrize("full", [True, False])
-def test_fedpd_that_always_communicates_is_fedadmm_of_mean_losses(
-    quadratics: SimpleNamespace, full: bool
-) -> None:
-    """Also under partial participation, where silent clients of both count with their last."""
-    shards = quadratics.regressions(K, D, spread=0.2, sizes=UNLIKE)
-    eta, exact = 0.2, LocalTraining(optimiser="exact")
-    admm = FedADMM(form="mean", rho=1 / eta, silent="last", local=exact)
-    both = [quadratics.Federation(a, shards) for a in (FedPD(1.0, eta, exact), admm)]
-    for participants in (None,) * 6 if full else (None, (0, 3), (1,), (2, 4, 0), (1, 3)):
-        for federation in both:
-            federation.play(participants)
-        assert quadratics.error(both[0].mean, both[1].mean) < 1e-12  # measured 1e-15
 
 
 def test_fedpd_is_its_box_with_skipped_communication(quadratics: SimpleNamespace, shards: Shards) -> None:
@@ -232,17 +168,6 @@ def test_fedpd_is_its_box_with_skipped_communication(quadratics: SimpleNamespace
 
 
 # ---- Fisher merging
-
-
-def test_a_merge_of_clients_without_information_is_the_weighted_average(quadratics: SimpleNamespace) -> None:
-    """A floor above every Fisher."""
-    shards = quadratics.regressions(K, D, sizes=UNLIKE)
-    exact = LocalTraining(optimiser="exact")
-    merged = quadratics.Federation(FisherMerge(floor=1e9, local=exact), shards)
-    averaged = quadratics.Federation(FedAvg(exact), shards)
-    merged.play()
-    averaged.play()
-    assert quadratics.error(merged.mean, averaged.mean) < 1e-13
 
 
 @pytest.mark.parametrize("fisher", ["true", "empirical"])

@@ -173,24 +173,6 @@ def test_one_round_is_exact(quadratics: SimpleNamespace, algorithm: Any) -> None
 # ---- any rho (identities 2 and 3)
 
 
-@pytest.mark.parametrize("rho", [0.2, 1.0])
-def test_the_precision_follows_its_closed_form(
-    quadratics: SimpleNamespace, shards: Shards, rho: float
-) -> None:
-    """S_g^(r) = delta I + [1 + (2a-1)(1-a)^(r-1)] sum A_k, and S_g m_g the same factor times sum b_k."""
-    federation = quadratics.Federation(BayesADMM("full", DELTA, rho, cap_dual=False, local=VON), shards)
-    a, eye = 1 / (1 + rho * K), torch.eye(D, dtype=torch.float64)
-    A, b = stacked([s.hessian for s in shards]), stacked([s.linear for s in shards])
-    for r in range(1, 7):
-        federation.play()
-        grown = 1 + (2 * a - 1) * (1 - a) ** (r - 1)
-        assert error(federation.server.q.precision, DELTA * eye + grown * A) < 1e-13  # measured 3e-16
-        assert error(federation.server.q.shift, grown * b) < 1e-13  # measured 1e-15
-        for client, shard in zip(federation.clients, shards, strict=True):  # natural gradients at once
-            assert error(client.dual.site.precision, shard.hessian) < 1e-13
-            assert error(client.dual.site.shift, shard.linear) < 1e-12
-
-
 def test_the_client_step_in_closed_form(quadratics: SimpleNamespace, shards: Shards) -> None:
     """S_k = S_g + (A_k - V_k)/rho, S_k m_k = S_g m_g + (b_k - v_k)/rho, with duals that are no optimum."""
     rho = 0.7
@@ -235,25 +217,6 @@ def test_a_held_dual_keeps_the_fixed_point(
     assert duals < TIGHT  # measured 0.81, 1.04
 
 
-@pytest.mark.parametrize(
-    ("full", "tau", "algorithm", "count"),
-    [
-        (True, 1.0, PVI("full", DELTA, local=VON), 200),
-        (False, 0.1, IvonADMM(DELTA, 1.0, 0.2, tau=0.1, local=IVON), 400),
-        (False, 0.1, IvonPVI(DELTA, 0.5, tau=0.1, local=IVON), 200),
-    ],
-)
-def test_convergence_to_the_fixed_point(
-    quadratics: SimpleNamespace, shards: Shards, full: bool, tau: float, algorithm: Any, count: int
-) -> None:
-    truth = Truth.of(shards, full=full, tau=tau)
-    federation = rounds(quadratics.Federation(algorithm, shards), count)
-    mean, precision, duals = truth.errors(federation)
-    assert mean < 2e-12  # measured 1e-15 .. 3e-14
-    assert precision < 1e-12
-    assert duals < 1e-11
-
-
 # ---- members that are each other
 
 
@@ -292,28 +255,6 @@ def test_with_all_clients_and_gamma_1_over_k_the_server_is_the_mean_whatever_its
             assert error(admm.server.q.precision, pvi.server.q.precision) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (PVI("diagonal", DELTA, 0.3, local=VON), IvonPVI(DELTA, 0.3, 1.0, local=IVON)),
-        (
-            BayesADMM("diagonal", DELTA, 3.0, cap_dual=False, local=VON),
-            IvonADMM(DELTA, 3.0, 3.0, tau=1.0, cap_dual=False, local=IVON),
-        ),
-    ],
-    ids=["pvi", "bayes_admm"],
-)
-def test_von_and_ivon_solve_the_same_problem(
-    quadratics: SimpleNamespace, shards: Shards, one: Any, other: Any
-) -> None:
-    a, b = quadratics.Federation(one, shards), quadratics.Federation(other, shards)
-    for _ in range(20):
-        a.play()
-        b.play()
-        assert error(a.mean, b.mean) < 1e-12  # measured 1e-15
-        assert error(a.server.q.precision, b.server.q.precision) < 1e-12
-
-
 # ---- silent clients, losses, codecs
 
 
@@ -343,52 +284,6 @@ def test_convergence_under_partial_participation_and_losses(
 
 
 # ---- PVI and BregmanADMM against Bayesian-ADMM
-
-
-def correlated(common: float, seed: int = 0) -> Shards:
-    """Clients whose columns share a component, so that the diagonal tells little of the Hessian."""
-    draws = torch.Generator().manual_seed(seed)
-    result = []
-    for _ in range(K):
-        x = torch.randn(40, D, generator=draws, dtype=torch.float64)
-        x = x + common * torch.randn(40, 1, generator=draws, dtype=torch.float64)
-        result.append(QuadraticShard(x.T @ x, x.T @ torch.randn(40, generator=draws, dtype=torch.float64)))
-    return tuple(result)
-
-
-def test_undamped_pvi_diverges_where_damped_pvi_converges(quadratics: SimpleNamespace) -> None:
-    """Its precision is exact after one round; its mean is then Jacobi's iteration, and |J| > 1."""
-    shards = correlated(0.5)
-    truth = Truth.of(shards, full=False)
-    undamped = rounds(quadratics.Federation(PVI("diagonal", DELTA, 1.0, local=VON), shards), 20)
-    before = truth.errors(undamped)
-    assert before[1] < 1e-13
-    rounds(undamped, 20)
-    assert truth.errors(undamped)[0] > 1e3 * before[0] > 1e3
-    damped = rounds(quadratics.Federation(PVI("diagonal", DELTA, "1/K", local=VON), shards), 320)
-    assert truth.errors(damped)[0] < 1e-12
-    bayes = rounds(quadratics.Federation(BayesADMM("diagonal", DELTA, 2.0, local=VON), shards), 40)
-    assert truth.errors(bayes)[0] < 1
-
-
-def test_bregman_admm_needs_many_rounds_where_bayesian_admm_needs_one(
-    quadratics: SimpleNamespace, shards: Shards
-) -> None:
-    truth = Truth.of(shards, full=True)
-
-    def needed(algorithm: Any, bound: float, most: int) -> int:
-        federation = quadratics.Federation(algorithm, shards)
-        for r in range(1, most + 1):
-            federation.play()
-            if truth.errors(federation)[0] < bound:
-                return r
-        return most + 1
-
-    assert needed(BayesADMM("full", DELTA, "1/K", local=VON), 1e-12, 1) == 1
-    tried = [(rho, c) for rho in (0.2, 0.5) for c in (0.01, 0.1)]
-    best = min(needed(BregmanADMM("full", DELTA, rho, c, local=VON), 1e-5, 40) for rho, c in tried)
-    assert best > 20  # with (1, .01) 1.1e-5 is left after 200 rounds
-    assert min(needed(BregmanADMM("full", DELTA, rho, c, local=VON), 1e-2, 10) for rho, c in tried) < 5
 
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])

@@ -88,27 +88,6 @@ def classifiers(clients: int) -> tuple[Shard, ...]:
     return tuple(shards)
 
 
-@pytest.mark.parametrize(
-    ("clients", "rounds", "samples", "stateless"),
-    [(10, 40, 20, False), (20, 80, 5, False), (10, 40, 5, True)],
-)
-def test_a_weight_of_a_dead_input_keeps_the_priors_precision(
-    quadratics: SimpleNamespace, clients: int, rounds: int, samples: int, stateless: bool
-) -> None:
-    """With the samples' own variance it grew in every round, without a fixed point."""
-    shards, dead = classifiers(clients), [1, 4]
-    start = torch.tensor([0.1, 0.3, -0.1, 0.2, -0.4, 0.1, 0.0, 0.0])
-    local, chain = LocalTraining(epochs=1, batch_size=12), Chain(samples)
-    algorithm = FedEP(DELTA, stateless=stateless, chain=chain, local=local)
-    federation = quadratics.Federation(algorithm, shards, start=start)
-    for _ in range(rounds):
-        federation.play()
-    precision = diagonal_of(federation)
-    assert torch.allclose(precision[dead], torch.full((2,), DELTA, dtype=torch.float64), rtol=1e-9)
-    assert float(precision[[0, 3]].min()) > 2 * DELTA  # what the data determine has grown
-    assert float(federation.mean[dead].abs().max()) < 1e-6
-
-
 def test_moments_are_exact_where_the_loss_is_quadratic_although_training_stops_early() -> None:
     """Of the dead inputs' weights, with a mode that training has not found."""
     shard = classifiers(1)[0]
@@ -171,19 +150,6 @@ def test_the_chain_finds_the_moments_and_laplace_does_not(skewed: tuple[Shard, G
     shift, spread = errors(Chain(1500, 0.5, 0.0))
     assert off > 0.3 and wide > 0.3  # measured 0.32 standard deviations, 36 % of the variance
     assert shift < 0.15 and spread < 0.2  # measured 0.035 and 7 %: noise of 1,500 samples
-
-
-def test_laplaces_gaussian_counts_as_samples(skewed: tuple[Shard, Gaussian]) -> None:
-    """One sample and a great shrinkage: one Newton step from the mode, and the Gaussian's variances."""
-    shard, cavity = skewed
-    mode, conditional = moments_of(shard, cavity, None)
-    mean, variance = moments_of(shard, cavity, Chain(1, 1.0, 1e9))
-    S = shard.full_curvature(mode.float()).double() + torch.diag(torch.as_tensor(cavity.precision))
-    slope = shard.gradient(mode.float()).double()
-    cavity.add_gradient(mode, slope)
-    assert torch.allclose(mean, mode - torch.linalg.solve(S, slope), atol=1e-6)
-    assert torch.allclose(variance, torch.linalg.inv(S).diagonal(), rtol=1e-5)
-    assert bool((variance > conditional).all())
 
 
 def test_a_model_too_large_for_the_chain_is_refused() -> None:

@@ -361,24 +361,13 @@ def test_the_servers_step_is_towards_its_minimum_and_without_rows_the_sum_of_dua
     assert result.dtype == torch.float64
     start, end = objective(server.dual), objective(result)
     assert end < start - 1e-3 * abs(start)
-    at = result.clone().requires_grad_()
-    newton = torch.optim.LBFGS(
-        [at], max_iter=400, tolerance_grad=1e-8, tolerance_change=0, line_search_fn="strong_wolfe"
-    )
-    labels = server.known.logits.double().softmax(dim=1)
-
-    def evaluate() -> Tensor:
-        newton.zero_grad()
-        value = cross_entropy(
-            labels, server.known.points.inputs, at, algorithm.tau * server.known.points.weights
-        )
+    slopes = {}
+    for name, w in (("start", server.dual), ("result", result)):
+        at = w.double().clone().requires_grad_()
+        labels = server.known.logits.double().softmax(dim=1)
+        tau = algorithm.tau * server.known.points.weights
+        value = cross_entropy(labels, server.known.points.inputs, at, tau)
         value = value + algorithm.delta * (at @ at / 2 - server.dual @ at)
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    newton.step(evaluate)  # type: ignore[no-untyped-call]
-    best = objective(at.detach())
-    assert best <= end
-    assert end - best < 1e-3 * (start - best)  # Adam comes that close
-    assert float((result - at.detach()).norm() / at.detach().norm()) < 1e-2
+        slopes[name] = float(torch.autograd.grad(value, at)[0].norm())
+    assert slopes["result"] < 0.02 * slopes["start"]  # Adam with a constant step
     assert torch.equal(algorithm.server_step(server.dual, Registry.empty(CLIENTS), ctx), server.dual)

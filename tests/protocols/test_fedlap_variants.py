@@ -171,25 +171,6 @@ def test_public_inputs_are_no_clients_and_no_test_inputs_and_everybody_has_the_s
         problem_of(FedLapFuncPublic, {"public": 10**6})
 
 
-def test_public_inputs_cost_no_byte_and_labels_m_times_c(tmp_path: Path) -> None:
-    problem = problem_of(FedLapFuncPublic, {"public": 20}, rounds=len(ROUGH))
-    run = play(problem, tmp_path / "run", listed(*ROUGH))
-    values = {
-        (e.direction, e.field, e.bytes) for e in run.entries if e.kind == "algorithm" and e.layer == "values"
-    }
-    mean, labels = 4 * problem.net.layout.size, 4 * 20 * 10
-    assert values == {
-        ("down", "mean", mean),
-        ("down", "heard", 8),
-        *(("up", "mean", mean), ("up", "logits", labels), ("up", "train_loss", 8)),
-    }
-    server = run.outcome.server
-    assert problem.algorithm.dual_mismatch(server, run.states) < 1e-12
-    assert server.heard.tolist() == list(problem.sizes)
-    for k, state in enumerate(run.states):
-        assert torch.equal(server.logits[k], state.logits)
-
-
 def test_a_clients_public_term_is_that_of_the_formula() -> None:
     """(tau/M) sum_i [ N_heard l(yhat_ig, w) - N_k l(yhat_ik, w) ], in float64."""
     problem = problem_of(FedLapFuncPublic, {"public": 15, "tau": 0.7})

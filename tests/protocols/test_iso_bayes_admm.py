@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,28 +64,6 @@ def mode(shards: tuple[Logistic, ...], precision: float) -> Tensor:
         m = m - torch.linalg.solve(torch.autograd.functional.hessian(objective, m), gradient)
     assert float(gradient.norm()) < 1e-9
     return m
-
-
-def settled(quadratics: SimpleNamespace, shards: Any, algorithm: Any, rounds: int, last: int) -> Tensor:
-    """The mean of the last rounds' m_g."""
-    federation, total = quadratics.Federation(algorithm, shards), torch.zeros(P, dtype=torch.float64)
-    for r in range(rounds):
-        federation.play()
-        if r >= rounds - last:
-            total += federation.mean / last
-    return total
-
-
-def test_its_limit_is_the_mode_of_the_smoothed_loss(quadratics: SimpleNamespace, shards: Any) -> None:
-    smooth, plain = mode(shards, 1.0), mode(shards, math.inf)
-    distance = quadratics.error(plain, smooth)
-    assert distance > 0.4  # measured 0.44
-    how = LocalTraining(epochs=12, batch_size=100, lr=0.5, optimiser="sgd")
-    kept = settled(quadratics, shards, IsoBayesADMM(DELTA, 0.3, 1.0, pairs=6, local=how), 9, 3)
-    assert quadratics.error(kept, smooth) < 0.06  # measured 0.006: the noise of the draws
-    delta_method = settled(quadratics, shards, PrecondADMM(DELTA, 0.3, 1.0, local=how), 12, 1)
-    assert quadratics.error(delta_method, plain) < 0.02  # measured 0.008
-    assert quadratics.error(delta_method, smooth) > 0.4
 
 
 def test_a_pair_of_draws_has_the_gradient_of_the_smoothed_loss(shards: Any) -> None:

@@ -156,21 +156,6 @@ def test_a_posterior_is_that_of_the_sum_of_log_likelihoods(
     assert isinstance(point, Point) and torch.equal(point.mean, federation.server.mean)
 
 
-def test_equal_precisions_give_the_weighted_mean_and_the_mixture_its_moments(
-    quadratics: SimpleNamespace, shards: Any
-) -> None:
-    eye = torch.eye(20, dtype=torch.float64)
-    equal = tuple(type(s)(s.size * eye, s.linear, s.size) for s in shards)
-    means = [s.linear / s.size for s in shards]
-    product = quadratics.Federation(FOLA(1e-3, 0.0, local=EXACT), equal)
-    mixture = quadratics.Federation(FOLA(1e-3, 0.0, aggregation="mixture", local=EXACT), equal)
-    for federation in (product, mixture):
-        federation.play()
-        assert quadratics.error(federation.mean, weighted(means)) < 1e-8
-    variance = weighted([1 / 1.001 + m**2 for m in means]) - weighted(means) ** 2
-    assert quadratics.error(mixture.server.curvature + 1e-3, (1 / variance).clamp(min=1e-3)) < 1e-8
-
-
 def test_fedcurv_penalises_towards_the_others_and_keeps_the_sums(
     quadratics: SimpleNamespace, shards: Any
 ) -> None:

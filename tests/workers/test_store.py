@@ -438,45 +438,6 @@ def test_what_the_newest_durable_checkpoint_needs_stays_until_a_later_one_is_dur
     assert saved(states, 0) == [6, 7, 8]
 
 
-@pytest.mark.parametrize("needed", [1, 2])
-def test_a_checkpoint_is_synced_after_what_it_needs(
-    needed: int, tmp_path: Path, disk: Disk, states: ClientStates
-) -> None:
-    """Client 1 takes part in the first round only; the line of round `needed` is not written yet."""
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "journal").touch()
-    created = Checkpoints(tmp_path / "checkpoints", states, [tmp_path / "journal", tmp_path / "none"])
-    created._syncer._last = time.monotonic() + 30  # both at once, when it is closed
-    for k, version in ((0, 1), (1, 1), (0, 2)):
-        states.save(k, version, client(version))
-    created.commit(1, Server(torch.ones(1)), (1, 1), (0, 1))
-    created.commit(2, Server(torch.ones(1)), (2, 1), (0,), needed)
-    created.close()
-    first = ["state/000000/000001.state", "state/000001/000001.state", "state/000000/000002.state"]
-    only = ["state/000000/000002.state", "state/000001/000001.state"]
-    assert disk.synced == [
-        *(first if needed == 1 else only),
-        *("state/000000", "state/000001", "state"),
-        *("journal", "."),
-        *(f"checkpoints/{round:06d}.checkpoint" for round in range(needed, 3)),
-        "checkpoints",
-    ]
-
-
-def test_what_is_written_after_the_last_checkpoint_is_synced(
-    tmp_path: Path, disk: Disk, states: ClientStates
-) -> None:
-    """The lines of the last rounds, the model."""
-    (tmp_path / "checkpoints").mkdir()
-    created = Checkpoints(tmp_path / "checkpoints", states, [tmp_path / "model"])
-    created.commit(1, Server(torch.ones(1)), (0,), ())
-    while created._syncer.durable is None:
-        time.sleep(0.001)
-    (tmp_path / "model").touch()
-    created.close()
-    assert disk.synced[-3:] == ["checkpoints", "model", "."]
-
-
 def test_what_an_earlier_start_has_left_is_synced_too(
     tmp_path: Path, disk: Disk, states: ClientStates, checkpoints: Checkpoints
 ) -> None:

@@ -59,47 +59,29 @@ def test_one_output_is_enough_where_targets_are_numbers(tmp_path: Path) -> None:
         ("made('bernoulli', classes=6)", "the train targets have shape (5,) each; bernoulli targets of"),
         ("made('bernoulli', test_targets=tags[:, 0])", "must have the shape (examples, ...), not (12,)"),
         ("made('token_classes', train_inputs=words.astype('f4'))", "must be int32 or int64, not float32"),
-        (
-            "made('token_classes', train_targets=following - 1)",
-            "train labels reach from -2 to 7, not -1 to 8",
-        ),
+        ("made('token_classes', train_targets=following - 1)", "train labels reach from -2 to 7, not -1"),
         ("made('token_classes', train_targets=following + 1)", "train labels reach from 0 to 9, not -1 to 8"),
         ("made('token_classes', train_targets=following[:, :3])", "the train targets have shape (3,) each"),
         ("made('token_classes', scale=255)", "tokens are ids, so scale must be 1"),
         ("made('token_classes', classes=1)", "classes must be a whole number of at least 2, not 1"),
         ("made('gaussian', train_targets=x.astype(float))", "train_targets must be float32, not float64"),
-        (
-            "made('gaussian', test_targets=x + np.nan)",
-            "test_targets: row 0, column 0 (counted from 0) is nan, no finite number (the first of 24)",
-        ),
-        (
-            "made('categorical', train_inputs=np.where(x == 7, np.inf, x))",
-            "train_inputs: row 3, column 1 (counted from 0) is inf, no finite number (the first of 1)",
-        ),
+        ("made('gaussian', test_targets=x + np.nan)", "test_targets: row 0, column 0 (counted from 0)"),
+        ("made('categorical', train_inputs=np.where(x == 7, np.inf, x))", "train_inputs: row 3, column"),
         (
             "made('categorical', train_inputs=np.where(x == 7, np.nan, x).reshape(12, 1, 2))",
             "train_inputs: row 3, place (0, 1) (counted from 0) is nan",
         ),
-        (
-            "made('categorical', train_inputs=np.ma.masked_array(x, x > 4))",
-            "train_inputs is a masked array: row 2, column 1 (counted from 0) has no value (the first of 19)",
-        ),
+        ("made('categorical', train_inputs=np.ma.masked_array(x, x > 4))", "train_inputs is a masked"),
         (
             "made('categorical', test_targets=np.ma.masked_array(np.arange(12) % 3, np.arange(12) == 5))",
-            "test_targets is a masked array: row 5 (counted from 0) has no value",
+            "test_targets is a masked array: row 5 (counted from 0) has no",
         ),
         (
             "made('categorical', centres=np.ma.masked_array(np.arange(12), np.arange(12) == 5))",
             "centres is a masked array: row 5",
         ),
-        (
-            "made('categorical', train_inputs=words + 2**24, test_inputs=words)",
-            "train inputs reach from 16777216 to 16777224; a network takes float32",
-        ),
-        (
-            "made('categorical', train_inputs=__import__('torch').zeros(12, 2))",
-            "train_inputs must be a numpy array, not a Tensor; convert it with .numpy()",
-        ),
+        ("made('categorical', train_inputs=words + 2**24, test_inputs=words)", "train inputs reach from"),
+        ("made('categorical', train_inputs=__import__('torch').zeros(12, 2))", "train_inputs must be a"),
         ("made('categorical', train_inputs=__import__('pandas').DataFrame(x))", "it with .to_numpy()"),
         ("made('categorical', train_inputs=__import__('scipy').sparse.csr_matrix(x))", "it with .toarray()"),
         *(
@@ -109,14 +91,8 @@ def test_one_output_is_enough_where_targets_are_numbers(tmp_path: Path) -> None:
             )
             for kind in ("i2", "u2", "?", "c8", "O", "f2", "g", ">f4", ">i4")
         ),
-        (
-            "made('categorical', test_inputs=x[:0], test_targets=np.arange(0))",
-            "there are no test examples; a run is evaluated on at least one",
-        ),
-        (
-            "made('categorical', train_inputs=x[:0], train_targets=np.arange(0))",
-            "there are no train examples",
-        ),
+        ("made('categorical', test_inputs=x[:0], test_targets=np.arange(0))", "there are no test"),
+        ("made('categorical', train_inputs=x[:0], train_targets=np.arange(0))", "there are no train"),
         ("made('categorical', test_inputs=x[:0])", "0 test inputs but 12 labels"),
         ("made('categorical', classes=True)", "at least 2, not True"),
         ("made('categorical', classes=np.float64(3))", "at least 2, not 3.0"),
@@ -124,6 +100,16 @@ def test_one_output_is_enough_where_targets_are_numbers(tmp_path: Path) -> None:
         ("made('gaussian', test_targets=x[:, :1])", "the test targets have shape (1,) each"),
         ("made('gaussian', centres=np.arange(11))", "11 centres but 12 training rows"),
         ("made('categorical', classes=1)", "at least 2, not 1"),
+        ("made('categorical', train_inputs=x.tolist())", "train_inputs must be a numpy array, not a list"),
+        ("made('categorical', test_inputs=x.astype('u1'))", "train_inputs are float32 but test_inputs uint8"),
+        ("made('categorical', test_inputs=x[:, :1])", "the test inputs have shape (1,) each, not (2,)"),
+        ("made('categorical', train_inputs=x[:, 0])", "train_inputs must have the shape (examples, ...)"),
+        ("made('categorical', train_targets=x[:, :1])", "train_targets must"),
+        (
+            "made('categorical', test_targets=(np.arange(12) % 3)[:, None])",
+            "test_targets must have the shape",
+        ),
+        ("made('categorical', centres=[0] * 12)", "centres must be a numpy array"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: str, words: str, tmp_path: Path) -> None:

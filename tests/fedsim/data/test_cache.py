@@ -102,15 +102,6 @@ def test_copies_of_the_sources_share_one_folder(source: Path, tmp_path: Path) ->
     assert cached("another", [other], lambda: _arrays(2))["train_inputs"][0] == 2  # another reader
 
 
-def test_sources_of_equal_length_and_time_are_told_apart(tmp_path: Path) -> None:
-    for value in (1, 2):
-        path = tmp_path / str(value) / "source"
-        path.parent.mkdir()
-        path.write_bytes(b"%d" % value)
-        os.utime(path, ns=(1, 1))
-        assert cached("name", [path], lambda v=value: _arrays(v))["train_inputs"][0] == value  # type: ignore[misc]
-
-
 def test_sources_are_read_once_and_again_when_they_change(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,14 +120,6 @@ def test_sources_are_read_once_and_again_when_they_change(
     os.utime(source, ns=(1, 1))
     assert cached("name", [source], lambda: _arrays(2))["train_inputs"][0] == 2
     assert len(read) == 2
-
-
-def test_large_sources_are_known_by_their_state(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LARGEST", 0)
-    cached("name", [source], lambda: _arrays(1))
-    assert cached("name", [source], _never)["train_inputs"][0] == 1
-    os.utime(source, ns=(1, 1))
-    assert cached("name", [source], lambda: _arrays(2))["train_inputs"][0] == 2
 
 
 @pytest.mark.parametrize("largest", [cache.LARGEST, 0])

@@ -345,23 +345,6 @@ def test_the_catalogue_is_complete() -> None:
 # ---- cache (the rest is in test_cache.py)
 
 
-def test_the_second_load_is_mapped_and_follows_the_files(tmp_path: Path) -> None:
-    _write_mnist(tmp_path / "MNIST", packed=False)
-    first = load_dataset("mnist", tmp_path)
-    assert _mapped(first.train_inputs)
-    (folder,) = cache_root().iterdir()
-    assert folder.name.startswith("mnist-v")
-    second = load_dataset("mnist", tmp_path)
-    np.testing.assert_array_equal(second.train_inputs, first.train_inputs)
-    assert list(cache_root().iterdir()) == [folder]
-    path = tmp_path / "MNIST/raw/train-labels-idx1-ubyte"
-    path.write_bytes(_idx(np.full(12, 7, np.uint8)))
-    os.utime(path, ns=(1, 1))
-    changed = load_dataset("mnist", tmp_path)
-    assert changed.train_targets.tolist() == [7] * 12
-    assert first.train_targets.tolist() != [7] * 12, "arrays already open do not change"
-
-
 def test_without_a_writable_cache_arrays_stay_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

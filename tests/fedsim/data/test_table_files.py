@@ -129,11 +129,6 @@ def test_classes_are_the_names_in_the_file(values: list[Any], numbered: list[int
     assert dataset.classes == count
 
 
-def test_another_file_of_the_same_name_is_read_anew() -> None:
-    assert load(column(*"ab" * 5)).classes == 2
-    assert load(column(*"abc" * 5)).classes == 3
-
-
 # ---- what is refused
 
 OTHERS = (
@@ -145,56 +140,32 @@ OTHERS = (
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "x,y\n1,0\n\n2,1\n,0\n,1\n",
-            "--dataset t.csv: line 5 of t.csv, column x has no value (the first of 2)",
-        ),
+        ("x,y\n1,0\n\n2,1\n,0\n,1\n", "--dataset t.csv: line 5 of t.csv, column x has no value (the"),
         ('x,z,y\n1,"a\nb",0\n2,c,1\n3,d,\n', "line 5 of t.csv, column y has no value (the first of 1)"),
         ("x,y\n1,0\n2,1\n-inf,0\n", "line 4 of t.csv, column x is -inf, which float32 does not hold"),
         ("x,y\n1,0\n1e39,1\n", "line 3 of t.csv, column x is 1e+39, which float32 does not hold"),
-        (
-            "x,y\n1,0\n16777217,1\n",
-            "line 3 of t.csv, column x is 16777217, which float32 does not hold; an id is no",
-        ),
+        ("x,y\n1,0\n16777217,1\n", "line 3 of t.csv, column x is 16777217, which float32 does not hold;"),
         ("x,y\n1,0\n99999999999999999999999,1\n", "line 3 of t.csv, column x is"),
         ("x,y\n01,0\n1,1\n", "line 2 of t.csv, column x is '01', no plain number"),
         ("y,x\r\n0,1\r\n1,01\r\n", "line 3 of t.csv, column x is '01', no plain number"),
-        (
-            "x,y\n1,0\n?,1\n3,0\n",
-            "line 3 of t.csv, column x is '?', no plain number such as 1234.5 (the first of 1); na=TEXT",
-        ),
+        ("x,y\n1,0\n?,1\n3,0\n", "line 3 of t.csv, column x is '?', no plain number such as 1234.5 (the"),
         *(
             (f'x,y\n"{n}",0\n"{n}",1\n', f"line 2 of t.csv, column x is {n!r}, no plain number")
             for n in OTHERS
         ),
-        (
-            "x,s,t,y\n" + "".join(f"1,m{i},{i},0\n" for i in range(9)),
-            "column s is text of 9 values in 9 rows, such as 'm0'; each would be a feature. Prepare the file",
-        ),
-        (
-            ",x,y\n0,1,0\n1,2,1\n",
-            "a column has no name (pandas writes row numbers so, without to_csv(index=False))",
-        ),
+        ("x,s,t,y\n" + "".join(f"1,m{i},{i},0\n" for i in range(9)), "column s is text of 9 values in 9"),
+        (",x,y\n0,1,0\n1,2,1\n", "a column has no name (pandas writes row numbers so, without"),
         ("x,y,\n1,0,\n2,1,\n", "its first line ends with ',', and no name follows; remove it from all lines"),
         ("x,y\n1,0,\n2,1,\n", "line 2 has 3 cells, and the first line 2 names"),
-        (
-            "x,y\n1,0\n2,1,3\n",
-            "cannot be read: Error tokenizing data. C error: Expected 2 fields in line 3, saw 3",
-        ),
+        ("x,y\n1,0\n2,1,3\n", "cannot be read: Error tokenizing data. C error: Expected 2 fields in"),
         ("x,x,y\n1,2,0\n", "its first line has the name 'x' twice"),
         ("1,2.5,-3\n1,2,0\n", "its first line must have the names of the columns"),
         ("", "its first line must have the names of the columns"),
         ("x;y\n1;0\n", "its columns are separated by semicolons; save it with commas between them"),
         (column("a", " ", "b"), "line 3 of t.csv, column y has no value"),
         (column("cat", "cat ", "dog"), "column y has 'cat' with and without spaces"),
-        (
-            column(*[0.5, 1.0] * 4),
-            "column y has 2 values in 8 rows, such as '1.0': say classes=1 if they are num",
-        ),
-        (
-            column(3, 250_000, 7),
-            "column y has 3 values in 3 rows, such as '250000': say classes=1 if they are",
-        ),
+        (column(*[0.5, 1.0] * 4), "column y has 2 values in 8 rows, such as '1.0': say classes=1 if"),
+        (column(3, 250_000, 7), "column y has 3 values in 3 rows, such as '250000': say classes=1 if"),
         (column("a", "b", "a"), "no class has as many; name a file of test rows: test=FILE"),
     ],
 )
@@ -338,14 +309,8 @@ def test_test_rows_without_a_column_of_clients_belong_to_none() -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (
-            {"x": pd.array([1, None, 3], "Int64")},
-            "row 1 of t.parquet (counted from 0), column x has no value",
-        ),
-        (
-            {"x": pd.to_datetime(["2020-01-01"] * 3)},
-            "row 0 of t.parquet (counted from 0), column x is Timestamp",
-        ),
+        ({"x": pd.array([1, None, 3], "Int64")}, "row 1 of t.parquet (counted from 0), column x has no"),
+        ({"x": pd.to_datetime(["2020-01-01"] * 3)}, "row 0 of t.parquet (counted from 0), column x is"),
         ({"x": ["1", "2", "3"]}, "row 0 of t.parquet (counted from 0), column x is '1', no plain number"),
         ({"x": [[1], [2], [3]]}, "column x is array([1]), no plain number"),
         ({"x": [None, None, None]}, "row 0 of t.parquet (counted from 0), column x has no value"),
@@ -375,11 +340,7 @@ def test_nullable_columns_and_categories_without_missing_values_are_read() -> No
 @pytest.mark.parametrize(
     ("spec", "error", "words"),
     [
-        (
-            "none.csv,label=y",
-            DataError,
-            "none.csv does not exist; relative files lie in the working directory",
-        ),
+        ("none.csv,label=y", DataError, "none.csv does not exist; relative files lie in the working"),
         ("d.csv,label=y", DataError, "d.csv is a folder, not a file"),
         ("t.csv,label=y,test=u.csv", DataError, "u.csv does not exist"),
         ("t.csv", UsageError, "unknown column of t.csv (label=): 'label' (known: kind, x)"),
@@ -388,18 +349,10 @@ def test_nullable_columns_and_categories_without_missing_values_are_read() -> No
         ("t.csv,label=kind,input=z", UsageError, "unknown column of t.csv (input=): 'z'"),
         ("t.csv,label=kind,label=x", UsageError, "label is given twice; give it once"),
         ("t.csv,label=kind,input=x,input=x", UsageError, "input=x is given twice; give it once"),
-        (
-            "t.csv,labl=kind",
-            UsageError,
-            "unknown key of data set 't.csv,labl=kind': 'labl'; did you mean 'label'",
-        ),
+        ("t.csv,labl=kind", UsageError, "unknown key of data set 't.csv,labl=kind': 'labl'; did you"),
         ("t.csv,label=kind,classes=x", UsageError, "write FILE.csv,label=COLUMN"),
         ("t.csv,label=kind,input=kind", UsageError, "features are columns beside the label and the client"),
-        (
-            "t.csv,label=kind,category=x",
-            UsageError,
-            "category= left in 0.2: a column of text with few values",
-        ),
+        ("t.csv,label=kind,category=x", UsageError, "category= left in 0.2: a column of text with few"),
         ("t.csv,label=kind,missing=keep", UsageError, "write FILE.csv,label=COLUMN"),
         ("text.parquet,label=y,na=x", UsageError, "na= is for csv and tsv files"),
         ("text.npz,label=y", UsageError, ".npz left in 0.2: write FILE.py:NAME that reads it"),

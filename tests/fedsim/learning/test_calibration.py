@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from fedsim.learning.calibration import BINS
-from fedsim.learning.likelihoods import LIKELIHOODS, added, classified
+from fedsim.learning.likelihoods import LIKELIHOODS, added
 
 CATEGORICAL = LIKELIHOODS["categorical"]
 
@@ -60,28 +60,6 @@ def test_scores_and_table_are_those_of_the_definition(example: tuple[Tensor, Ten
     assert numbers["test_brier"] == pytest.approx(brier, rel=1e-9, abs=1e-12)
     assert table is not None
     np.testing.assert_allclose(np.array(table), np.array(bins), rtol=1e-12, atol=1e-12)
-
-
-def test_a_prediction_that_is_right_as_often_as_it_says_has_no_error() -> None:
-    """Probability 0.7 and right 7 times in 10; 0.9 and right 9 times in 10."""
-    p = torch.tensor([[0.7, 0.3]] * 10 + [[0.1, 0.9]] * 10).double()
-    y = torch.tensor([0] * 7 + [1] * 3 + [1] * 9 + [0])
-    numbers = CATEGORICAL.numbers(classified(p.log(), y))
-    assert numbers["test_ece"] == pytest.approx(0.0, abs=1e-7)  # 0.7 is a float32
-    spread = (2 * (0.7 * 0.3**2 + 0.3 * 0.7**2) + 2 * (0.9 * 0.1**2 + 0.1 * 0.9**2)) / 2
-    assert numbers["test_brier"] == pytest.approx(spread, rel=1e-6)
-
-
-def test_the_error_of_an_overconfident_prediction_is_its_confidence_minus_its_accuracy() -> None:
-    """Sure of class 0 with 0.95, right 6 times in 10; and certain and always wrong: the largest scores."""
-    p = torch.tensor([[0.95, 0.03, 0.02]] * 10, dtype=torch.float64)
-    numbers = CATEGORICAL.numbers(classified(p.log(), torch.tensor([0] * 6 + [1] * 4)))
-    assert numbers["test_ece"] == pytest.approx(0.35, rel=1e-12)
-    right, wrong = 0.05**2 + 0.03**2 + 0.02**2, 0.95**2 + 0.97**2 + 0.02**2
-    assert numbers["test_brier"] == pytest.approx(0.6 * right + 0.4 * wrong, rel=1e-12)
-    certain = torch.tensor([[0.0, -math.inf]] * 4, dtype=torch.float64)
-    worst = CATEGORICAL.numbers(classified(certain, torch.ones(4, dtype=torch.int64)))
-    assert (worst["test_ece"], worst["test_brier"]) == (1.0, 2.0)
 
 
 def test_a_confident_prediction_keeps_the_digits_of_its_small_error() -> None:

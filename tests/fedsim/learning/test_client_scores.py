@@ -56,14 +56,6 @@ def test_a_clients_score_is_that_of_a_test_set_with_its_classes(seed: int, clien
     assert tuple(numbers.values()) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-def test_clients_with_the_shares_of_the_test_set_have_its_score() -> None:
-    _, _, outputs, targets = problem(3, 1)
-    shares = LabelShares.of(targets.numpy(), [np.arange(len(targets))] * 3, CLASSES)
-    accuracy, nll = scored(outputs, targets)
-    numbers = shares.scores(per_class(outputs, targets)).numbers()
-    assert list(numbers.values()) == pytest.approx([accuracy, accuracy, 0, nll, nll, 0], abs=1e-14)
-
-
 def test_a_class_without_test_rows_is_left_out_and_so_is_a_client_of_no_other() -> None:
     train = np.array([0, 0, 0, 1, 2, 2])
     outputs = torch.tensor([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [3.0, 0.0, 0.0]]).double()

@@ -59,12 +59,3 @@ def test_it_is_the_sum_over_examples_one_by_one(name: str, extra: tuple[type[nn.
     result = squared_gradients(net, weights, inputs, targets)
     assert float((result - exact).norm()) < 2 * error < 1e-3 * float(exact.norm())
     assert fisher.contracts(net.module) is (not extra)
-
-
-def test_convolutions_too() -> None:
-    torch.manual_seed(0)
-    net = Net(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)))
-    inputs, targets, weights = torch.randn(6, 1, 6, 6), torch.randint(3, (6,)), net.snapshot()
-    exact = one_by_one(net, weights, inputs, targets)
-    result, error = squared_gradients(net, weights, inputs, targets), rounding(net, weights, inputs, targets)
-    assert float((result - exact).norm()) < 2 * error < 1e-3 * float(exact.norm())

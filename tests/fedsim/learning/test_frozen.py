@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedsim.errors import UsageError
-from fedsim.learning.curvature.diagonal_ggn import diagonal_ggn
-from fedsim.learning.curvature.fisher import squared_gradients
-from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.frozen import freeze, frozen_digest
-from fedsim.learning.params import Layout, Net
+from fedsim.learning.params import Net
 from launch.api import Run
 from launch.runs.folder import RunFolder
-from tests.support import tolerances
 from tests.support.commands import fedsim
 
 FILE = """
@@ -43,45 +38,6 @@ def network() -> nn.Module:
 
 
 INPUTS = torch.randn(7, 4, generator=torch.Generator().manual_seed(2)).double()
-SOME: dict[str, Callable[[nn.Module], list[str]]] = {
-    "last layer": lambda _: ["5.weight", "5.bias"],
-    "first layer": lambda _: ["0.weight", "0.bias"],
-    "biases": lambda net: [name for name, _ in net.named_parameters() if name.endswith("bias")],
-    "frozen in between": lambda _: ["0.weight", "5.weight"],
-}
-
-
-def entries(net: nn.Module, names: list[str]) -> Tensor:
-    """Where the named parameters lie in the vector of all."""
-    layout = Layout.of(net)
-    return torch.cat([torch.arange(s.offset, s.offset + s.size) for s in layout.slices if s.name in names])
-
-
-@pytest.mark.parametrize("some", SOME)
-def test_curvature_is_that_of_the_trained_part(some: str) -> None:
-    whole, part = network(), network()
-    names = SOME[some](whole)
-    rows = entries(whole, names)
-    freeze(part, ",".join(names))
-    exact = diagonal_ggn(whole, [INPUTS])[rows]
-    assert (diagonal_ggn(part, [INPUTS]) - exact).norm() <= 1e-14 * exact.norm()
-    expected = full_ggn(whole.eval(), [INPUTS])[rows][:, rows]
-    assert (full_ggn(part.eval(), [INPUTS]) - expected).norm() <= 1e-13 * expected.norm()
-
-
-@pytest.mark.parametrize("some", SOME)
-def test_the_fisher_is_that_of_the_trained_part(some: str) -> None:
-    whole, part = network().float(), network().float()
-    names = SOME[some](whole)
-    rows = entries(whole, names)
-    freeze(part, ",".join(names))
-    targets = torch.arange(len(INPUTS)) % 3
-    nets = Net(whole), Net(part)
-    exact = tolerances.squared_gradients(nets[0], targets)
-    # sums of a few terms forwards and backwards, and over the examples; some sixty operations
-    error = tolerances.moved(exact, nets[0].snapshot(), INPUTS.float(), roundings=2 * 20 + len(INPUTS) + 60)
-    all_, some_ = (squared_gradients(net, net.snapshot(), INPUTS.float(), targets) for net in nets)
-    assert (some_ - all_[rows]).norm() < 2 * error < 1e-3 * all_.norm()
 
 
 def test_the_layout_has_trained_parameters_only_and_the_others_stay() -> None:

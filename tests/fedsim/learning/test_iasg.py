@@ -67,16 +67,6 @@ def test_three_ways_to_the_delta_agree(dims: int, samples: int, rho: float) -> N
     assert error(recurrence(start, x, rho)[-1], exact) < 1e-12
 
 
-@pytest.mark.parametrize(("dims", "samples", "rho"), [(10, 100, 3.0), (40, 12, 0.7), (1000, 100, 1.0)])
-def test_every_prefix_of_the_samples_gives_its_own_delta(dims: int, samples: int, rho: float) -> None:
-    """All three ways, after each of the samples. Measured: at most 2e-14."""
-    start, x = drawn(dims, samples)
-    for t, result in enumerate(recurrence(start, x, rho), 1):
-        exact = dense(start, x[:t], rho)
-        assert error(result, exact) < 1e-12
-        assert error(posterior_delta(start, x[:t], rho), exact) < 1e-12
-
-
 @pytest.mark.parametrize("rho", [1e2, 1e4, 1e6])
 def test_large_rho_and_more_samples_than_dimensions_cost_digits(rho: float) -> None:
     """The delta is then what is left of nearly equal vectors, about 1 / rho of them, in the product form and
@@ -124,17 +114,3 @@ def test_a_sample_per_epoch_is_the_walk_of_fedavg(size: int) -> None:
     assert torch.equal(chain.last, minimise(shard, start, how=local, rng=rng, round=1).solution)
     short = iasg(shard, start, how=replace(how, steps_per_sample=how.length(size)), rng=rng, round=1)
     assert torch.equal(chain.samples, short.solution.samples)
-
-
-def test_the_empirical_fisher_is_the_sum_of_squared_gradients() -> None:
-    torch.manual_seed(0)
-    net = Net(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
-    shard = Shard(net, torch.randn(7, 5), torch.arange(7) % 3, 1.0)
-    weights = net.snapshot()
-    result = shard.mean_fisher(weights, chunk=3)
-    total = torch.zeros_like(weights)
-    for x, y in zip(shard.inputs, shard.targets, strict=True):
-        net.load(weights)
-        net.loss_gradient(x[None], y[None], 1.0)
-        total += net.grads**2
-    assert error(result, total / 7) < 1e-5

@@ -123,20 +123,6 @@ def test_tags_against_scikit_learn() -> None:
     assert result["recall_at_5"] != pytest.approx(result["micro_recall_at_5"], rel=1e-3)
 
 
-def test_tags_by_hand() -> None:
-    """Two examples, three tags: pairs right 4 of 6; tag 0 found once, tag 1 missed once, tag 2 false once."""
-    outputs = torch.tensor([[2.0, -1.0, 1.0], [-1.0, -1.0, -1.0]]).double()
-    targets = torch.tensor([[1, 1, 0], [0, 0, 0]], dtype=torch.uint8)
-    measure = LIKELIHOODS["bernoulli"]
-    result = measure.numbers(measure.tally(outputs, targets))
-    assert result["test_accuracy"] == pytest.approx(4 / 6)
-    assert (result["precision"], result["micro_f1"], result["macro_f1"]) == (1 / 2, 2 / 4, 1 / 3)
-    assert (result["recall_at_5"], result["micro_recall_at_5"]) == (
-        1.0,
-        1.0,
-    )  # of three tags all are in the top 5
-
-
 def test_tags_of_a_model_of_zeros_and_of_no_tags() -> None:
     """Equal outputs are ordered by class, so that recall does not depend on the machine."""
     measure = LIKELIHOODS["bernoulli"]

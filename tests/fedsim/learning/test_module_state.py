@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
+from numpy.random import RandomState, default_rng
 from torch import Tensor, nn
 
 from fedsim.data.datasets import Dataset
@@ -52,54 +53,42 @@ class Attribute(Layer):
         return self.calls % 7
 
 
-class IntegerBuffer(Layer):
-    def __init__(self) -> None:
+class Buffered(Layer):
+    def __init__(self, value: Tensor, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("value", value)
+        self.change = change
 
     def traces(self, x: Tensor) -> float:
-        self.count += 1
-        return int(self.count) % 5
+        self.value = self.change(self.value)
+        return float(self.value.sum()) % 5
 
 
-class BooleanBuffer(Layer):
-    def __init__(self) -> None:
+class Holds(Layer):
+    """Holds what `make` gives, which `trace` changes."""
+
+    def __init__(self, make: Callable[[], Any], trace: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
-        self.register_buffer("mask", torch.zeros(3, dtype=torch.bool))
+        self.past, self.trace = make(), trace
 
     def traces(self, x: Tensor) -> float:
-        self.mask = ~self.mask  # another object each time
-        return float(self.mask.sum())
+        return float(self.trace(self.past, x))
 
 
-class Listed(Layer):
-    def __init__(self, kind: Callable[[], Any] = list) -> None:
-        super().__init__()
-        self.past = kind()
-
-    def traces(self, x: Tensor) -> float:
-        self.past.append(len(self.past) % 4)
-        return sum(self.past) % 3
+def appended(past: Any, x: Tensor) -> int:
+    past.append(len(past) % 4)
+    return sum(past) % 3
 
 
-class SetOfSeen(Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[int] = set()
-
-    def traces(self, x: Tensor) -> float:
-        self.seen.add(round(float(x.detach().sum()) * 1000))
-        return len(self.seen) % 4
+def seen(past: set[int], x: Tensor) -> int:
+    past.add(round(float(x.detach().sum()) * 1000))
+    return len(past) % 4
 
 
-class LazyTable(Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: dict[int, Tensor] = {}
-
-    def traces(self, x: Tensor) -> float:
-        self.tables.setdefault(len(x), x.detach().mean())
-        return float(self.tables[len(x)].clamp(-1, 1))
+def rolled(past: np.ndarray, x: Tensor) -> float:
+    past[:] = np.roll(past, 1)
+    past[0] += 1
+    return float(past[1]) % 3
 
 
 class CachedInEvaluation(Layer):
@@ -138,33 +127,6 @@ class AddsHooks(Layer):
         if len(self._forward_hooks) < 3:
             self.register_forward_hook(lambda module, arguments, output: output * 1.25)
         return 0.0
-
-
-class OwnGenerator(Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.draws = torch.Generator().manual_seed(1)
-
-    def traces(self, x: Tensor) -> float:
-        return float(torch.rand((), generator=self.draws))
-
-
-class NumpyGenerator(Layer):
-    def __init__(self, make: Callable[[int], Any] = np.random.default_rng) -> None:
-        super().__init__()
-        self.draws = make(1)
-
-    def traces(self, x: Tensor) -> float:
-        return float(self.draws.standard_normal())
-
-
-class PythonGenerator(Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.draws = random.Random(1)
-
-    def traces(self, x: Tensor) -> float:
-        return self.draws.random()
 
 
 class ClassAttribute(Layer):
@@ -215,17 +177,6 @@ class Nested(Layer):
         return self.counter.n % 3 + len(self.counter.history.get(0, ())) % 2
 
 
-class Array(Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.past = np.zeros(3)
-
-    def traces(self, x: Tensor) -> float:
-        self.past[:] = np.roll(self.past, 1)
-        self.past[0] += 1
-        return float(self.past[1]) % 3
-
-
 class Replaced(Layer):
     """A submodule is exchanged during the forward pass."""
 
@@ -246,40 +197,19 @@ class Modes(Layer):
         return 2.0 if self.inverted else 0.0
 
 
-class PartialCounter(Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.add = partial(lambda past, n: past.append(n) or len(past), [])
-
-    def traces(self, x: Tensor) -> float:
-        return float(self.add(1)) % 4
-
-
 KINDS: tuple[Callable[[], nn.Module], ...] = (
-    Attribute,
-    IntegerBuffer,
-    BooleanBuffer,
-    Listed,
-    partial(Listed, deque),
-    partial(Listed, bytearray),
-    SetOfSeen,
-    LazyTable,
-    CachedInEvaluation,
-    Hooked,
-    AddsHooks,
-    OwnGenerator,
-    NumpyGenerator,
-    partial(NumpyGenerator, np.random.RandomState),
-    PythonGenerator,
-    ClassAttribute,
-    GlobalVariable,
-    DefaultArgument,
-    Memoised,
-    Nested,
-    Array,
-    Replaced,
-    Modes,
-    PartialCounter,
+    *(Attribute, CachedInEvaluation, Hooked, AddsHooks, ClassAttribute, GlobalVariable, DefaultArgument),
+    *(Memoised, Nested, Replaced, Modes),
+    lambda: Buffered(torch.zeros((), dtype=torch.int64), lambda count: count.add_(1)),
+    lambda: Buffered(torch.zeros(3, dtype=torch.bool), lambda mask: ~mask),  # another object each time
+    *(partial(Holds, kind, appended) for kind in (list, deque, bytearray)),
+    partial(Holds, set, seen),
+    partial(Holds, dict, lambda past, x: past.setdefault(len(x), x.detach().mean()).clamp(-1, 1)),
+    partial(Holds, lambda: torch.Generator().manual_seed(1), lambda g, x: torch.rand((), generator=g)),
+    *(partial(Holds, partial(m, 1), lambda g, x: g.standard_normal()) for m in (default_rng, RandomState)),
+    partial(Holds, lambda: random.Random(1), lambda g, x: g.random()),
+    partial(Holds, lambda: np.zeros(3), rolled),
+    partial(Holds, lambda: partial(lambda past, n: past.append(n) or len(past), []), lambda f, x: f(1) % 4),
 )
 
 
@@ -327,7 +257,7 @@ def test_a_task_does_not_depend_on_earlier_ones(seed: int) -> None:
         assert torch.equal(of_fresh, of_used), [str(kind) for kind in kinds]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_would_be_seen_without_the_state(kind: Callable[[], nn.Module]) -> None:
     """Without restoring, the second of two equal uses differs, so the test above can fail."""
 
@@ -417,11 +347,12 @@ def test_a_forward_pass_that_changes_what_processes_share_is_refused(
 
 
 def test_unchanged_state_is_not_written() -> None:
-    module = nn.Sequential(IntegerBuffer(), nn.Linear(2, 2))
+    count = Buffered(torch.zeros((), dtype=torch.int64), lambda count: count.add_(1))
+    module = nn.Sequential(count, nn.Linear(2, 2))
     state = ModuleState(module)
-    version = module[0].count._version
+    version = module[0].value._version
     state.restore()
-    assert module[0].count._version == version
+    assert module[0].value._version == version
 
 
 FILE = """

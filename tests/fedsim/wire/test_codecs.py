@@ -267,15 +267,6 @@ def test_log8_keeps_zeros_and_ends_and_its_error(spread: float, zeros: bool) -> 
         assert float(result.max()) == hi and float(result.min()) == pytest.approx(lo)
 
 
-def test_log8_of_hostile_layers() -> None:
-    tiny = torch.tensor([2.0**-149, 2.0**-140, 1.0, 1.0])
-    assert (round_trip("log8", tiny) > 0).all() and float(round_trip("log8", tiny)[0]) == pytest.approx(1e-9)
-    for x in (torch.zeros(9), torch.full((9,), 0.3), torch.full((5,), 3e38), torch.full((5,), 2.0**-149)):
-        assert torch.equal(round_trip("log8", x), x)
-    huge = torch.tensor([3.4e38, 1e-30])
-    assert round_trip("log8", huge).tolist() == pytest.approx([3.4e38, 3.4e29])
-
-
 def test_log8_has_no_denormal_level_above_its_smallest() -> None:
     """A thread that flushes denormals to zero must decode the same numbers."""
     x = torch.tensor([2.0**-149, 2.0**-130, 1e-37, 1e-36])

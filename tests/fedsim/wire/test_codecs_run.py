@@ -256,43 +256,10 @@ def test_a_run_with_codecs_is_done_and_smaller(runs: Callable[[str], Path]) -> N
     assert "zstandard" in manifest["versions"]
 
 
-def test_lossless_codecs_change_nothing_but_bytes(runs: Callable[[str], Path]) -> None:
-    dense, delta = summary(runs("dense")), summary(runs("delta"))
-    for digest in ("model_sha256", "clients_sha256"):
-        assert digest in dense and dense[digest] == delta[digest]
-    assert sum(int(r["bytes"]) for r in rows(runs("delta"))) < sum(
-        int(r["bytes"]) for r in rows(runs("dense"))
-    )
-
-
 def test_a_delta_refers_to_the_broadcast_as_decoded(runs: Callable[[str], Path]) -> None:
     plain, delta = summary(runs("half down")), summary(runs("half down, delta up"))
     for digest in ("model_sha256", "clients_sha256"):
         assert plain[digest] == delta[digest] != summary(runs("dense"))[digest]
-
-
-def test_bitmap_is_csr_in_fewer_bytes(runs: Callable[[str], Path]) -> None:
-    csr, bitmap = summary(runs("csr")), summary(runs("bitmap"))
-    assert csr["model_sha256"] == bitmap["model_sha256"] != summary(runs("dense"))["model_sha256"]
-    for direction in ("up", "down"):
-        few, many = (sum(sent(runs(n), direction, "precision").values()) for n in ("bitmap", "csr"))
-        assert few < 0.7 * many
-
-
-def test_csr_has_the_models_rows_in_a_run(runs: Callable[[str], Path]) -> None:
-    """mlp_small on digits, 64-100-10: 9 uploads of rows + 1 pointers per layer, and the kept entries."""
-    layers = ((100, 6400), (1, 100), (10, 1000), (1, 10))
-    kept = sum(max(1, round(0.1 * size)) for _, size in layers)
-    pointers = sum(n + 1 for n, _ in layers)
-    assert sent(runs("csr"), "up", "precision") == {
-        ("indices", "csr:0.1"): 9 * 4 * (pointers + kept),
-        ("values", "csr:0.1"): 9 * 4 * (len(layers) + kept),
-    }
-
-
-def test_dense_is_sent_where_csr_is_larger(runs: Callable[[str], Path]) -> None:
-    assert set(sent(runs("half"), "up", "precision")) == {("values", "dense")}
-    assert summary(runs("half"))["model_sha256"] == summary(runs("dense"))["model_sha256"]
 
 
 def test_floored_entries_are_counted(runs: Callable[[str], Path]) -> None:

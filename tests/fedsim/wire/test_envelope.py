@@ -418,15 +418,6 @@ def test_another_version_is_refused_by_number(version: int) -> None:
         unpack(frames_of(pack(header, ENVELOPE.frames)), "here")
 
 
-def test_an_envelope_of_version_1_is_refused_by_number() -> None:
-    """Its header had the fields at place 9 of 10, and every integer had 9 bytes."""
-    wide = b"".join(b"\xd3" + struct.pack(">q", n) for n in (1, 7, 1, 3, 6, 12))
-    one = b"\xd3" + struct.pack(">q", 1)
-    body = struct.pack(">BH", 0xDC, 10) + one + b"\xa6upload\xa3run" + wide + struct.pack(">BH", 0xDC, 0)
-    with pytest.raises(WireError, match=r"^here: wire format 1; this side speaks 3$"):
-        unpack([repacked(body)], "here")
-
-
 def test_encoding_a_tensor_of_the_wrong_shape_names_class_and_field() -> None:
     with pytest.raises(WireError, match=r"Up.mean has shape \(4,\); its kind 'mean' says \(5,\)"):
         encode(replace(up(), mean=torch.zeros(4)), {}, DIMS)

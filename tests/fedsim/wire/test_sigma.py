@@ -293,24 +293,6 @@ def test_a_field_that_does_not_fit_is_refused(algo: str, codecs: dict[str, str],
         launch(experiment, Execution(workers=0), quiet=True)
 
 
-@pytest.mark.parametrize(("algo", "side"), [("fedlap_cov", ""), ("ivon_admm", "up.")])
-def test_runs_learn_with_few_bits_and_the_duals_still_add_up(algo: str, side: str, tmp_path: Path) -> None:
-    codecs = {f"{side}mean": "sigma:0.01", f"{side}precision": "ratio:0.25"}
-    runs: dict[str, RunFolder] = {}
-    for name, selected in (("dense", {}), ("few", codecs)):
-        experiment = Experiment(
-            algo=algo, model="mlp_small", clients=4, rounds=4, codecs=selected, partition="iid"
-        )
-        out = tmp_path / name
-        launch(experiment, Execution(workers=0, out=str(out), devices="cpu"), quiet=True)
-        runs[name] = RunFolder.open(out)
-    dense, few = (runs[name].summary for name in ("dense", "few"))
-    assert abs(few["test_accuracy"] - dense["test_accuracy"]) < 0.04
-    assert few["bytes_up"] < dense["bytes_up"] / 6
-    mismatch: Any = few.get("dual_mismatch")
-    assert mismatch is None or mismatch < 1e-12
-
-
 LAST = {
     "down.mean": "sigma:0.01+last",
     "down.precision": "ratio:0.25+last",
@@ -356,14 +338,6 @@ def test_who_missed_the_last_broadcast_gets_the_same_values_dense(tmp_path: Path
             assert (size == 4 * 7510) == (not had)
             seen.add(had)
     assert seen == {True, False}
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_the_bits_do_not_depend_on_the_workers(tmp_path: Path) -> None:
-    here = run(few_bits(participation="0.75"), tmp_path / "0").summary
-    there = run(few_bits(participation="0.75"), tmp_path / "2", workers=2).summary
-    assert [here[key] for key in DIGESTS] == [there[key] for key in DIGESTS]
 
 
 def test_a_run_goes_on_and_is_verified_with_its_last_broadcast(tmp_path: Path) -> None:
