@@ -46,6 +46,7 @@ def test_the_tutorials_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ran = [c for c in commands(TUTORIAL) if not needs_files(c)]
     assert len(ran) > 12
     for command in ran:
+        command = ["0" if word == "0,1,2" else word for word in command]  # one seed of a sweep is enough
         done = CliRunner(catch_exceptions=False).invoke(main, command)
         assert done.exit_code == 0, (command, done.output)
         if command[0] == "launch" and "runs/fedavg" in command:

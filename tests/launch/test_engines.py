@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,9 +30,9 @@ from launch.processes.node import Node
 from launch.results.report import render
 from launch.runs.folder import RunFolder
 from launch.sweep.task import Task, Tasks
-from tests.launch.test_remote_workers import Federation, ends, eventually, here, same_bits
 from tests.support import slurm_cluster
 from tests.support.commands import DEADLINE, Command, fedsim, start
+from tests.support.federation import Federation, ends, eventually, same_bits
 from tests.support.process_tree import alive, children_of, left_over
 from tests.support.ray_cluster import RayCluster
 from workers.coordinator.worker_pool import ProcessExit
@@ -45,13 +45,6 @@ SWEEP = (
     *("--set", "local.epochs=10"),
 )
 SLOW = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "6", "--set", "local.epochs=20")
-
-
-@pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
-    created = Federation(tmp_path)
-    yield created
-    created.close()
 
 
 def node(federation: Federation, *options: str, **env: str) -> Command:
@@ -81,7 +74,7 @@ def test_workers_here_and_elsewhere_share_a_run(federation: Federation, bind: st
     assert "residual 0" in output and "2 workers and 1 remote worker" in output
     ends(joined)
     run = RunFolder.open(federation.run)
-    same_bits(run, here(federation.folder / "local", *EXPERIMENT))
+    same_bits(run, federation.alone(*EXPERIMENT))
     assert set(run.ledger[run.ledger.kind == "algorithm"].worker) == {0, 1, 2}
     rows = [row for row in run.processes if row["role"] == "remote worker"]
     assert {row["index"]: row["engine"] for row in rows} == {0: "slurm job 7", 1: "", 2: ""}
@@ -105,7 +98,7 @@ def test_a_mixed_run_goes_on_with_as_many_workers_here_as_before(federation: Fed
     federation.await_new_keys(first)
     federation.join()
     assert "1 worker and 1 remote worker" in ends(resumed)
-    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *SLOW))
+    same_bits(RunFolder.open(federation.run), federation.alone(*SLOW))
 
 
 # ---- node agents
@@ -119,7 +112,7 @@ def test_two_node_agents_carry_a_run_with_the_bits_of_one_process(federation: Fe
     for agent in agents:
         assert "2 workers" in ends(agent)
     run = RunFolder.open(federation.run)
-    same_bits(run, here(federation.folder / "local", *EXPERIMENT))
+    same_bits(run, federation.alone(*EXPERIMENT))
     assert set(run.ledger[run.ledger.kind == "algorithm"].worker) == {0, 1, 2, 3}
 
 
@@ -132,7 +125,7 @@ def test_an_agent_starts_a_killed_worker_again_and_ends_with_its_workers(federat
     os.kill(workers_of(agent)[0], signal.SIGKILL)
     ends(launched)
     assert "was killed by SIGKILL; it is started again" in ends(agent)
-    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *SLOW))
+    same_bits(RunFolder.open(federation.run), federation.alone(*SLOW))
 
 
 def test_an_agent_starts_a_worker_again_three_times_and_then_gives_up(tmp_path: Path) -> None:
@@ -198,7 +191,7 @@ def test_a_starters_ranks_are_the_workers(federation: Federation, starter: list[
     )
     assert done.returncode == 0, done.stderr.decode()
     ends(launched)
-    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *EXPERIMENT))
+    same_bits(RunFolder.open(federation.run), federation.alone(*EXPERIMENT))
 
 
 # ---- Ray
@@ -220,9 +213,9 @@ def on_ray(cluster: RayCluster, run: Path, *options: str) -> Command:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_ray(ray_cluster: RayCluster, tmp_path: Path) -> None:
+def test_ray(ray_cluster: RayCluster, tmp_path: Path, undisturbed: Callable[..., RunFolder]) -> None:
     """The bits of one process: undisturbed, and after a node with two of four workers is gone."""
-    alone = here(tmp_path / "local", *SLOW)
+    alone = undisturbed(*SLOW)
     for lost in (False, True):
         run = tmp_path / f"run-{lost}"
         carried = on_ray(ray_cluster, run, *SLOW, "--verify-bytes" if not lost else "--quiet")
@@ -241,7 +234,7 @@ def test_ray(ray_cluster: RayCluster, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_on_ray_that_is_ended_leaves_nothing_and_goes_on(
-    ray_cluster: RayCluster, tmp_path: Path, how: signal.Signals
+    ray_cluster: RayCluster, tmp_path: Path, how: signal.Signals, undisturbed: Callable[..., RunFolder]
 ) -> None:
     run = tmp_path / "run"
     first = on_ray(ray_cluster, run, *SLOW)
@@ -251,7 +244,7 @@ def test_a_run_on_ray_that_is_ended_leaves_nothing_and_goes_on(
     first.kill()
     eventually(lambda: not left_over(run), "the end of its processes")
     assert "continues after round" in ends(on_ray(ray_cluster, run, *SLOW))
-    same_bits(RunFolder.open(run), here(tmp_path / "local", *SLOW))
+    same_bits(RunFolder.open(run), undisturbed(*SLOW))
 
 
 def test_without_a_cluster_or_with_an_unknown_option_the_error_says_what_to_do(tmp_path: Path) -> None:
@@ -434,7 +427,9 @@ def metrics(run: Path) -> int:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("interruption", ["none", "step", "requeue", "term", "kill"])
-def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str) -> None:
+def test_slurm(
+    cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str, undisturbed: Callable[..., RunFolder]
+) -> None:
     """Two nodes; a step is killed, the job is requeued or told to end, or its coordinator is killed and
     the job submitted again: the bits of one process, and no process is left."""
     run = tmp_path / "run"
@@ -479,7 +474,7 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
     eventually(lambda: not cluster.command("squeue", "--noheader").strip(), "the job's end")
     result = RunFolder.open(run)
     assert result.status == "done", log.read_text()
-    same_bits(result, here(tmp_path / "local", *SLOW))
+    same_bits(result, undisturbed(*SLOW))
     assert not left_over(run)
     text = log.read_text()
     assert "residual 0" in text if verified else "continues after round" in text or interruption == "step"

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from launch.engines.job import Job
 from launch.engines.kubernetes import LONGEST_NAME, PORT, Kubernetes, name_of
 from launch.runs.folder import RunFolder
 from tests.launch.test_engines import SLOW, metrics
-from tests.launch.test_remote_workers import ends, eventually, here, same_bits
 from tests.support.commands import Command, fedsim
+from tests.support.federation import ends, eventually, same_bits
 from tests.support.process_tree import left_over
 from workers.transport.join_credentials import JoinCredentials, KeyPair, read_private
 from workers.transport.run_keys import KEYS_FORMAT, RunKeys
@@ -212,7 +212,9 @@ def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_its_containers_carry_the_run_with_the_bits_of_one_process(kubelet: Kubelet, tmp_path: Path) -> None:
+def test_its_containers_carry_the_run_with_the_bits_of_one_process(
+    kubelet: Kubelet, tmp_path: Path, undisturbed: Callable[..., RunFolder]
+) -> None:
     """Also after the coordinator and a node were killed, and started again as the Jobs do."""
     coordinator, nodes = kubelet.jobs
     run = kubelet.folder / "runs" / "Some run"
@@ -235,7 +237,7 @@ def test_its_containers_carry_the_run_with_the_bits_of_one_process(kubelet: Kube
     for agent in agents:
         ends(agent)
     result = RunFolder.open(run)
-    same_bits(result, here(tmp_path / "local", *SLOW))
+    same_bits(result, undisturbed(*SLOW))
     assert not left_over(run)
     rows = [row for row in RunFolder(run).processes if row["role"] == "remote worker"]
     assert {row["engine"] for row in rows} == {"kubernetes"}

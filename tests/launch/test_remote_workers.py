@@ -6,9 +6,6 @@ import json
 import signal
 import socket
 import stat
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
 
@@ -18,7 +15,8 @@ import pytest
 import torch
 
 from launch.runs.folder import RunFolder
-from tests.support.commands import DEADLINE, Command, fedsim, start
+from tests.support.commands import fedsim
+from tests.support.federation import Federation, ends, eventually, same_bits
 from tests.support.relay import Relay
 from workers.portable import LEAST
 from workers.transport.join_credentials import JoinCredentials, KeyPair
@@ -26,6 +24,7 @@ from workers.transport.join_credentials import JoinCredentials, KeyPair
 pytestmark = pytest.mark.process
 
 EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "5", "--rounds", "6", "--model", "logistic")
+SLOW = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
 USERS_DATA = """
 import os
 import numpy as np
@@ -39,86 +38,11 @@ def made() -> Dataset:
 """
 
 
-def eventually(true: Callable[[], object], what: str) -> None:
-    until = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < until, f"{what}: not within {DEADLINE:g} s"
-        time.sleep(0.02)
-
-
-@dataclass
-class Federation:
-    """A launch and its remote workers; host, remote worker: what stands before their commands."""
-
-    folder: Path
-    host: tuple[str, ...] = ()
-    remote_worker: tuple[str, ...] = ()
-    bind: str = "tcp://127.0.0.1:*"
-    started: list[Command] = field(default_factory=list)
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def join_credentials(self) -> Path:
-        return self.run / "join.json"
-
-    def await_new_keys(self, old: bytes) -> None:
-        """Wait for the keys of the next start, which removes the old file before it writes its own."""
-        file = self.join_credentials
-        eventually(lambda: file.exists() and file.read_bytes() != old, "new keys")
-
-    def launch(self, *options: str, workers: int = 2) -> Command:
-        return self.command(
-            self.host,
-            *("launch", "--remote-workers", str(workers), "--bind", self.bind, "--out", str(self.run)),
-            *(options or EXPERIMENT),
-        )
-
-    def join(self, *options: str, file: Path | None = None, **env: str) -> Command:
-        eventually((file or self.join_credentials).exists, "join.json")
-        return self.command(
-            self.remote_worker, "worker", "--join", str(file or self.join_credentials), *options, **env
-        )
-
-    def command(self, before: tuple[str, ...], *arguments: str, **env: str) -> Command:
-        self.started.append(start(*arguments, before=before, **env))
-        return self.started[-1]
-
-    def close(self) -> None:
-        for running in self.started:
-            running.kill()
-
-
-@pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
-    created = Federation(tmp_path)
-    yield created
-    created.close()
-
-
-def ends(running: Command, code: int = 0) -> str:
-    """All that it printed, once it has ended with this code."""
-    return running.rest(code)
-
-
 def answer(*arguments: str, code: int = 2) -> str:
     """What a command printed that is over at once."""
     output = fedsim(*arguments, code=code)
     assert "Traceback" not in output
     return output
-
-
-def here(folder: Path, *options: str) -> RunFolder:
-    """The same experiment in one process."""
-    fedsim("launch", "--workers", "0", "--out", str(folder), *options)
-    return RunFolder.open(folder)
-
-
-def same_bits(one: RunFolder, other: RunFolder) -> None:
-    for key in ("model_sha256", "clients_sha256", "test_accuracy"):
-        assert one.summary[key] == other.summary[key]
 
 
 def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> None:
@@ -141,7 +65,7 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
     assert not federation.join_credentials.exists(), "keys that open nothing any more"
     left = [p.read_bytes().decode(errors="replace") for p in federation.run.rglob("*") if p.is_file()]
     assert not [text for text in (*argv, *output, *left) for key in keys if key in text]
-    run, local = RunFolder.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
+    run, local = RunFolder.open(federation.run), federation.alone(*EXPERIMENT)
     same_bits(run, local)
     rows = run.ledger
     booked = rows.groupby("direction")["bytes"].sum().to_dict()
@@ -164,30 +88,27 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
 def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(federation: Federation) -> None:
     """First one of two, then the last one; the bits are those of an undisturbed run, and what was sent twice
     is of kind retry."""
-    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "5", "--model", "mlp_small")
-    slow = (*slow, "--set", "local.epochs=40")
-    launched = federation.launch(*slow)
+    launched = federation.launch(*SLOW)
     first, second = federation.join("--worker", "0"), federation.join("--worker", "1")
-    launched.wait_for("round 1/5")
+    launched.wait_for("round 1/6")
     first.process.send_signal(signal.SIGKILL)
     launched.wait_for("worker 0 is gone")
-    launched.wait_for("round 2/5")
+    launched.wait_for("round 2/6")
     second.process.send_signal(signal.SIGKILL)
     launched.wait_for("worker 1 is gone")
     third = federation.join()
     ends(launched)
     ends(third)
     run = RunFolder.open(federation.run)
-    same_bits(run, here(federation.folder / "local", *slow))
+    same_bits(run, federation.alone(*SLOW))
     assert set(run.ledger[run.ledger.kind == "retry"].message) == {"task"}
     own = run.ledger[run.ledger.kind == "algorithm"]
-    assert len(own[["round", "client", "direction"]].drop_duplicates()) == 2 * 5 * 4
+    assert len(own[["round", "client", "direction"]].drop_duplicates()) == 2 * 6 * 4
 
 
 def test_a_connection_that_is_cut_is_made_anew(federation: Federation) -> None:
     """Cut twice in the middle of rounds: the worker joins again, and the bits are the same."""
-    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
-    launched = federation.launch(*slow, workers=1)
+    launched = federation.launch(*SLOW, workers=1)
     eventually(federation.join_credentials.exists, "join.json")
     port = int(JoinCredentials.read(federation.join_credentials).url.rpartition(":")[2])
     relay = Relay(port)
@@ -199,14 +120,13 @@ def test_a_connection_that_is_cut_is_made_anew(federation: Federation) -> None:
     assert ends(remote_worker).count("was lost; joining again") == 2
     relay.close()
     run = RunFolder.open(federation.run)
-    same_bits(run, here(federation.folder / "local", *slow))
+    same_bits(run, federation.alone(*SLOW))
     assert run.summary["kernel_residual"] is None, "a lost connection took its counters with it"
 
 
 def test_a_worker_that_was_silent_for_too_long_joins_again(federation: Federation) -> None:
     """Stopped for longer than its lease, and then going on: its connection was open all the time."""
-    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
-    launched = federation.launch(*slow, "--lease", "1.5", workers=1)
+    launched = federation.launch(*SLOW, "--lease", "1.5", workers=1)
     remote_worker = federation.join()
     launched.wait_for("round 1/6")
     remote_worker.process.send_signal(signal.SIGSTOP)
@@ -214,18 +134,17 @@ def test_a_worker_that_was_silent_for_too_long_joins_again(federation: Federatio
     remote_worker.process.send_signal(signal.SIGCONT)
     ends(launched)
     assert "had given this worker up; joining again" in ends(remote_worker)
-    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *slow))
+    same_bits(RunFolder.open(federation.run), federation.alone(*SLOW))
 
 
 def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) -> None:
     """In the middle of a round: the other takes over, the bits are the same, and it does not come back."""
-    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "5", "--set", "local.epochs=40")
-    launched = federation.launch(*slow)
+    launched = federation.launch(*SLOW)
     stays = federation.join("--worker", "0")
     good, own = JoinCredentials.read(federation.join_credentials), federation.folder / "own.json"
     msgspec.structs.replace(good, workers=good.workers[1:]).write(own)  # what this machine is given
     goes = federation.join(file=own)
-    launched.wait_for("round 1/5")
+    launched.wait_for("round 1/6")
     assert "has no worker 7; it has workers 0 to 1" in answer("revoke", str(federation.run), "7")
     answer("revoke", str(federation.run), "1", code=0)
     launched.wait_for("worker 1 is gone: its connection was lost")
@@ -234,10 +153,10 @@ def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) ->
     ends(launched)
     ends(stays)
     run = RunFolder.open(federation.run)
-    same_bits(run, here(federation.folder / "local", *slow))
+    same_bits(run, federation.alone(*SLOW))
     assert set(run.ledger[run.ledger.kind == "retry"].message) <= {"task"}
     assert "is not being run: its keys open nothing" in answer("revoke", str(federation.run), "0")
-    assert "has no remote workers" in answer("revoke", str(federation.folder / "local"), "0")
+    assert "has no remote workers" in answer("revoke", str(federation.alone(*SLOW).path), "0")
     assert "is not a run folder" in answer("revoke", str(federation.folder / "nothing"), "0")
 
 
@@ -256,7 +175,7 @@ def test_a_new_start_has_new_keys(federation: Federation) -> None:
     ends(federation.join())
     ends(second)
     assert not (federation.run / "revoked.json").exists()
-    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *slow))
+    same_bits(RunFolder.open(federation.run), federation.alone(*slow))
 
 
 def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
@@ -302,7 +221,7 @@ def test_a_worker_that_would_compute_other_bits_is_refused(federation: Federatio
     output = ends(launched)
     for running in sound:
         ends(running)
-    run, alone = RunFolder.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
+    run, alone = RunFolder.open(federation.run), federation.alone(*EXPERIMENT)
     same_bits(run, alone)
     assert alone.manifest["platform"]["probe"]["cpu"] in other
     assert "refused: it computes other bits" in output
@@ -332,7 +251,7 @@ def test_portable_numerics_give_these_bits_whatever_the_workers_environment(fede
     workers = [federation.join(**OTHER_BITS), federation.join()]
     for running in (launched, *workers):
         ends(running)
-    alone = here(federation.folder / "local", *EXPERIMENT, "--numerics", "portable")
+    alone = federation.alone(*EXPERIMENT, "--numerics", "portable")
     same_bits(RunFolder.open(federation.run), alone)
     assert "5 tasks compared, 5 identical" in fedsim("verify", str(federation.run))
 
@@ -409,7 +328,7 @@ def test_a_worker_that_does_not_hear_of_the_end_ends_by_itself(federation: Feder
     assert "nobody has answered" in output and "the run is over, or its coordinator has ended" in output
     ends(hears)
     relay.close()
-    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *slow))
+    same_bits(RunFolder.open(federation.run), federation.alone(*slow))
 
 
 def test_a_run_over_ipv6_has_the_same_bits_and_every_byte_is_known(federation: Federation) -> None:
@@ -426,7 +345,7 @@ def test_a_run_over_ipv6_has_the_same_bits_and_every_byte_is_known(federation: F
     output = ends(launched)
     assert f"waiting for 1 worker at {url}" in output and "residual 0" in output
     assert "the run is over" in ends(worker)
-    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *EXPERIMENT))
+    same_bits(RunFolder.open(federation.run), federation.alone(*EXPERIMENT))
 
 
 def _has_ipv6() -> bool:

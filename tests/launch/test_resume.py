@@ -22,21 +22,6 @@ OVERTAKING = (*RUN, "--async", "fedbuff:1", "--compute", "1ms,noise=1")
 """Asynchronous, on a virtual clock on which clients overtake each other."""
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFolder]:
-    """Runs of one process, made once per experiment."""
-    created: dict[tuple[str, ...], RunFolder] = {}
-
-    def run(*options: str) -> RunFolder:
-        if options not in created:
-            folder = tmp_path_factory.mktemp("undisturbed") / "run"
-            fedsim("launch", "--workers", "0", "--out", str(folder), *options)
-            created[options] = RunFolder.open(folder)
-        return created[options]
-
-    return run
-
-
 def same(one: RunFolder, other: RunFolder) -> None:
     """Model, every client's state, metrics and the algorithm's ledger, bit for bit."""
     for key in ("status", "rounds", "model_sha256", "clients_sha256", "took_part", "folded", "bytes_up"):

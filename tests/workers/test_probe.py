@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from launch.runs.folder import RunFolder
 from protocols import find
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
-from tests.support.commands import DEADLINE
+from tests.support.commands import fedsim, start
 from tests.support.harness import ALGORITHMS, Class, problem_of
 from workers.portable import PORTABLE
 from workers.probe import SHORT, probe_digest, shortened
@@ -53,16 +50,6 @@ def test_short_hyperparameters_are_never_longer_than_the_own() -> None:
     assert problem.algorithm.local.epochs == shortened(problem.algorithm).local.epochs == SHORT["epochs"]
 
 
-def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "launch", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env={**os.environ, **env},
-    )
-
-
 @pytest.mark.process
 def test_resume_refuses_a_process_that_computes_other_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,17 +58,14 @@ def test_resume_refuses_a_process_that_computes_other_bits(
     run = tmp_path / "run"
     for name in PORTABLE:
         monkeypatch.delenv(name, raising=False)
-    done = command("launch", *JOB, "--rounds", "1", "--out", str(run), **PORTABLE)
-    assert done.returncode == 0, done.stderr
+    start("launch", *JOB, "--rounds", "1", "--out", str(run), **PORTABLE).rest()
     manifest = json.loads((run / "manifest.json").read_text())
-    here = command("launch", *JOB, "--rounds", "1", "--out", str(tmp_path / "here"))
-    assert here.returncode == 0, here.stderr
+    fedsim("launch", *JOB, "--rounds", "1", "--out", str(tmp_path / "here"))
     ours = RunFolder.open(tmp_path / "here").manifest["platform"]
     assert ours["probe"] != manifest["platform"]["probe"]
     manifest["platform"]["processor"] = ours["processor"]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    refused = command("resume", str(run), "--rounds", "2")
-    assert refused.returncode == 3
+    refused = fedsim("resume", str(run), "--rounds", "2", code=3)
     for digest in (ours["probe"]["cpu"], manifest["platform"]["probe"]["cpu"]):
-        assert digest in refused.stderr
-    assert command("resume", str(run), "--rounds", "2", "--allow-drift").returncode == 0
+        assert digest in refused
+    fedsim("resume", str(run), "--rounds", "2", "--allow-drift")

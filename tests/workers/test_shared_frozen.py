@@ -79,9 +79,9 @@ def test_workers_of_a_run_have_one_copy_and_the_same_bits(tmp_path: Path) -> Non
         *("--algo", "fedavg", "--model", f"{tmp_path / 'nets.py'}:wide", "--train", "5.*", "--clients", "4"),
         *("--set", "local.epochs=1"),
     )
-    fedsim("launch", *options, "--rounds", "60", "--workers", "0", "--out", str(tmp_path / "0"))
-    running = start("launch", *options, "--rounds", "60", "--workers", "2", "--out", str(tmp_path / "2"))
-    running.wait_for(" 2/60")
+    fedsim("launch", *options, "--rounds", "30", "--workers", "0", "--out", str(tmp_path / "0"))
+    running = start("launch", *options, "--rounds", "30", "--workers", "2", "--out", str(tmp_path / "2"))
+    running.wait_for(" 2/30")
     processes = json.loads((tmp_path / "2" / "processes.json").read_text())
     workers = [p["pid"] for p in processes if p["role"] == "worker"]
     file = str(tmp_path / "2" / FILE)
