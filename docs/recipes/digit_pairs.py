@@ -1,6 +1,6 @@
 """Bayesian-ADMM paper, v2 Figure 5b (v1 Figure 3a): logistic regression on MNIST, two digits per client.
 
-    python docs/recipes/digit_pairs.py --data-dir DIR   6 minutes; writes docs/results/digit_pairs.{png,md}
+    python docs/recipes/digit_pairs.py --data-dir DIR   6 minutes; a section of docs/results/bayesian_admm.md
 
 The variational objective -ELBO(q_g) = E_q[sum_k l_k] + KL(q_g || N(0, I/delta)) by round. Settings:
 Moellenhoff et al. v2, App. E.3, and main_elbo.py of their release (arXiv:2506.13150).
@@ -198,7 +198,9 @@ def draw(axes: Axes, paths: dict[Method, Path], least: float, study: Study) -> N
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     selected = options(__doc__.splitlines()[0], argv)
-    page = Page("digit_pairs", "Logistic regression, two digits per client", selected)
+    page = Page(
+        "digit_pairs", "Logistic regression, two digits per client", selected, section_of="bayesian_admm"
+    )
     studies = (DIAGONAL, FULL)
     if selected.quick:
         few = VonTraining(steps=3, samples=2)

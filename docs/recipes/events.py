@@ -37,6 +37,26 @@ KINDS = {
     "few bits": ORANGE,
     "event, few bits": VERMILION,
 }
+ABOUT = """\
+Measured: bytes, accuracy and NLL of algorithms that send only what has changed, on digits and FashionMNIST
+10 %, with ten and with a hundred clients.
+
+**Answer.** With ten clients fedadmm sends 40 % fewer bytes at +0.6 points on digits and 17 % fewer at +0.2 on
+FashionMNIST; with a hundred clients of FashionMNIST 17 % fewer cost it 1.0 points. Drawing three of ten
+clients saves more (70 %).
+
+This page is made from the archives of four recipes:
+
+```
+{commands}
+```
+
+full: every client, every round. 0.3: three of ten, drawn anew in every round. event B: every client computes,
+and uploads only the larger changes, by a threshold for which an upload costs B of its bytes on average
+(`full+event:budget:B`). quiet C: a broadcast goes to a client only if it has moved by C, a norm, or nats a
+parameter (`+quiet:C`, `+quiet:kl:C`). few bits: the codecs in the recipe. fedadmm and ivon_admm have
+`silent = "last"` under event, as event-based ADMM has it, and `participants` else.
+"""
 PICTURE = ("fedavg", "fedadmm", "ivon_admm", "fedlap_cov")
 
 
@@ -67,6 +87,12 @@ class Line:
     def less(self, full: Line) -> float:
         """The share of bytes saved, both directions together."""
         return 1 - self.megabytes / full.megabytes
+
+
+def command(sweep: str) -> str:
+    """Return the command that makes the archive of a sweep."""
+    data = "" if "digits" in sweep else " --data-dir DIR"
+    return f"fedsim sweep docs/recipes/{sweep}.toml{data} --out results"
 
 
 def read(sweep: str) -> list[Line]:
@@ -152,6 +178,7 @@ def draw(page: report.Page, lines: Sequence[Line]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     options = report.options((__doc__ or "").splitlines()[0], argv)
     page = report.Page("events", "What event-triggered messages save", options)
+    page.add(ABOUT.format(commands="\n".join(map(command, SOURCES))))
     page.add(
         "Who sends when is described in [participation.md](../participation.md). Bytes are those of both "
         "directions, headers included, and bits those of a parameter, client and round; scores are means of "

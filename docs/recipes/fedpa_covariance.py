@@ -1,4 +1,4 @@
-"""What FedPA's covariance does to the deltas of docs/results/fedpa_standin.md.
+"""What FedPA's covariance does to the deltas of docs/results/fedpa.md.
 
     python docs/recipes/fedpa_covariance.py --data-dir DIR    a minute; prints a table
 

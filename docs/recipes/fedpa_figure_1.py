@@ -1,6 +1,6 @@
 """FedPA paper, Figure 1: two clients with quadratic objectives in the plane (Al-Shedivat et al. 2021).
 
-    python docs/recipes/fedpa_figure_1.py       3 minutes; writes docs/results/fedpa_figure_1.{png,md}
+    python docs/recipes/fedpa_figure_1.py       3 minutes; writes a section of docs/results/fedpa.md
 
 FedAvg with many local steps stagnates near the mean of the clients' optima; FedPA divides out the clients'
 covariances and comes close to the global optimum, the closer the more samples it draws.
@@ -139,7 +139,9 @@ def draw(
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     selected = options(__doc__.splitlines()[0], argv)
-    page = Page("fedpa_figure_1", "FedPA, Figure 1: two quadratic clients in the plane", selected)
+    page = Page(
+        "fedpa_figure_1", "FedPA, Figure 1: two quadratic clients in the plane", selected, section_of="fedpa"
+    )
     how = Settings(runs=2, rounds=3, samples=(2, 4)) if selected.quick else Settings()
     shards = clients(how)
     best = pooled(shards)
@@ -224,7 +226,7 @@ iterates of all runs are averaged, for FedPA with 100 samples 1.3 of FedAvg's 18
   as in the paper.
 - Batches are drawn anew at every step, as in the authors' library. The package's shards go through a
   shuffled epoch; with 500 rows and 50 steps per sample every sample would then average one whole epoch,
-  and vary far less than the posterior (figures in [fedpa_figures_3_4.md](fedpa_figures_3_4.md)).
+  and vary far less than the posterior (figures below, in the section on shuffled epochs).
 """
 
 if __name__ == "__main__":

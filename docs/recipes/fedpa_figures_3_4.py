@@ -1,7 +1,7 @@
 """FedPA paper, Figures 3 and 4: bias and variance of client deltas; effective size of IASG's samples
 (Al-Shedivat et al. 2021, Appendix A; docs/references/published-numbers.md#fedpa).
 
-    python docs/recipes/fedpa_figures_3_4.py    4 minutes; writes docs/results/fedpa_figures_3_4.{png,md}
+    python docs/recipes/fedpa_figures_3_4.py    4 minutes; writes a section of docs/results/fedpa.md
 
 The exact delta of a client is Sigma_k^-1 (x_0 - mu_k), which for least squares is its full gradient at x_0,
 up to a factor that the server's learning rate absorbs. So bias and spread are parts of the mean delta's
@@ -330,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     selected = options(__doc__.splitlines()[0], argv)
     title = "FedPA, Figures 3 and 4: bias and variance of deltas, effective sample size"
-    page = Page("fedpa_figures_3_4", title, selected)
+    page = Page("fedpa_figures_3_4", title, selected, section_of="fedpa")
     studies = STUDIES
     if selected.quick:
         studies = (Study(10, 0.1, 0.01, (150, 250), (0.1,), 1, 1, 1, 2, 2, (5, 10), (10, 30)),)

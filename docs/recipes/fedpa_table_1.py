@@ -1,6 +1,6 @@
 """FedPA paper, Table 1: what the delta costs a client (Al-Shedivat et al. 2021, Sec. 4.2, Appendix C).
 
-    python docs/recipes/fedpa_table_1.py            about 2 minutes; writes docs/results/fedpa_table_1.md
+    python docs/recipes/fedpa_table_1.py            about 2 minutes; writes a section of docs/results/fedpa.md
 
 Linear regression, 5 local epochs of 100 steps; FedPA takes one sample per epoch. Four clients train in turn
 in one process, and processor time is what counts, so that a busy machine slows all of them alike.
@@ -145,7 +145,12 @@ def shown(times: Mapping[str, float], name: str) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     selected = options(__doc__.splitlines()[0], argv)
-    page = Page("fedpa_table_1", "FedPA, Table 1: a client's time with and without the delta", selected)
+    page = Page(
+        "fedpa_table_1",
+        "FedPA, Table 1: a client's time with and without the delta",
+        selected,
+        section_of="fedpa",
+    )
     how = Settings()
     if selected.quick:
         how = Settings(dims=(100, 1_000), steps=10, chain_lengths=(5,), repeats={100: 1, 1_000: 1})

@@ -1,6 +1,6 @@
 """Bayesian-ADMM paper, Figure 4: two clients, one of them with outliers; ADMM against Bayesian-ADMM.
 
-    python docs/recipes/outlier.py      1 minute; writes docs/results/outlier.{png,md}
+    python docs/recipes/outlier.py      1 minute; writes a section of docs/results/bayesian_admm.md
 
 Logistic regression in the plane, two weights and a bias. Data and settings: Moellenhoff et al. v2, Fig. 4,
 and main_illustration.py of their release (docs/references/published-numbers.md#toy-examples).
@@ -223,7 +223,9 @@ def errors(model: Point | Gaussian, everything: Shard, draws: int) -> int:
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     selected = options(__doc__.splitlines()[0], argv)
-    page = Page("outlier", "Outliers: ADMM and Bayesian-ADMM in the plane", selected)
+    page = Page(
+        "outlier", "Outliers: ADMM and Bayesian-ADMM in the plane", selected, section_of="bayesian_admm"
+    )
     how = Settings()
     if selected.quick:
         few = replace(how.point, epochs=100)

@@ -4,15 +4,17 @@
         fedsim sweep docs/recipes/participation_$r.toml --runs runs/sweep; done
     python docs/recipes/participation.py --runs runs/sweep      writes docs/results/participation.md
 
-Accuracy and traffic are read off the runs; who took part and which bytes were wasted, off their ledgers and
-schedules; the invariant of the duals, off their summaries. A section whose runs are not all there stays as
-the page has it.
+The accuracy is read off the runs; who took part and which bytes were wasted, off their ledgers and schedules;
+the invariant of the duals, off their summaries. The script writes a section for each sweep and
+leaves the rest of the page as it is. A section whose runs are not all there stays as the page has it.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,79 +34,6 @@ from launch.sweep.recipe import Recipe, Trial
 KEY = "experiment.participation"
 RECIPES = ("digits_10", "digits_100", "fashion_mnist_10", "fashion_mnist_100")
 COLOURS = (BLACK, SKY, BLUE, ORANGE, VERMILION, GREEN, PURPLE)
-
-
-ANSWERS = """\
-# What partial participation costs
-
-Eleven configurations of seven algorithms under eight schedules; accuracy, traffic, waste, and the invariant
-of the duals, on digits and on FashionMNIST 10 %, with ten and with a hundred clients, each with five seeds.
-With five seeds instead of three, three statements on digits changed:
-ivon_admm with ten of a hundred clients loses 19 points (it was 11), `+lost` costs fedavg nothing measurable
-(it was 3 points), and with 1/|S| fedlap_cov is as good with thirty of a hundred clients as with ten.
-What was read off FashionMNIST is on its own pages ([ten](participation_fashion_mnist_10.md),
-[a hundred](participation_fashion_mnist_100.md)) and in the last section of the answers. Tables without words
-are in [participation_digits_10.md](participation_digits_10.md) and
-[participation_digits_100.md](participation_digits_100.md).
-
-## Who suffers
-
-- **fedlap and fedlap_cov with rho = 1/K suffer most**: with 3 of 10 clients a round they have 54 and 82 %
-  where all clients give 93 %, with one of ten 19 and 45 %; of a hundred clients, 26 and 28 % under 0.3. The
-  dual step of a participant is damped as if all K took part, so what a round moves is |S|/K of what it
-  should be. **rho = 1/|S| mends it**: 87 and 90 % (ten clients), 63 and 69 % (a hundred).
-- The finding of the independent reading (3 of 10 clients, 20 rounds: fedlap .59/.50/.59, fedavg
-  .81/.87/.92, ivon_admm .96/.95/.96) is **confirmed**, and its cause is the default of rho: here fedlap has
-  53.8 ± 9.5 % with 1/K and 86.6 ± 4.5 % with 1/|S|, fedavg 86.3 ± 3.9 % and ivon_admm 94.0 ± 1.3 %.
-- **fedpa, fola and fedlap with 1/|S| lose least with a hundred clients, ten a round** (5, 6 and 6 points;
-  ivon_admm 19). With 30 a round fedpa, ivon_admm and fola lose about one point.
-- With a hundred clients 1/|S| = 1/30 is still slow: one of ten clients a round (1/10) gives fedlap 68 and
-  fedlap_cov 70 %, no less than three of ten do in the same rounds (63 and 69 %), at a third of the bytes.
-- Markov chains (a client is away for ten rounds on average) cost no accuracy on the mean where the step is
-  right (ten clients: 88, 90, 95 and 94 % for fedlap and fedlap_cov with 1/|S|, ivon_admm and fedadmm, as
-  under 0.3); with 1/K they cost 6 and 8 points. The worst client pays for those who were away: 2 to 7
-  points of fedlap_cov (1/|S|), ivon_admm and fedadmm.
-- The worst client loses about twice as much as the mean: fedavg under 0.3 loses 8 points on average
-  and 15 on its worst client (ten clients).
-
-## What to set
-
-- `rho = "1/|S|"` for fedlap, fedlap_cov and their relatives, whenever not all clients take part. With all
-  clients it is 1/K.
-- `silent = "participants"` (the default) for fedadmm, ivon_admm and the other members with an averaging
-  server. `last`, which counts a silent client's last upload, is what the augmented Lagrangian says and is
-  worse in every column where somebody is silent: fedadmm 59 against 86 % (0.1, ten clients), and ivon_admm
-  learns little if few take part (21 ± 22 %), because K stale posteriors outvote the participants.
-- rho = 20/K and gamma = 2/K for ivon_admm, its defaults. With the fixed values 2 and 0.2, which are the
-  same at K = 10, a hundred clients learned nothing (7 to 11 % on clients alike, 90 with a tenth of both;
-  [decision 022](../decisions/022-ivon-admm-defaults.md)).
-- `size:N` (participants in proportion to their rows) is better than uniform thirds in 10 of 11 rows with ten
-  clients, for no additional byte.
-
-## What a lost upload costs
-
-- `+gone` saves the upload's bytes and `+lost` pays for them; for learning they are the same within a
-  deviation or two. Under 0.3 with three of ten lost, fedavg stays at 86 % (with `+gone` 81 ± 6), fedlap_cov
-  (1/|S|) goes from 90 to 87 %, fedpa from 92 to 88 %; 31 % of the bytes are spent for nothing (20 % with
-  `+gone`).
-- The sum of the duals survives everything: commit-on-fold moves a client's dual only when its upload was
-  folded.
-
-## What of this holds on FashionMNIST
-
-- rho = 1/|S| for fedlap: yes, with ten clients (69 against 61 % under 0.3, 55 against 32 with one of ten)
-  and with a hundred (71, 40; 69, 24). For fedlap_cov: with a hundred clients (74, 66; 72, 49), not with ten,
-  where 1/K is level or better.
-- silent = "participants" for ivon_admm: yes, everywhere. For fedadmm: with a hundred clients (by 3 to 12
-  points); with ten, `last` is better by 2 to 6.
-- Of the recommended settings fedpa loses most there, 19 points with ten clients and 8 with a hundred under
-  0.3; ivon_admm least, 2.4 and 0.3.
-- size:N is as good as uniform thirds or better in nine of eleven rows with ten clients, and in all with a
-  hundred.
-- With ten clients, three lost uploads of ten cost more there than on digits for fedavg (5 points, 0), fedadmm
-  (5, 2), ivon_admm (3, 2) and fola (4, 2), and less, with 1/|S|, for fedlap (3, 6) and fedlap_cov (2, 3).
-"""
-"""What follows from the tables, as it was read off them."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +81,6 @@ class Cell:
         values = [100 * curve.metric(name)[-1] for curve in self.curves]
         return f"{fmean(values):.1f}±{pstdev(values):.1f}"
 
-    def megabytes(self) -> str:
-        """Of the algorithm's traffic, mean over the runs."""
-        mean = fmean(curve.metric("MB")[-1] for curve in self.curves)
-        return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
-
 
 def cells(recipe: Recipe, pool: Pool, archive: Mapping[str, FinishedRun]) -> list[Cell]:
     """Every line of the recipe, from the run folders or, where one is no more, from the archive."""
@@ -175,11 +99,10 @@ def cells(recipe: Recipe, pool: Pool, archive: Mapping[str, FinishedRun]) -> lis
 
 
 def sections(page: Path) -> dict[str, str]:
-    """The sections of an earlier page, by their titles; none, if there is no page."""
-    if not page.exists():
-        return {}
-    _, *parts = page.read_text(encoding="utf-8").split("\n## ")
-    return {part.partition("\n")[0]: f"## {part}" for part in parts}
+    """The parts of an earlier page by their headings: its title, then every section."""
+    text = page.read_text(encoding="utf-8") if page.exists() else "# What partial participation costs\n"
+    parts = re.split(r"^(?=## |<!-- section: )", text, flags=re.MULTILINE)
+    return {part.partition("\n")[0].removeprefix("## "): part for part in parts}
 
 
 def pivot(lines: Sequence[Cell], value: Mapping[tuple[str, str], str]) -> str:
@@ -220,7 +143,7 @@ def picture(lines: Sequence[Cell], title: str, path: Path) -> None:
     write_picture(fig, path)
 
 
-LEDGERS = "Share of the bytes that was wasted on gone clients and lost uploads (%"
+LEDGERS = "Bytes that were wasted on gone clients and lost uploads"
 """The first line of what an archive does not have."""
 
 
@@ -240,10 +163,6 @@ def section(name: str, pool: Pool, out: Path, earlier: Mapping[str, str]) -> lis
     parts += ["Solid and dashed: 0.3 of the clients; dotted, the same colours: all of them.", ""]
     parts += [f"Test accuracy after {rounds} rounds (%), mean and deviation over {seeds} seeds:", ""]
     parts += [pivot(lines, {(c.label, c.schedule): c.mean("test_accuracy") for c in lines}), ""]
-    parts += ["Accuracy of the worst client (%):", ""]
-    parts += [pivot(lines, {(c.label, c.schedule): c.mean("client_accuracy_worst") for c in lines}), ""]
-    parts += ["Megabytes of the algorithm:", ""]
-    parts += [pivot(lines, {(c.label, c.schedule): c.megabytes() for c in lines}), ""]
     if all(map(pool.done, recipe.trials())):
         return parts + of_ledgers(lines, pool)
     print(f"{title}: run folders are missing in {pool.path}; what needs their ledgers stays as it is")
@@ -255,14 +174,12 @@ def of_ledgers(lines: Sequence[Cell], pool: Pool) -> list[str]:
     """Waste, participation counts and the duals' invariant, which need the run folders."""
     runs = {(c.label, c.schedule): [RunFolder.open(pool.folder(trial)) for trial in c.trials] for c in lines}
     waste = {at: [Waste.of(run) for run in own] for at, own in runs.items()}
-    parts = [f"{LEDGERS}), over {len(lines[0].trials)} seeds:", ""]
-    wasted = {
-        at: f"{100 * sum(w.gone + w.lost for w in own) / sum(w.total for w in own):.1f}"
-        for at, own in waste.items()
-        if any(w.gone + w.lost for w in own)
-    }
-    some = [c for c in lines if (c.label, c.schedule) in wasted]
-    parts += [pivot(some, wasted), ""] if some else ["none", ""]
+    wasted: dict[str, list[float]] = defaultdict(list)
+    for (_, name), own in waste.items():
+        if any(w.gone + w.lost for w in own):
+            wasted[name].append(100 * sum(w.gone + w.lost for w in own) / sum(w.total for w in own))
+    shares = [f"{min(s):.1f} to {max(s):.1f} % under {name}" for name, s in wasted.items()]
+    parts = [f"{LEDGERS}, by algorithm: {', '.join(shares) or 'none'}.", ""]
     one = {c.schedule: waste[c.label, c.schedule] for c in lines}
     parts += ["Rounds in which the least and the most frequent client were folded:", ""]
     counts = {s: f"{min(w.least for w in own)} to {max(w.most for w in own)}" for s, own in one.items()}
@@ -294,10 +211,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen.out.mkdir(parents=True, exist_ok=True)
     pool = Pool(chosen.runs)
     page = chosen.out / "participation.md"
-    parts, earlier = [ANSWERS], sections(page)
+    parts = sections(page)
     for name in RECIPES:
-        parts += section(name, pool, chosen.out, earlier)
-    page.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
+        text = "\n".join(section(name, pool, chosen.out, parts)).strip()
+        if text:
+            parts[text.partition("\n")[0].removeprefix("## ")] = text
+    page.write_text("\n\n".join(part.strip() for part in parts.values()) + "\n", encoding="utf-8")
     print(f"{page} written")
 
 

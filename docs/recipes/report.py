@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -79,11 +80,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 @dataclass
 class Page:
-    """A result page that its recipe writes: `name` is that of the script and of its pictures."""
+    """A result page that its recipe writes: `name` is that of the script and of its pictures.
+
+    With `section_of` it is a section of the page of that name, whose other parts stay as they are.
+    """
 
     name: str
     title: str
     options: argparse.Namespace
+    section_of: str = ""
     parts: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
 
@@ -107,9 +112,19 @@ class Page:
             head.append("**A quick run: the numbers mean nothing.**")
         seconds = time.perf_counter() - self.started
         foot = ["## Circumstances", circumstances(seconds)]
-        path: Path = self.options.out / f"{self.name}.md"
+        text = "\n\n".join([*head, *self.parts, *foot]) + "\n"
+        path: Path = self.options.out / f"{self.section_of or self.name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n\n".join([*head, *self.parts, *foot]) + "\n")
+        if self.section_of:
+            marker = f"<!-- section: {self.name} -->\n"
+            text = f"{marker}\n{re.sub('^#', '##', text, flags=re.MULTILINE)}"
+            before = path.read_text() if path.exists() else ""
+            parts = re.split(r"^(?=<!-- section: )", before, flags=re.MULTILINE)
+            place = next((n for n, part in enumerate(parts) if part.startswith(marker)), len(parts))
+            text = "\n".join(
+                part.strip() + "\n" for part in [*parts[:place], text, *parts[place + 1 :]] if part
+            )
+        path.write_text(text)
         print(f"{path} after {seconds:.0f} s", flush=True)
         return path
 

@@ -1,6 +1,6 @@
 """Bayesian-ADMM paper, v2 Figure 5a (v1 Figure 3b): ridge regression, exact after one round.
 
-    python docs/recipes/ridge.py --data-dir DIR      2 minutes; writes docs/results/ridge.{png,md}
+    python docs/recipes/ridge.py --data-dir DIR      2 minutes; a section of docs/results/bayesian_admm.md
 
 Five clients have two digits of MNIST each; l_k(w) = 1/2 |X_k W - Y_k|^2 with one-hot Y, l_0 = delta/2 |w|^2.
 Clients solve their problem in closed form, so what is left is the communication alone. Settings: Moellenhoff
@@ -220,7 +220,7 @@ def number(round: int | None, path: Path) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     selected = options(__doc__.splitlines()[0], argv)
-    page = Page("ridge", "Ridge regression: one round of Bayesian-ADMM", selected)
+    page = Page("ridge", "Ridge regression: one round of Bayesian-ADMM", selected, section_of="bayesian_admm")
     how = Settings(images=100, side=4, rounds=4, most=8) if selected.quick else Settings()
     ridge = problem(*first_images(how.images, how.side, selected), how)
     paths = {method: play(method, ridge) for method in methods(how)}

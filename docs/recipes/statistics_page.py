@@ -22,11 +22,20 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "statistics.md"
 BEGIN, END = "<!-- resolution: docs/recipes/statistics_page.py -->", "<!-- end of resolution -->"
 SWEEPS = {
-    "events_digits_10": "digits, 10 clients",
-    "events_digits_100": "digits, 100 clients",
-    "events_fashion_mnist_10": "FashionMNIST 10 %, 10 clients",
-    "events_fashion_mnist_100": "FashionMNIST 10 %, 100 clients",
-    "uci_credit_het": "UCI Credit, 10 heterogeneous clients",
+    "events_digits_10": ("digits, 10 clients", "events.md#digits-10-clients-5-seeds"),
+    "events_digits_100": ("digits, 100 clients", "events.md#digits-100-clients-5-seeds"),
+    "events_fashion_mnist_10": (
+        "FashionMNIST 10 %, 10 clients",
+        "events.md#fashionmnist-10--10-clients-5-seeds",
+    ),
+    "events_fashion_mnist_100": (
+        "FashionMNIST 10 %, 100 clients",
+        "events.md#fashionmnist-10--100-clients-5-seeds",
+    ),
+    "uci_credit_het": (
+        "UCI Credit, 10 heterogeneous clients",
+        "uci_credit.md#uci-credit-10-clients-heterogeneous",
+    ),
 }
 COUNTS = (3, 5, 10)
 WINDOW = 3
@@ -65,14 +74,12 @@ def table() -> str:
     """The Markdown table."""
     heads = ["sweep", "seeds", "s, not paired", "s, paired", *(f"n = {n}" for n in COUNTS), "NLL, n = 5"]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    for name, title in SWEEPS.items():
+    for name, (title, place) in SWEEPS.items():
         rows = scores(name, "accuracy", 100.0)
         paired, alone = deviations(rows)
         nll, _ = deviations(scores(name, "nll", 1.0))
         cells = [f"{alone:.2f}", f"{paired:.2f}", *(f"{half_width(paired, n):.1f}" for n in COUNTS)]
-        lines.append(
-            [f"[{title}](results/{name}.md)", str(len(rows[0])), *cells, f"{half_width(nll, 5):.3f}"]
-        )
+        lines.append([f"[{title}](results/{place})", str(len(rows[0])), *cells, f"{half_width(nll, 5):.3f}"])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
