@@ -33,7 +33,7 @@ class Sampling:
     FedPA-ME). Clients with more examples then take more steps, as in FedAvg.
     batches: "independent" draws every batch anew, without replacement within the batch, as in the released
     JAX library. "epochs" uses shuffled epochs, as in the TFF code. Gradient noise nearly cancels over an
-    epoch, so the mean of one has an eighth of the posterior's spread (docs/results/fedpa.md#fedpa-figures-3-and-4-bias-and-variance-of-deltas-effective-sample-size).
+    epoch, so the mean of one has an eighth of the posterior's spread (docs/results/fedpa.md).
     decay: the learning rate in round r is lr * decay^(r-1).
     """
 
