@@ -3,7 +3,7 @@
 - README.md and the other pages of the repository's root (ROOT_PAGES) become pages.
 - Every module of the four packages gets a reference page, and the decisions get a table of contents.
 - Every algorithm gets a page (docs/algorithm_pages.py); a link from its name to its file leads there.
-- reference.md gets the options of all commands (docs/reference_page.py).
+- reference.md is made of the code and of reference.toml (docs/reference_page.py).
 - `FOLDER/*` in mkdocs.yml's nav stands for the pages of that folder.
 - Links are written for the repository (`../fedsim/algorithm.py`). They lead to the module's reference page
   or to a page that shows the file.
@@ -54,6 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {uri: (ROOT / name).read_text(encoding="utf-8") for name, uri in ROOT_PAGES.items()}
     pages |= {_reference_page(file): _reference(file) for file in _modules()}
     pages |= algorithm_pages.pages()
+    pages[reference_page.PAGE] = reference_page.page()
     pages["decisions/index.md"] = _decisions()
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
@@ -69,8 +70,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     Python-Markdown shows the backslash of GitHub's `\\<`, and that of `\\|` in a table's code: neither stays.
     """
     here = page.file.src_uri
-    if here == reference_page.PAGE:
-        markdown = reference_page.filled(markdown)
     start = posixpath.dirname(here) or "."
 
     def described(match: re.Match[str]) -> str:
@@ -120,7 +119,7 @@ def _in_repository(page: str, target: str) -> tuple[str | None, str]:
         return None, ""
     origin = next((name for name, uri in ROOT_PAGES.items() if uri == page), f"docs/{page}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), parts.path))
-    known = (ROOT / path).exists() and not path.startswith("..")
+    known = not path.startswith("..") and ((ROOT / path).exists() or path == f"docs/{reference_page.PAGE}")
     return (path if known else None), f"#{parts.fragment}" if parts.fragment else ""
 
 

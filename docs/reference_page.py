@@ -1,26 +1,30 @@
-"""The options of all commands and the keys of the configuration file, for the site's docs/reference.md.
+"""The page docs/reference.md of the site: options, configuration keys, files of a run, JSON, exit codes.
 
-docs/hooks.py calls `filled` when it builds the site; no option is committed. Everything is read from the
-command line's own definition. The rest of the page is written by hand; tests/docs/test_reference.py compares
-it with the files of a run.
+docs/hooks.py calls `page` when it builds the site; the page is not committed. Options, configuration keys and
+the errors of exit codes are read from the code. The words for files, columns and keys are in reference.toml;
+tests/docs/test_reference.py compares them with the files of a run.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import get_type_hints
 
 import click
 from msgspec import Meta
 
+from fedsim import errors
 from fedsim.experiment import Experiment
 from launch.cli import main as fedsim
 from launch.configuration.execution import Execution
 from launch.configuration.options import SECTIONS, Configured, section
 
 PAGE = "reference.md"
+WORDS = Path(__file__).with_name("reference.toml")
 FULL = "launch"
 """The command whose options others share; those that are the same there are listed by name."""
 
@@ -105,11 +109,35 @@ def _escaped(text: str) -> str:
     return text
 
 
-def filled(text: str) -> str:
-    """Return the page with the options and keys in place of their comments."""
-    for part, write in {"commands": commands, "configuration": configuration}.items():
-        comment = f"<!-- {part}: made when the site is built -->"
-        if comment not in text:
-            raise ValueError(f"docs/{PAGE} has no comment {comment}")
-        text = text.replace(comment, write())
+def exits(meanings: Mapping[str, str]) -> str:
+    """Return the table of exit codes; the errors of a code are the classes of fedsim.errors that have it."""
+    kinds = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, errors.FedsimError)]
+    rows = []
+    for code, meaning in meanings.items():
+        names = ", ".join(f"`{kind.__name__}`" for kind in kinds if str(kind.exit_code) == code)
+        rows.append(f"| {code} | {meaning} | {names} |")
+    return "\n".join(["| code | meaning | error |", "| --- | --- | --- |", *rows])
+
+
+def words(head: Sequence[str], rows: Mapping[str, str]) -> str:
+    """Return a table of names and what they mean; a key may have several names."""
+    cells = [(", ".join(f"`{name}`" for name in names.split(", ")), text) for names, text in rows.items()]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *cells])
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    parts = []
+    for part in tomllib.loads(WORDS.read_text(encoding="utf-8"))["section"]:
+        if "title" in part:
+            parts.append("#" * part["level"] + " " + part["title"])
+        if "text" in part:
+            parts.append(part["text"].strip())
+        if "rows" in part:
+            parts.append(words(part["head"], part["rows"]))
+        if "exits" in part:
+            parts.append(exits(part["exits"]))
+    text = "\n\n".join(parts) + "\n"
+    for name, write in {"commands": commands, "configuration": configuration}.items():
+        text = text.replace(f"<!-- {name}: made when the site is built -->", write())
     return text

@@ -199,7 +199,7 @@ class Relay:
         near_address: The same address, as clients on this machine write it.
         rounds: The bytes so far.
         before_booking: Called before every booking; it may begin a round.
-        ended: The connections that have ended, each as an object of relay.json (docs/reference.md).
+        ended: The connections that have ended, each as an object of relay.json (docs/reference.toml).
         refused: The number of connections that were reset because the server did not accept.
         refusal: The reason why the last refused connection was refused; '' if none was refused.
     """

@@ -33,8 +33,8 @@ MORE = {"sigma": ("5.0%+random", "10.0%"), "ratio": ("1.5+random",)}
 BITS = (2, 4, 8)
 """Numbers of bits of codecs that have such a parameter."""
 Row = dict[str, Any]
-"""One codec on one field, by the keys of --json (docs/reference.md). Errors are None for an exact codec, and
-rates are None for dense, which copies nothing."""
+"""One codec on one field, by the keys of --json (docs/reference.toml). Errors are None for an exact codec,
+and rates are None for dense, which copies nothing."""
 LOSSES = ("max_relative_error", "relative_l2_error")
 FOOTER = (
     "> the run's own codec; * not smaller than dense, which is sent in its place; bits for each value; MB/s "

@@ -1,7 +1,7 @@
 """Links of the repository's Markdown pages lead to files and headings that exist.
 
-The algorithms' pages, which only the site has, are among them. Nothing is fetched: a link to another site
-only needs an address of the right form.
+The algorithms' pages and the reference, which only the site has, are among them. Nothing is fetched: a link
+to another site only needs an address of the right form.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from urllib.parse import unquote, urlsplit
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from tests.support.pages import reference
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (".github", "docs", "fedsim", "protocols", "workers", "launch", "tests")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
@@ -27,8 +29,9 @@ ADDRESS = re.compile(r"[^@\s]+@[^@\s]+\.[a-z]+", re.IGNORECASE)
 
 @cache
 def _generated() -> dict[Path, str]:
-    """The pages that the site adds for the algorithms, by the path that they would have."""
+    """The pages that only the site has, by the path that they would have."""
     pages = runpy.run_path(str(ROOT / "docs" / "algorithm_pages.py"))["pages"]()
+    pages |= {"reference.md": reference()}
     return {ROOT / "docs" / uri: text for uri, text in pages.items()}
 
 

@@ -8,9 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launch.configuration.names import names
+from tests.support.pages import reference
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {p.name: p.read_text(encoding="utf-8") for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+TEXTS["reference.md"] = reference()
 PLACEHOLDERS = {"key", "KEY"}
 SILENT = re.compile(r"with `--set silent=last` ((?:\w+,\s+)*\w+)\)")
 DOTTED = re.compile(r"`((?:launch|workers|protocols|fedsim)(?:\.[A-Za-z_]\w*)+)")
@@ -59,7 +61,7 @@ def exists(dotted: str) -> bool:
 
 
 def test_every_hyperparameter_that_a_page_sets_exists() -> None:
-    wrong = {page.name: unknown_settings(page.read_text(encoding="utf-8")) for page in PAGES}
+    wrong = {page: unknown_settings(text) for page, text in TEXTS.items()}
     assert {page: matches for page, matches in wrong.items() if matches} == {}
     assert unknown_settings("fedsim launch --algo bregman_admm --set silent=last --set rho=1") == ["silent"]
     assert unknown_settings("a `--set sillent=last` b") == ["sillent"]
@@ -74,7 +76,7 @@ def test_the_page_on_asynchronous_rounds_names_members_with_the_option_silent() 
 
 
 def test_every_dotted_name_of_a_page_exists() -> None:
-    texts = {page.name: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "launch/api.py"]}
+    texts = TEXTS | {"api.py": (ROOT / "launch/api.py").read_text(encoding="utf-8")}
     matches = [(page, name) for page, text in texts.items() for name in DOTTED.findall(text)]
     assert len(matches) > 20
     assert [(page, name) for page, name in matches if not exists(name)] == []

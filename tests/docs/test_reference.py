@@ -1,11 +1,10 @@
-"""docs/reference.md has every option, file, column, key, exit code and environment variable that there is."""
+"""The site's docs/reference.md has every option, file, column, key, exit code and environment variable."""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
-import runpy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +20,11 @@ from fedsim.wire.schema import all_fields
 from launch.cli import main
 from launch.sweep.recipe import Differences, Plot, Recipe, Table, Variant
 from protocols import REGISTRY
+from tests.support.pages import reference
 from workers.storage.metrics_file import RESERVED
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = runpy.run_path(str(ROOT / "docs" / "reference_page.py"))["filled"](
-    (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-)
-"""As the site has it."""
+PAGE = reference()
 SWEEPS = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
 PACKAGES = ("fedsim", "protocols", "workers", "launch")
 

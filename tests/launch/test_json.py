@@ -17,8 +17,8 @@ import fedsim
 from launch.cli import main
 from launch.terminal import plain
 from protocols import REGISTRY
+from tests.support.pages import reference
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
 SMALL: dict[str, Any] = {"algo": "fedlap_cov", "clients": 3, "rounds": 2, "model": "logistic", "quiet": True}
 
 
@@ -154,7 +154,7 @@ def test_codecs(run: fedsim.Run) -> None:
 
 def documented() -> dict[str, set[str]]:
     """The keys of each section `JSON of ...` in docs/reference.md, read from its first column."""
-    page = PAGE.read_text(encoding="utf-8").partition("\n## JSON output\n")[2].partition("\n## ")[0]
+    page = reference().partition("\n## JSON output\n")[2].partition("\n## ")[0]
     sections = re.split(r"^### JSON of ", page, flags=re.MULTILINE)[1:]
     cells = {s.splitlines()[0].strip("`"): re.findall(r"^\| (`.*?`) \|", s, re.MULTILINE) for s in sections}
     return {head: set(re.findall(r"`(.*?)`", " ".join(column))) for head, column in cells.items()}

@@ -25,9 +25,9 @@ from fedsim.wire.ledger_rows import COLUMNS
 from launch.cli import main
 from launch.commands import relay as module
 from tests.support.commands import DEADLINE
+from tests.support.pages import reference
 
 RELAY = [sys.executable, "-m", "launch", "relay"]
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
 HERE = "127.0.0.1"
 ZERO = {"down": 0, "up": 0}
 
@@ -290,7 +290,7 @@ def test_rounds_by_lines_are_exact_and_the_files_have_the_numbers(tmp_path: Path
     assert document["bytes"] == {"down": 60_000, "up": 30_000}
     assert document["residual"] == ZERO and document["exit_code"] == 0
     assert [r["number"] for r in document["rounds"]] == [1, 2, 3]
-    section = REFERENCE.read_text().partition("### relay.json\n")[2].partition("| key |")[2]
+    section = reference().partition("### relay.json\n")[2].partition("| key |")[2]
     section = re.sub(r"(?m)\| [^|]* \|$", "", section.partition("\n### ")[0])
     assert set(_keys(document)) == set(re.findall(r"`([\w.\[\]]+)`", section))
 
