@@ -45,6 +45,7 @@ from launch.session import run as runs
 
 if TYPE_CHECKING:
     import numpy.typing
+    from matplotlib.figure import Figure
     from torch import nn
 
     from launch.configuration.arguments import (
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
         ParticipationChoice,
         PartitionChoice,
     )
+    from launch.results.compare import Comparison
+    from launch.results.table import Table
 
 
 class Run(RunFolder):
@@ -157,6 +160,34 @@ class Run(RunFolder):
         from launch.results.trace import write_trace
 
         return write_trace(self, _file("path", path) or self.path / "trace.json")
+
+    def figure(self, label: str = "") -> Figure:
+        """Return a figure of the run's report as a drawing of matplotlib, of the width of a paper's column.
+
+        Args:
+            label: A figure's label, such as "accuracy against round"; "" for the first.
+
+        Raises:
+            UsageError: if the report has no such figure.
+        """
+        from launch.results.report import page_of
+
+        return page_of(self).figure(label).drawing()
+
+    def table(self) -> Table:
+        """Return the run's numbers as a table, which has markdown(), latex() and csv()."""
+        from launch.results.report import numbers_of
+
+        return numbers_of(self)
+
+    def latex(self, caption: str = "", label: str = "") -> str:
+        """Return the run's numbers as a table of LaTeX (booktabs).
+
+        Args:
+            caption: The caption, which makes the table float.
+            label: The name for references, which makes the table float.
+        """
+        return self.table().latex(caption, label)
 
     def _repr_html_(self) -> str:
         """Return one line of HTML for a notebook's output cell."""
@@ -441,6 +472,44 @@ def sweep(
     return [Run.open(pool.folder(trial).resolve()) for trial in selected.trials()]
 
 
+class ComparedRuns(dict[str, Any]):
+    """The document of `fedsim compare --json`, with figures and tables for a paper."""
+
+    _comparison: Comparison
+
+    def figure(self, label: str = "") -> Figure:
+        """Return a figure of the page as a drawing of matplotlib, of the width of a paper's column.
+
+        Args:
+            label: A figure's label, such as "accuracy against round"; "" for the first.
+
+        Raises:
+            UsageError: if the page has no such figure.
+        """
+        return self._comparison.page.figure(label).drawing()
+
+    def table(self, title: str = "Results") -> Table:
+        """Return a table, which has markdown(), latex() and csv().
+
+        Args:
+            title: A table's title, such as "Results" or "Calibration and clients".
+
+        Raises:
+            UsageError: if there is no such table.
+        """
+        return self._comparison.table(title)
+
+    def latex(self, title: str = "Results", caption: str = "", label: str = "") -> str:
+        """Return a table of LaTeX (booktabs), with the best values bold.
+
+        Args:
+            title: As in `table`.
+            caption: The caption, which makes the table float.
+            label: The name for references, which makes the table float.
+        """
+        return self.table(title).latex(caption, label)
+
+
 def compare(
     *runs: RunFolder | str | Path | Iterable[RunFolder | str | Path],
     to: Iterable[float | str] = (),
@@ -449,8 +518,12 @@ def compare(
     out: str | Path | None = None,
     markdown: str | Path | None = None,
     csv: str | Path | None = None,
-) -> dict[str, Any]:
+    latex: str | Path | None = None,
+    figures: str | Path | None = None,
+) -> ComparedRuns:
     """Compare the costs at which runs reach accuracies; return the document of `fedsim compare --json`.
+
+    Its methods figure(), table() and latex() return what a paper needs.
 
     Args:
         *runs: Runs, run folders, or folders of them, alone or in lists: fedsim.compare(fedsim.sweep(...)).
@@ -460,6 +533,8 @@ def compare(
         out: The file for the page; None writes no page.
         markdown: The file for the tables as Markdown.
         csv: The file for the tables as CSV.
+        latex: The file for the table of results as LaTeX.
+        figures: The folder for the figures as SVG and PDF.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -472,6 +547,8 @@ def compare(
         >>> runs = [fedsim.run(algo=name, **some) for name in ("fedavg", "fedlap")]
         >>> [group["algo"] for group in fedsim.compare(*runs, to=[0.3])["groups"]]
         ['fedavg', 'fedlap']
+        >>> "tabular" in fedsim.compare(*runs).latex()
+        True
     """
     with _called():
         from launch.results.compare import Comparison
@@ -489,8 +566,10 @@ def compare(
             raise UsageError(f"against={against!r}: give the label of a group")
         conditions = tuple(list_of("where", where, str, "['seed=0']"))
         comparison = Comparison.of(folders, levels, conditions, against)
-        files = [_file(*file) for file in (("out", out), ("markdown", markdown), ("csv", csv))]
-        result: dict[str, Any] = plain(comparison.to_json(comparison.write(*files)))
+        named = {"out": out, "markdown": markdown, "csv": csv, "latex": latex, "figures": figures}
+        written = comparison.write(**{name: _file(name, path) for name, path in named.items()})
+        result = ComparedRuns(plain(comparison.to_json(written)))
+        result._comparison = comparison
     return result
 
 

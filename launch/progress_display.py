@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch import terminal
-from launch.terminal import duration, megabytes, percentage
+from launch.numbers import duration, percentage, size
 
 KEPT_LINES = 10
 """Approximate number of rounds whose lines stay on a terminal; metrics.jsonl has all rounds."""
@@ -135,10 +135,10 @@ def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int | None) -> list
     down, up = metrics["bytes_down"], metrics["bytes_up"]
     parts.append(Part(f"NLL {'nan' if nll is None else f'{nll:.4f}'}", 3))
     if bytes_so_far is not None:
-        parts.append(Part(f"{megabytes(bytes_so_far)} so far", 1))
+        parts.append(Part(f"{size(bytes_so_far)} so far", 1))
     return [
         *parts,
-        Part(f"this round {megabytes(down)} down, {megabytes(up)} up", 5),
+        Part(f"this round {size(down)} down, {size(up)} up", 5),
         Part(f"{metrics['seconds']:.2f} s", 4),
     ]
 

@@ -1,4 +1,4 @@
-"""Terminal output: a standard output that may close, a status line, tables, JSON, and formatted numbers.
+"""Terminal output: a standard output that may close, a status line, tables, and JSON.
 
 This module imports nothing heavy, because a run prints "starting" before it imports torch.
 """
@@ -268,31 +268,6 @@ def _shared(natural: Sequence[int], least: Sequence[int], room: int) -> list[int
         narrowest = max(range(len(widths)), key=lambda n: natural[n] / max(1, widths[n]))
         widths[narrowest] += 1
     return widths if left >= 0 else [min(width, room) for width in widths]
-
-
-def counted(n: int, noun: str) -> str:
-    """Return a number and its noun: 1 worker, 1,000 workers."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-
-def percentage(share: float) -> str:
-    """Format a share, such as an accuracy, for display: 91.8 % for 0.91834. Data files have 0.91834."""
-    return f"{100 * share:.1f} %"
-
-
-def megabytes(n: float) -> str:
-    """Format a number of bytes: 640 B, 21.4 kB, 1.21 MB, 2.50 GB."""
-    for unit, size, digits in (("GB", 1e9, 2), ("MB", 1e6, 2), ("kB", 1e3, 1)):
-        if n >= size / 10 and n >= 1000:
-            return f"{n / size:,.{digits}f} {unit}"
-    return f"{n:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as minutes and seconds, or hours, minutes and seconds: 0:12, 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def print_json(document: Any) -> None:

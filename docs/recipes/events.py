@@ -9,6 +9,7 @@ seed, so of the same split and start (launch.results.significance).
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import report
 from matplotlib.ticker import LogLocator
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
-from launch.results.significance import LEAST, Difference, differences
+from launch.results.significance import LEAST, Difference, differences, half_width
 
 SOURCES = {
     "events_digits_10": ("digits, 10 clients", 7_510 * 10 * 40),
@@ -126,7 +127,9 @@ def from_full(lines: Sequence[Line], which: int) -> dict[tuple[str, str], Differ
 
 def text(d: Difference, digits: int) -> str:
     """The mean difference and its interval; the range of too few seeds."""
-    return f"{d.mean:+.{digits}f} ({d.low:+.{digits}f} to {d.high:+.{digits}f})"
+    half = half_width(d.values) if d.ranked else math.nan
+    low, high = (d.mean - half, d.mean + half) if d.ranked else (d.low, d.high)
+    return f"{d.mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 def cells(lines: Sequence[Line], count: int) -> str:

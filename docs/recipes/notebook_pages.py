@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.results.pictures import write_picture
+from launch.results.figures import write_picture
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 BORDER = re.compile(r"^# %%(?P<prose> \[markdown\])?$", re.MULTILINE)

@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 import numpy as np
+import pandas
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, ROOT, SKY, VERMILION, figure, table
 
 from fedsim.participation import schedule
-from launch.results.pictures import write_picture
+from launch.results.figures import write_picture
 from launch.runs.folder import RunFolder
-from launch.runs.tables import Curve
 from launch.sweep.finished import SUFFIX, FinishedRun, read_archive
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe, Trial
@@ -74,11 +74,11 @@ class Cell:
     label: str
     schedule: str
     trials: tuple[Trial, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[pandas.DataFrame, ...]
 
     def mean(self, name: str) -> str:
         """Mean and deviation of the last line's number, in per cent."""
-        values = [100 * curve.metric(name)[-1] for curve in self.curves]
+        values = [100 * curve[name].iloc[-1] for curve in self.curves]
         return f"{fmean(values):.1f}±{pstdev(values):.1f}"
 
 
@@ -123,8 +123,8 @@ def picture(lines: Sequence[Cell], title: str, path: Path) -> None:
         colour = COLOURS[labels.index(cell.label) % len(COLOURS)]
         dashes = "-" if labels.index(cell.label) < len(COLOURS) else "--"
         for axis, x in zip(axes, ("round", "MB"), strict=True):
-            along = np.asarray(cell.curves[0].metric(x), dtype=float)
-            heights = 100 * np.mean([curve.metric("test_accuracy") for curve in cell.curves], axis=0)
+            along = np.asarray(cell.curves[0][x], dtype=float)
+            heights = 100 * np.mean([curve["test_accuracy"] for curve in cell.curves], axis=0)
             drawn = along > 0 if x == "MB" else along >= 0  # a logarithm has no place for round 0
             axis.plot(
                 along[drawn],

@@ -20,7 +20,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from launch.results.pictures import write_picture
+from launch.results.figures import write_picture
 from launch.sweep.finished import SUFFIX, read_archive
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +185,6 @@ def archived(sweep: str) -> Iterator[Score]:
     path = ROOT / "docs" / "results" / f"{sweep}{SUFFIX}"
     for run in read_archive(path).values():
         curve = run.curve
-        down, up = curve.metric("MB down"), curve.metric("MB up")
-        for at, line in enumerate(curve.lines):
-            scores = (line["test_accuracy"], line["test_nll"])
-            yield Score(run.name, run.seed, line["round"], *scores, float(down[at]), float(up[at]))
+        names = ["test_accuracy", "test_nll", "MB down", "MB up"]
+        for number, *numbers in curve[names].itertuples():
+            yield Score(run.name, run.seed, number, *numbers)

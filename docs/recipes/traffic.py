@@ -17,7 +17,7 @@ from statistics import fmean, pstdev
 
 import report
 
-from launch.results.pictures import write_picture
+from launch.results.figures import write_picture
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE, PICTURE = "traffic.md", "assets/traffic.png"

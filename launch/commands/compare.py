@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from launch.commands.errors import Command
-from launch.commands.shared import FILE, PATH, json_option
+from launch.commands.shared import FILE, PATH, figures_option, json_option, latex_option
 
 
 @click.command(cls=Command)
@@ -25,6 +25,8 @@ from launch.commands.shared import FILE, PATH, json_option
 )
 @click.option("--markdown", **FILE, help="Write the tables there, too.")
 @click.option("--csv", **FILE, help="Write one line per group of runs there, too.")
+@latex_option
+@figures_option
 @json_option
 def compare(runs: tuple[Path, ...], **options: Any) -> None:
     """Compare runs, or folders of runs such as runs/sweep.

@@ -36,7 +36,7 @@ from fedsim.wire.ledger_rows import COLUMNS
 from launch import terminal
 from launch.commands.errors import Command
 from launch.commands.shared import FOLDER, json_option
-from launch.terminal import counted, megabytes
+from launch.numbers import counted, duration, size
 from workers.storage.atomic_files import disk_errors
 from workers.storage.growing_file import LEDGER
 
@@ -526,7 +526,7 @@ def _print(counts: dict[str, Any]) -> None:
     console, (down, up), code = terminal.console(), counts["bytes"].values(), counts["exit_code"]
     console.print(
         f"{counts['listen']} to {counts['to']}: {counted(len(counts['connections']), 'connection')}, "
-        f"{megabytes(down)} down, {megabytes(up)} up in {terminal.duration(counts['seconds'])}"
+        f"{size(down)} down, {size(up)} up in {duration(counts['seconds'])}"
         + ("" if code is None else f"; the command ended with exit code {code}"),
         soft_wrap=True,
     )

@@ -15,10 +15,10 @@ from fedsim.errors import FedsimError
 from fedsim.foreign_files import checked
 from launch.commands.errors import Command
 from launch.commands.shared import PATH, json_option
-from launch.configuration.target_accuracy import percent
+from launch.numbers import percentage, size, target
 from launch.runs.documents import Finished
 from launch.runs.folder import DAMAGED, DONE, FAILED, SUMMARY, RunFolder, damage, is_run, run_folders
-from launch.terminal import console, megabytes, percentage, print_json, print_table, say
+from launch.terminal import console, print_json, print_table, say
 from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import metrics_lines
 
@@ -126,9 +126,9 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
         run.dataset or NONE,
         str(run.seed),
         run.state,
-        f"{rounds} to {percent(run.until)}" if run.until else rounds,
+        f"{rounds} to {target(run.until)}" if run.until else rounds,
         NONE if run.test_accuracy is None else percentage(run.test_accuracy),
-        megabytes((run.bytes_down or 0) + (run.bytes_up or 0)),
+        size((run.bytes_down or 0) + (run.bytes_up or 0)),
         f"{datetime.fromisoformat(run.started):%Y-%m-%d %H:%M}" if run.started else NONE,
     )
 

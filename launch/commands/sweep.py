@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from launch.commands.shared import FOLDER, print_path, quiet_option
+from launch.commands.shared import FOLDER, figures_option, latex_option, print_path, quiet_option
 from launch.configuration.options import Configured, configuration_of
 from launch.engines import options as engine_options
 
@@ -22,6 +22,8 @@ from launch.engines import options as engine_options
 )
 @click.option("--seeds", metavar="S,S", help="Seeds, 0,1,2 or 0-2.  [0]")
 @click.option("--out", **FOLDER, help="Write NAME.md, its tables, plots and archive there.")
+@latex_option
+@figures_option
 @click.option("--runs", **FOLDER, default="runs/sweep", show_default=True, help="Folder of the runs.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs side by side.  [one per core]")
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
@@ -43,6 +45,8 @@ def sweep(
     over: tuple[str, ...],
     seeds: str | None,
     out: Path | None,
+    latex: Path | None,
+    figures: Path | None,
     runs: Path,
     jobs: int | None,
     data_dir: str | None,
@@ -74,6 +78,8 @@ def sweep(
         selected,
         recipe or Path("sweep.toml"),
         out=out,
+        latex=latex,
+        figures=figures,
         runs=runs,
         side_by_side=jobs,
         data_dir=data_dir,

@@ -15,6 +15,7 @@ from fedsim import plugins
 from fedsim.errors import DataError, FedsimError, Interrupted, UsageError
 from launch.commands.errors import Command
 from launch.commands.shared import run_argument
+from launch.numbers import counted, percentage
 from launch.progress_display import ProgressDisplay
 from launch.runs.documents import Summary
 from launch.runs.folder import (
@@ -28,7 +29,6 @@ from launch.runs.folder import (
     run_folders,
 )
 from launch.runs.growing import GrowingLines
-from launch.terminal import counted, percentage
 from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import line_of
 

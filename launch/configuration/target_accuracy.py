@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
@@ -10,7 +9,7 @@ from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.round_events import reaches
-from launch.terminal import megabytes, percentage
+from launch.numbers import below_target, size, target
 
 NONE = "none"
 
@@ -30,16 +29,6 @@ def parsed(text: str, option: str) -> float:
 def parsed_until(text: str) -> float:
     """Parse --until: an accuracy, such as 0.78 or 78%, or none, which is 0."""
     return 0.0 if text == NONE else parsed(text, "--until")
-
-
-def percent(target: float) -> str:
-    """Format a target accuracy: 78 % for 0.78, 78.25 % for 0.7825."""
-    return f"{float(100 * Decimal(str(target))):.6g} %"
-
-
-def below_target(accuracy: float) -> str:
-    """Format an accuracy, rounded down, so that less than 78 % is never shown as 78.0 %."""
-    return percentage(math.floor(1000 * accuracy + 1e-9) / 1000)
 
 
 @dataclass(frozen=True)
@@ -72,10 +61,10 @@ class TargetAccuracy:
     def outcome(self, spent: int | None) -> str:
         """Return the last line of the output. `spent` is the algorithm's bytes up to the target."""
         if self.reached is not None and spent is not None:
-            return f"reached {percent(self.until)} after round {self.reached} with {megabytes(spent)}"
+            return f"reached {target(self.until)} after round {self.reached} with {size(spent)}"
         if self.best is None:
-            return f"{percent(self.until)} was not reached; no round was evaluated"
+            return f"{target(self.until)} was not reached; no round was evaluated"
         return (
-            f"{percent(self.until)} was not reached; the best was {below_target(self.best)} "
+            f"{target(self.until)} was not reached; the best was {below_target(self.best)} "
             f"(round {self.best_round})"
         )

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import AccessError, FedsimError, Interrupted, TaskError, UsageError
+from launch.numbers import counted
 from launch.processes.supervisor import Supervisor
 from launch.session.stop_signals import StopRequested, StopSignals
-from launch.terminal import counted, say
+from launch.terminal import say
 from workers.coordinator.worker_pool import ProcessExit
 from workers.devices import assign_devices, remark
 from workers.portable import environment_for

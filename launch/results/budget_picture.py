@@ -1,4 +1,4 @@
-"""Pictures and tables of the bytes to an accuracy, and of the group that leads at each budget."""
+"""Figures and tables of the bytes to an accuracy, and of the group that leads at each budget."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from launch.results.figures import COLOURS, DASHES, Line, chart, figure, plain, style, wide
+from launch.numbers import between, megabytes
+from launch.results.figures import COLOURS, DASHES, TWO_COLUMNS, Figure, Line, chart, plain, style, wide
 from launch.results.frontier import Cost, FrontierPoint, by_budget, ranking, winning_ranges
-from launch.results.groups import Group
-from launch.results.html import Figure, Part, Table, Text
-from launch.results.statistics import Band
-from launch.results.tables import STOPPED, UNFINISHED, Grid, between, costs, megabytes, name
+from launch.results.groups import Band, RunGroup
+from launch.results.html import Part, Text
+from launch.results.table import Table
+from launch.results.tables import STOPPED, UNFINISHED, costs, name
 
 
-def slots_of(groups: Sequence[Group]) -> list[int]:
+def slots_of(groups: Sequence[RunGroup]) -> list[int]:
     """Return the slot (figures.Line) of each group. If there are several algorithms with few groups each, an
     algorithm has one colour, and its groups have different dashes. Otherwise slots are 0, 1, 2, ..."""
     names = [g.settings["algo"] for g in groups]
@@ -28,7 +29,7 @@ def slots_of(groups: Sequence[Group]) -> list[int]:
 
 
 def against_bytes(
-    groups: Sequence[Group], lines: Mapping[int, Group], levels: Sequence[float], key: Figure
+    groups: Sequence[RunGroup], lines: Mapping[int, RunGroup], levels: Sequence[float], key: Figure
 ) -> Iterator[Part]:
     """Yield a chart and tables of the bytes that groups need to reach accuracies. lines: the groups of the
     chart by slot."""
@@ -43,11 +44,11 @@ def against_bytes(
         "megabytes, both directions",
         "best accuracy so far",
         logx=wide([line.x for line in drawn]),
-        size=(7.0, 4.0),
+        size=(TWO_COLUMNS, 4.0),
         limits=(bottom, None),
         levels=levels,
-        share=True,
-        legend=False,
+        shares="y",
+        legend="",
     )
     notes = ["The further left a line is, the fewer bytes it needs. Lines are means over the seeds."]
     if levels:
@@ -58,17 +59,17 @@ def against_bytes(
         notes.append(f"{UNFINISHED} is not finished (×): it may be resumed.")
     yield Text(" ".join(notes))
     slots = {id(g): slot for slot, g in lines.items()}
-    for level, grid in zip(levels, costs(groups, levels), strict=True):
-        yield Text(grid.title, "heading")
-        yield from _ranges(groups, ranking(groups, level), slots, grid.title)
-        yield from table_of(grid)
+    for level, table in zip(levels, costs(groups, levels), strict=True):
+        yield Text(table.title, "heading")
+        yield from _ranges(groups, ranking(groups, level), slots, table.title)
+        yield table
     if levels:
         yield Text(
             "A dot is the median of the bytes with which the seeds of a group reach the accuracy (Kaplan and "
             "Meier), a mark is a seed, and a triangle is a seed that had not reached it with all of its "
             "bytes. The smallest median first. Factors of bytes are paired by seed, with their 95 % "
-            "interval. Where too few of the seeds reach the accuracy, their number stands for the "
-            "median; a percentage in brackets is the best accuracy of a group that does not."
+            "interval, for all comparisons. Where too few of the seeds reach the accuracy, their number "
+            "stands for the median; a percentage in brackets is the best accuracy of a group that does not."
         )
 
 
@@ -79,7 +80,7 @@ def _bottom(budgets: Sequence[Band], levels: Sequence[float]) -> float:
     return float(max(0.0, lowest - max(0.5 * (highest - lowest), 0.02)))
 
 
-def _drawn(group: Group, slot: int, b: Band, bottom: float) -> Iterator[Line]:
+def _drawn(group: RunGroup, slot: int, b: Band, bottom: float) -> Iterator[Line]:
     """Yield a group's line, and a mark at the end if the group is unfinished or stopped at its target."""
     visible = np.flatnonzero(b.high >= bottom)
     begin = max(0, int(visible[0]) - 1) if len(visible) else len(b.x) - 1  # earlier points are not visible
@@ -91,7 +92,7 @@ def _drawn(group: Group, slot: int, b: Band, bottom: float) -> Iterator[Line]:
 
 
 def _ranges(
-    groups: Sequence[Group], ranked: Sequence[Cost], slots: Mapping[int, int], title: str
+    groups: Sequence[RunGroup], ranked: Sequence[Cost], slots: Mapping[int, int], title: str
 ) -> list[Figure]:
     """Draw one row per group in its colour: a mark per seed, a triangle per seed that does not reach the
     accuracy, and a dot at the median; no figure if no seed reaches it."""
@@ -116,23 +117,17 @@ def _ranges(
         axes.set_xlabel("megabytes, both directions")
         plain(axes)
 
-    return [figure(title, draw, None, (7.0, 0.8 + 0.25 * len(reaching)))]
+    return [Figure(title, draw, None, (TWO_COLUMNS, 0.8 + 0.25 * len(reaching)))]
 
 
-def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[list[str]]:
-    """Return rows of the frontier: megabytes, the most accurate group with this budget, and accuracies in %.
-    Return no rows if a run ended at its target accuracy, because its accuracy with more bytes is unknown."""
-    if any(g.stopped for g in groups):
-        return []
+def winners(groups: Sequence[RunGroup], ahead: Sequence[FrontierPoint]) -> Table:
+    """Return the frontier as a table: megabytes, the most accurate group with this budget, and accuracies in
+    %. It has no rows if a run ended at its target accuracy, because its accuracy with more bytes is
+    unknown."""
     rows = []
-    for r in winning_ranges(ahead):
+    for r in winning_ranges(ahead) if not any(g.stopped for g in groups) else ():
         first = megabytes([1e6 * r.first.MB])
-        budget = f"from {first}" if r.until == np.inf else between(first, megabytes([1e6 * r.until]))
+        budget = f"from {first}" if r.until == math.inf else between(first, megabytes([1e6 * r.until]))
         reached = between(f"{100 * r.first.accuracy:.1f}", f"{100 * r.last.accuracy:.1f}")
-        rows.append([budget, name(groups[r.first.group]), reached])
-    return rows
-
-
-def table_of(grid: Grid) -> list[Part]:
-    """Return a grid as a table; nothing for a grid without lines."""
-    return [Table(grid.header, grid.lines)] if grid.lines else []
+        rows.append((budget, name(groups[r.first.group]), reached))
+    return Table(("budget, MB", "highest mean", "accuracy %"), rows, 2)

@@ -20,12 +20,12 @@ from fedsim.errors import UsageError
 from fedsim.experiment import dotted
 from fedsim.printable import markdown
 from launch.configuration import names
-from launch.results import html
-from launch.results.groups import Group, gather
-from launch.results.html import Part, Table, Text
+from launch.numbers import NONE, extent, optional
+from launch.results.columns import column
+from launch.results.groups import Member, RunGroup, gather
+from launch.results.html import Page, Part, Text
 from launch.results.significance import LEAST, half_width
-from launch.results.statistics import heading, percent, scale_of
-from launch.results.tables import NONE, Grid, extent
+from launch.results.table import Table
 from launch.runs.folder import RunFolder
 from launch.runs.source_commit import ROOT
 from launch.terminal import write_text
@@ -54,7 +54,7 @@ class Card:
         """Return the card as Markdown."""
         text = [f"# {markdown(self.title)}\n"]
         for title, rows in self.sections.items():
-            text.append(f"## {title}\n\n{Grid('', ('', ''), tuple(rows.items())).markdown()}")
+            text.append(f"## {title}\n\n{Table.pairs(rows).markdown()}")
         checks = "".join(f"- [{'x' if good else ' '}] {markdown(said)}\n" for good, said in self.checks)
         return "\n".join([*text, f"## Checklist\n\n{checks}"])
 
@@ -81,12 +81,12 @@ def write(paths: Sequence[Path], out: Path | None) -> list[Path]:
         )
     written = []
     for group in groups:
-        created, folder = card(group), group.members[0].run.path
+        created, folder = card(group), group.members[0].path
         for path in [out] if out else [folder / "card.md", folder / "card.html"]:
             if path.suffix not in (".md", ".html"):
                 raise UsageError(f"--out {path}: a card is a .md or a .html file")
-            as_page = path.suffix == ".html"
-            write_text(path, html.page(created.title, created.parts()) if as_page else created.markdown())
+            page = Page.of(created.title, created.parts())
+            write_text(path, page.html() if path.suffix == ".html" else created.markdown())
             written.append(path)
     return written
 
@@ -99,9 +99,9 @@ def title_of(run: RunFolder) -> str:
     return f"{algo}{f' ({coded})' if coded else ''} on {dataset}"
 
 
-def card(group: Group) -> Card:
+def card(group: RunGroup) -> Card:
     """Return the card of the runs of one configuration."""
-    runs = [m.run for m in group.members]
+    runs = group.members
     sections = {
         "Settings": _settings(group),
         "Schedule": _schedule(runs),
@@ -119,7 +119,7 @@ def card(group: Group) -> Card:
 # ---- sections
 
 
-def _settings(group: Group) -> Rows:
+def _settings(group: RunGroup) -> Rows:
     """Return the algorithm's source, and all settings by their names in the manifest."""
     rows: dict[str, object] = {}
     if known := names.names("algorithms").get(str(group.settings["algo"])):
@@ -128,7 +128,7 @@ def _settings(group: Group) -> Rows:
     return rows | dict(group.settings)
 
 
-def _schedule(runs: Sequence[RunFolder]) -> Rows:
+def _schedule(runs: Sequence[Member]) -> Rows:
     """Return who took part and how long it took: the least and the most of all runs and clients."""
     summaries = [run.summary for run in runs]
     devices = [summary["devices"] for summary in summaries if summary.get("devices")]
@@ -136,7 +136,7 @@ def _schedule(runs: Sequence[RunFolder]) -> Rows:
     took, folded = ([n for s in summaries for n in s.get(key) or ()] for key in ("took_part", "folded"))
     rounds = [int(s.get("rounds") or 0) for s in summaries]
     chances = sum(rounds) * int(runs[0].experiment["clients"])
-    silent = [sum(len(line.get("unchanged") or ()) for line in run.curve.lines) for run in runs]
+    silent = [sum(len(line.get("unchanged") or ()) for line in run.evaluated) for run in runs]
     seconds = [d["simulated_seconds"] for d in devices]
     joules = [d["client_joules_total"] for d in devices if "client_joules_total" in d]
     computing = [s["seconds_clients"] for s in summaries if s.get("seconds_clients")]
@@ -154,9 +154,9 @@ def _schedule(runs: Sequence[RunFolder]) -> Rows:
     }
 
 
-def _traffic(group: Group) -> Rows:
+def _traffic(group: RunGroup) -> Rows:
     """Return bytes as means over the seeds, what the kernel counted, and the limits of coded fields."""
-    members, summaries = group.members, [m.run.summary for m in group.members]
+    members, summaries = group.members, [m.summary for m in group.members]
     fields = {name for m in members for side in SIDES for name in m.traffic[side]}
     means = {name: [fmean(m.traffic[side][name] for m in members) for side in SIDES] for name in fields}
     down, up = (sum(by[n] for by in means.values()) for n in (0, 1))
@@ -181,18 +181,17 @@ def _traffic(group: Group) -> Rows:
     return rows
 
 
-def _score(group: Group, metric: str) -> tuple[str, str]:
+def _score(group: RunGroup, metric: str) -> tuple[str, str]:
     """Return a score's name, and its mean with Student's 95 % interval, n, and the value of every seed."""
-    scale, digits = scale_of(f"{metric}@end")
-    digits = max(digits, 3) if scale == 1 else digits
-    values = [scale * v for v in group.values(f"{metric}@end", metric)]
-    name = heading(metric) + (" %" if percent(metric) else "")
+    score = column(f"{metric}@end")
+    form, name = f".{score.fine_digits}f", score.heading.removesuffix("@end") + " %" * score.percent
+    values = [score.scale * v for v in group.known(score.text)]
     if not values:
         return name, ""
     half = half_width(values)
-    interval = "" if math.isnan(half) else f" ± {half:.{digits}f}"
-    each = ", ".join("diverged" if math.isnan(v) else f"{v:.{digits}f}" for v in values)
-    mean = NONE if any(map(math.isnan, values)) else f"{fmean(values):.{digits}f}"
+    interval = "" if math.isnan(half) else f" ± {half:{form}}"
+    each = ", ".join(optional(v, form, "diverged") for v in values)
+    mean = optional(fmean(values), form)
     return name, f"{mean}{interval}, n = {len(values)} (seeds {', '.join(map(str, group.seeds))}: {each})"
 
 
@@ -215,16 +214,15 @@ def _provenance(runs: Sequence[RunFolder]) -> Rows:
 # ---- the checklist
 
 
-def _checks(group: Group) -> Iterator[tuple[bool, str]]:
+def _checks(group: RunGroup) -> Iterator[tuple[bool, str]]:
     """Yield True with every claim that the runs support, and False with what is missing for the others."""
 
     def check(good: str, lack: str) -> tuple[bool, str]:
         return not lack, lack or good
 
-    runs = [m.run for m in group.members]
-    e, n = group.settings, len(runs)
-    unfinished = [f"seed {m.seed} is {m.run.status}" for m in group.members if not m.done]
-    unfinished += [f"left out: another run of seed {m.seed}, {m.run.status}" for m in group.aside]
+    runs, e, n = group.members, group.settings, len(group.members)
+    unfinished = [f"seed {m.seed} is {m.status}" for m in runs if not m.done]
+    unfinished += [f"left out: another run of seed {m.seed}, {m.status}" for m in group.aside]
     yield check("every run is finished", "; ".join(unfinished))
     target = ", ".join(str(m.seed) for m in group.members if m.stopped)
     early = f"seed {target} ended at its target accuracy: its scores are of another round" if target else ""
@@ -232,7 +230,7 @@ def _checks(group: Group) -> Iterator[tuple[bool, str]]:
     few = "one seed: no comparison" if n == 1 else f"n = {n}: no ranking"
     yield check(f"n = {n}: a comparison is possible", f"{few}; {LEAST} seeds allow one" if n < LEAST else "")
     yield False, "one configuration: a claim that it is better takes fedsim compare with another one"
-    bad = ", ".join(str(m.seed) for m in group.members if _diverged(m.run))
+    bad = ", ".join(str(m.seed) for m in group.members if _diverged(m))
     unknown = "" if group.has("test_nll") else "no NLL, which would show a run that diverged"
     yield check("no run diverged: the NLL fell", f"diverged: seed {bad}" if bad else unknown)
     rows = str(e.get("evaluate_on") or "test")
@@ -276,10 +274,10 @@ def _processor(run: RunFolder) -> str:
 def _diverged(run: RunFolder) -> bool:
     """Return whether the last NLL is NaN, or above the NLL of the initial model."""
     curve = run.curve
-    if len(curve.lines) < 2 or not curve.has("test_nll"):
+    if len(curve) < 2 or "test_nll" not in curve or not curve["test_nll"].notna().any():
         return False
-    values = curve.metric("test_nll")
-    return math.isnan(values[-1]) or values[-1] > values[0]
+    first, last = curve["test_nll"].iloc[0], curve["test_nll"].iloc[-1]
+    return bool(math.isnan(last) or last > first)
 
 
 def _text(value: Any) -> str:

@@ -10,13 +10,13 @@ import pandas
 
 from fedsim.learning.client_scores import HISTOGRAM_BINS
 from fedsim.learning.score_names import CLIENT_LISTS
-from launch.results.figures import Line, bar_chart, chart
-from launch.results.html import Beside, Figure, Folded, Part, Table, Text
+from launch.numbers import NONE, optional, percentage
+from launch.results.figures import Figure, Line, Values, bar_chart, chart
+from launch.results.html import Beside, Folded, Part, Text
 from launch.results.run_curves import numbers
-from launch.results.statistics import Values, sides
-from launch.results.tables import NONE
+from launch.results.table import Table
+from launch.runs.tables import sides
 from launch.session.display import on_the_clock
-from launch.terminal import percentage
 
 SPENT = {
     "seconds, simulated": "client_seconds",
@@ -81,9 +81,9 @@ def clients(
 
 
 def _score(title: str, value: float | None) -> str:
-    if value is None:
-        return NONE
-    return percentage(value) if "accuracy" in title else f"{value:.4f}"
+    if "accuracy" in title:
+        return NONE if value is None else percentage(value)
+    return optional(value, ".4f")
 
 
 def _by_client(what: str, heights: Mapping[str, Values], share: bool = False) -> list[Figure]:
@@ -133,7 +133,9 @@ def client_scores(metrics: pandas.DataFrame, experiment: Mapping[str, Any]) -> I
         return
     x, drawn = numbers(metrics, "round"), []
     for key, label in {"accuracy": "accuracy", "nll": "NLL (nats)"}.items():
-        drawn += chart(_lines(metrics, x, key), "round", f"{label} of clients", share=key == "accuracy")
+        drawn += chart(
+            _lines(metrics, x, key), "round", f"{label} of clients", shares="y" * (key == "accuracy")
+        )
     last = metrics[HISTOGRAM].iloc[-1] if HISTOGRAM in metrics else None
     if isinstance(last, list):
         drawn += histogram(np.array(last, dtype=np.float64), int(x[-1]))

@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
@@ -22,6 +21,8 @@ from fedsim.wire.limits import divergence
 from fedsim.wire.message_context import SCALES, scale_of
 from fedsim.wire.schema import DTYPES, Field, values_of
 from launch import terminal
+from launch.numbers import optional
+from launch.results.table import Table
 from launch.runs.restored import Message, RestoredRun
 
 WIDTH = 110
@@ -69,7 +70,7 @@ def codecs(folder: Path, data_dir: Path | None, fractions: Sequence[float], as_j
         f"on {dataset}, {model}, P = {where['params']:,}: messages of round {where['round']} "
         f"with client {client} ({where['examples']:,} examples)\n",
     )
-    terminal.print_table(console, table(rows))
+    table(rows).print(console)
     for q in kl:
         each = q["bits"] / where["params"]
         text = f"KL(q_k || q_g) of the upload: {q['bits']:,.1f} bits, {each:.2g} a parameter"
@@ -79,26 +80,33 @@ def codecs(folder: Path, data_dir: Path | None, fractions: Sequence[float], as_j
 
 def table(rows: Sequence[Row]) -> Table:
     """Return a table that fits a width of 110. Its first column has each field once, with kind and shape."""
-    out = Table(*(Column(name, no_wrap=True) for name in ("field", "codec")), header_style="bold")
-    speeds, losses = ("encode\nMB/s", "decode\nMB/s"), ("largest\nerror", "L2\nerror")
-    for name in ("bytes", "ratio", "bits", *speeds, *losses):
-        out.add_column(name, justify="right")
+    heads = (
+        "field",
+        "codec",
+        "bytes",
+        "ratio",
+        "bits",
+        "encode\nMB/s",
+        "decode\nMB/s",
+        "largest\nerror",
+        "L2\nerror",
+    )
+    lines: list[tuple[str, ...]] = []
+    best: set[tuple[int, int]] = set()
     for (side, exchange, name), group in groupby(rows, lambda r: (r["direction"], r["exchange"], r["field"])):
         own = list(group)
-        labels = [Text(f"{side}.{name}", "bold"), Text("{kind} {shape}".format_map(own[0]), "dim")]
-        labels += [Text(f"exchange {exchange}", "dim")] * (exchange > 1) + [Text()] * len(own)
+        labels = [f"{side}.{name}", "{kind} {shape}".format_map(own[0])]
+        labels += [f"exchange {exchange}"] * (exchange > 1) + [""] * len(own)
+        best.add((len(lines), 0))
         for label, row in zip(labels, own, strict=False):
-            out.add_row(
-                label,
-                f"{'>' if row['of_the_run'] else ' '} {row['codec']}{' *' * (row['sent'] != row['codec'])}",
-                f"{row['bytes']:,}",
-                f"{row['ratio']:.2f}",
-                f"{row['bits']:.2f}",
-                *("-" if (x := row[f"{way}_mb_s"]) is None else f"{x:,.0f}" for way in ("encode", "decode")),
-                *("-" if (x := row[key]) is None else f"{x:.1e}" for key in LOSSES),
+            codec = (
+                f"{'>' if row['of_the_run'] else ' '} {row['codec']}{' *' * (row['sent'] != row['codec'])}"
             )
-        out.add_row()
-    return out
+            sizes = f"{row['bytes']:,}", f"{row['ratio']:.2f}", f"{row['bits']:.2f}"
+            rates = (optional(row[f"{way}_mb_s"], ",.0f", "-") for way in ("encode", "decode"))
+            lines.append((label, codec, *sizes, *rates, *(optional(row[key], ".1e", "-") for key in LOSSES)))
+        lines.append(("",) * len(heads))
+    return Table(heads, lines, 2, best=best)
 
 
 # ---- measuring

@@ -8,29 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fedsim import plugins
-from launch.results import html
-from launch.results.budget_picture import against_bytes, slots_of, table_of, winners
+from launch.numbers import megabytes, ranges
+from launch.results.budget_picture import against_bytes, slots_of, winners
 from launch.results.differences import HOW_TO_READ, Compared, forest
 from launch.results.field_bars import bars
-from launch.results.figures import Line, chart, legend_of, wide
+from launch.results.figures import Figure, Line, Values, chart, legend_of, wide
 from launch.results.frontier import FrontierPoint, pareto
-from launch.results.groups import Group
-from launch.results.html import Beside, Figure, Part, Table, Text
+from launch.results.groups import Band, Member, RunGroup
+from launch.results.html import Beside, Page, Part, Text
 from launch.results.labels import differences, differing_hyperparameters, shared, unnamed
-from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
+from launch.results.reliability_diagram import TABLES, diagram, last_table
 from launch.results.significance import LEAST
-from launch.results.statistics import Band, Values, band
-from launch.results.tables import (
-    STOPPED,
-    UNFINISHED,
-    calibration,
-    fields,
-    megabytes,
-    name,
-    parts,
-    results,
-    seeds,
-)
+from launch.results.table import Table
+from launch.results.tables import STOPPED, UNFINISHED, calibration, fields, name, parts, results, sends_once
 from workers.numerics import DRIFT
 
 MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
@@ -52,12 +42,12 @@ SPAN = 30
 
 
 def render(
-    groups: Sequence[Group],
+    groups: Sequence[RunGroup],
     maxima: Sequence[Sequence[FrontierPoint]],
     levels: Sequence[float],
     compared: Sequence[Compared] = (),
-) -> str:
-    """Return the page as HTML.
+) -> Page:
+    """Return the page.
 
     maxima: the points of frontier.running_maximum of each group. levels: the accuracies for which the page
     shows the cost of reaching them. compared: scores whose differences the page shows.
@@ -77,12 +67,12 @@ def render(
         "Lines are means over the seeds and bands are their range; both end with the seed that has the "
         "fewest rounds. The first rounds are cut off if they are far from the rest."
     )
+    more: list[Part] = [Text(scores.title, "heading"), scores] if scores.rows else []
     sections: dict[str, Iterable[Part]] = {
         "Accuracy against bytes": against_bytes(groups, lines, levels, legend),
         "Results": [
-            *table_of(results(groups, comparable(groups))),
-            *([Text(scores.title, "heading")] if scores.lines else []),
-            *table_of(scores),
+            results(groups, comparable(groups)),
+            *more,
             *map(Text, below(groups)),
             Text(" ".join(_explained(groups))),
         ],
@@ -91,7 +81,7 @@ def render(
         "Calibration": _calibration(lines, legend),
         "Clients": compared_clients(lines, legend),
         "Highest mean accuracy for a budget": _winners(groups, maxima),
-        "Bytes by field": [*bars(spent), *table_of(fields(groups))],
+        "Bytes by field": [*bars(spent), fields(groups)],
         "What differs": _differs(groups),
         "Runs": [_runs(groups)],
     }
@@ -100,10 +90,10 @@ def render(
         *(Text(note, "warning") for note in warnings(groups)),
         *map(Text, remarks(groups)),
     ]
-    return html.page(f"Comparison on {', '.join(_values(groups, 'dataset'))}", head, sections.items())
+    return Page.of(f"Comparison on {', '.join(_values(groups, 'dataset'))}", head, sections)
 
 
-def warnings(groups: Sequence[Group]) -> list[str]:
+def warnings(groups: Sequence[RunGroup]) -> list[str]:
     """Return the reasons why groups are not comparable, and notes on unfinished runs."""
     result = [
         f"These runs {what} ({', '.join(_values(groups, key))}): accuracies mean nothing across them"
@@ -118,18 +108,18 @@ def warnings(groups: Sequence[Group]) -> list[str]:
                 "changed?"
             )
         for member in group.members:
-            if drift := member.run.drift:
+            if drift := member.drift:
                 result.append(f"{name(group)}, seed {member.seed}: {DRIFT} ({'; '.join(drift)})")
             if not member.done:
-                error = member.run.summary.get("error") if member.run.status == "failed" else ""
+                error = member.summary.get("error") if member.status == "failed" else ""
                 result.append(
-                    f"{name(group)}, seed {member.seed}: {member.run.status}, evaluated up to round "
-                    f"{member.rounds} of {member.run.experiment['rounds']}{f' ({error})' if error else ''}"
+                    f"{name(group)}, seed {member.seed}: {member.status}, evaluated up to round "
+                    f"{member.rounds} of {member.experiment['rounds']}{f' ({error})' if error else ''}"
                 )
     return result
 
 
-def remarks(groups: Sequence[Group]) -> list[str]:
+def remarks(groups: Sequence[RunGroup]) -> list[str]:
     """Return other remarks to read before the results."""
     result = []
     if other := [f"{key} ({', '.join(v)})" for key in TASK if len(v := _values(groups, key)) > 1]:
@@ -142,16 +132,16 @@ def remarks(groups: Sequence[Group]) -> list[str]:
         if unfinished:
             result.append(f"{name(group)}: without seed {', '.join(unfinished)}, not finished")
         if retry:
-            result.append(f"{name(group)}: more than one run with seed {seeds(retry)}; only one is used")
+            result.append(f"{name(group)}: more than one run with seed {ranges(retry)}; only one is used")
     return result
 
 
-def comparable(groups: Sequence[Group]) -> bool:
+def comparable(groups: Sequence[RunGroup]) -> bool:
     """Return whether all groups are evaluated on the same rows of the same data set."""
     return all(len(_values(groups, key)) == 1 for key in ROWS)
 
 
-def drawn(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> list[int]:
+def drawn(groups: Sequence[RunGroup], maxima: Sequence[Sequence[FrontierPoint]]) -> list[int]:
     """Return the indices of the groups that charts show.
 
     If there are more than MOST_LINES groups, those on the frontier come first, then the most accurate ones.
@@ -164,7 +154,7 @@ def drawn(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) ->
     return sorted(order[:MOST_LINES])
 
 
-def below(groups: Sequence[Group]) -> list[str]:
+def below(groups: Sequence[RunGroup]) -> list[str]:
     """Return the lines below the table: settings that the labels leave out, and the meaning of marks."""
     result = [f"{label}: {text}" for label, text in unnamed([g.settings for g in groups]).items() if text]
     if any(g.stopped for g in groups):
@@ -175,19 +165,19 @@ def below(groups: Sequence[Group]) -> list[str]:
     return result
 
 
-def _explained(groups: Sequence[Group]) -> Iterator[str]:
+def _explained(groups: Sequence[RunGroup]) -> Iterator[str]:
     yield (
         "± is the population standard deviation over the seeds; bold is the best and what is not "
         f"distinguishable from it, with {LEAST} seeds or more; best is the best evaluated round of each "
         "run; P down and P up are bytes per client and round in units of 4 P bytes, all exchanges; MB are "
         "both directions of all rounds."
     )
-    if calibration(groups).lines:
+    if calibration(groups).rows:
         yield (
             "Worst client: the lowest accuracy of a client, on the test set with its own label shares. "
             "Average: predictions averaged over posterior samples."
         )
-    if any(m.units("down", once=True) or m.units("up", once=True) for g in groups for m in g.members):
+    if sends_once(groups):
         yield "P once: the set-up and other messages that each client gets and sends only once, down + up."
     if not all(g.done for g in groups):
         yield f"{UNFINISHED} is not finished."
@@ -199,13 +189,13 @@ def _differences(compared: Sequence[Compared]) -> Iterator[Part]:
     yield forest(compared)
     yield Text(HOW_TO_READ)
     for c in compared:
-        grid = c.grid()
-        yield Text(grid.title, "heading")
-        yield from table_of(grid)
+        table = c.table()
+        yield Text(table.title, "heading")
+        yield table
     yield from map(Text, dict.fromkeys(c.note() for c in compared))
 
 
-def unranked(groups: Sequence[Group]) -> str:
+def unranked(groups: Sequence[RunGroup]) -> str:
     """Return a remark that the order is no ranking if there are too few seeds; otherwise ''."""
     few = [g for g in groups if len(g.seeds) < LEAST]
     if not few:
@@ -215,13 +205,13 @@ def unranked(groups: Sequence[Group]) -> str:
     return f"{text}: no ranking; {LEAST} seeds allow one."
 
 
-def _values(groups: Sequence[Group], key: str) -> list[str]:
+def _values(groups: Sequence[RunGroup], key: str) -> list[str]:
     return list(dict.fromkeys(plugins.short(str(g.settings.get(key))) for g in groups))
 
 
-def _description(groups: Sequence[Group]) -> str:
+def _description(groups: Sequence[RunGroup]) -> str:
     runs = sum(len(g.members) for g in groups)
-    all_seeds = seeds(list({seed for g in groups for seed in g.seeds}))
+    all_seeds = ranges(list({seed for g in groups for seed in g.seeds}))
     output = [f"{runs} runs of {len(groups)} configurations", f"{_count(groups)} ({all_seeds})"]
     for key, what in (("params", "P = {}"), ("clients", "{} clients"), ("rounds", "{} rounds")):
         if len(values := _values(groups, key)) == 1:
@@ -229,13 +219,13 @@ def _description(groups: Sequence[Group]) -> str:
     return ", ".join(output)
 
 
-def _count(groups: Sequence[Group]) -> str:
+def _count(groups: Sequence[RunGroup]) -> str:
     counts = sorted({len(g.seeds) for g in groups})
     most = counts[-1]
     return f"{most} seed{'s' * (most > 1)}" if len(counts) == 1 else f"{counts[0]} to {most} seeds"
 
 
-def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> list[Figure]:
+def _curves(groups: Mapping[int, RunGroup], levels: Sequence[float]) -> list[Figure]:
     """Draw each measure over each axis. groups: the groups by slot."""
     created: list[Figure] = []
     for axis, what in AXES.items():
@@ -243,7 +233,7 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> list[Figure
             having = {slot: g for slot, g in groups.items() if g.has(metric)}
             if axis in ("simulated", "J") and not all(g.has(axis) for g in having.values()):
                 continue
-            result = {slot: band(g.curves, axis, metric) for slot, g in having.items()}
+            result = {slot: g.band(axis, metric) for slot, g in having.items()}
             lines = [Line(name(having[n]), b.x, b.mean, b.low, b.high, n) for n, b in result.items()]
             logx = axis == "MB" and wide([b.x for b in result.values()])
             low, high = _ends(list(result.values()))
@@ -259,19 +249,18 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> list[Figure
                 logy=logy,
                 limits=limits,
                 levels=across,
-                share=accurate,
-                legend=False,
+                shares="y" if accurate else "",
+                legend="",
             )
     return created
 
 
-def _calibration(groups: Mapping[int, Group], legend: Figure) -> Iterator[Part]:
+def _calibration(groups: Mapping[int, RunGroup], legend: Figure) -> Iterator[Part]:
     """Yield reliability diagrams at the posterior mean and averaged over its samples. groups: by slot."""
     created: list[Figure] = []
-    for table, what in TABLES.items():
-        tables = {slot: pooled(g, table) for slot, g in groups.items()}
-        known = [Reliability(name(groups[n]), n, bins) for n, bins in tables.items() if bins is not None]
-        created += diagram(known, what, legend=False)
+    for key, what in TABLES.items():
+        tables = {slot: (name(g), bins) for slot, g in groups.items() if (bins := pooled(g, key)) is not None}
+        created += diagram(tables, what, legend=False)
     if created:
         yield legend
         yield Beside(created)
@@ -282,11 +271,11 @@ def _calibration(groups: Mapping[int, Group], legend: Figure) -> Iterator[Part]:
         )
 
 
-def pooled(group: Group, key: str) -> Values | None:
+def pooled(group: RunGroup, key: str) -> Values | None:
     """Return the sum of the members' tables; None if a member has no table."""
-    tables = [last_table(curve.lines, key) for curve in group.curves]
-    there = [table for table in tables if table is not None]
-    return np.sum(there, axis=0) if there and len(there) == len(tables) else None
+    tables = [last_table(m.lines, key) for m in group.trained]
+    filled = [table for table in tables if table is not None]
+    return np.sum(filled, axis=0) if filled and len(filled) == len(tables) else None
 
 
 def _ends(bands: Sequence[Band]) -> tuple[float, float]:
@@ -302,16 +291,15 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
     return low - 0.03 * (high - low), high + 0.03 * (high - low)
 
 
-def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[Part]:
-    ahead = pareto([p for points in maxima for p in points])
-    rows = winners(groups, ahead)
-    if len(groups) < 2 or not rows:
+def _winners(groups: Sequence[RunGroup], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[Part]:
+    table = winners(groups, pareto([p for points in maxima for p in points]))
+    if len(groups) < 2 or not table.rows:
         return
-    yield Table(("megabytes", "highest mean", "accuracy %"), rows, 2)
+    yield table
     yield Text(f"The best accuracy so far, mean over the seeds; not tested. {unranked(groups)}")
 
 
-def _differs(groups: Sequence[Group]) -> Iterator[Part]:
+def _differs(groups: Sequence[RunGroup]) -> Iterator[Part]:
     settings = [g.settings for g in groups]
     result = differences(settings)
     if result.names:
@@ -322,9 +310,9 @@ def _differs(groups: Sequence[Group]) -> Iterator[Part]:
     yield Text("All share: " + ", ".join(f"{k} {v}" for k, v in shared(settings).items() if v != ""))
 
 
-def _runs(groups: Sequence[Group]) -> Table:
+def _runs(groups: Sequence[RunGroup]) -> Table:
     rows = [
-        (g.label, str(m.seed), m.run.status, str(m.rounds), str(m.run.path))
+        (g.label, str(m.seed), m.status, str(m.rounds), str(m.path))
         for g in groups
         for m in (*g.members, *g.aside)
     ]
@@ -338,21 +326,27 @@ EXPLAINED = (
 )
 
 
-def compared_clients(groups: Mapping[int, Group], legend: Figure) -> Iterator[Part]:
+def compared_clients(groups: Mapping[int, RunGroup], legend: Figure) -> Iterator[Part]:
     """Yield charts of bytes and accuracies by client; none for runs with one client. groups: by slot."""
     spent = {slot: [m.client_bytes / 1e6 for m in g.members] for slot, g in groups.items()}
-    scores = {slot: [m.client_accuracies for m in g.members] for slot, g in groups.items()}
+    scores = {slot: [_accuracies(m) for m in g.members] for slot, g in groups.items()}
     drawn: list[Figure] = []
     for values, label in ((spent, "megabytes of a client"), (scores, "accuracy of a client")):
-        lines, share = _lines(groups, values), values is scores
-        drawn += chart(lines, "client, sorted", label, marks=True, share=share, legend=False)
+        lines, shares = _lines(groups, values), "y" if values is scores else ""
+        drawn += chart(lines, "client, sorted", label, marks=True, shares=shares, legend="")
     if drawn:
         yield legend
         yield Beside(drawn)
         yield Text(EXPLAINED)
 
 
-def _lines(groups: Mapping[int, Group], values: Mapping[int, Sequence[Values]]) -> list[Line]:
+def _accuracies(run: Member) -> Values:
+    """Return the clients' accuracies after the last evaluated round; empty if they are not known."""
+    last = run.evaluated[-1].get("client_accuracies") if run.evaluated else None
+    return np.array([a for a in last or () if a is not None], dtype=np.float64)
+
+
+def _lines(groups: Mapping[int, RunGroup], values: Mapping[int, Sequence[Values]]) -> list[Line]:
     """Return lines for the groups whose runs all have the same number of values."""
     lines = []
     for slot, members in values.items():

@@ -8,7 +8,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from rich.table import Column, Table
 from rich.text import Text
 
 from fedsim.errors import UsageError
@@ -18,7 +17,8 @@ from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparamet
 from fedsim.learning.frozen import frozen_tensors
 from fedsim.problem import Problem
 from fedsim.wire.schema import Field, optional_group, schema
-from launch.terminal import console, print_json, print_table
+from launch.results.table import Table
+from launch.terminal import console, print_json
 from protocols import REGISTRY, AnyAlgorithm, find
 
 MESSAGES = ("message", "field", "kind", "shape", "type")
@@ -121,20 +121,14 @@ def describe(name: str, as_json: bool = False) -> None:
     out.print(_text(kind), soft_wrap=True)
     out.print(kind.url, soft_wrap=True)
     out.print()
-    messages = Table(*MESSAGES, header_style="bold")
-    for row in message_rows(algorithm):
-        messages.add_row(*row)
-    print_table(out, messages)
+    Table(MESSAGES, list(message_rows(algorithm)), len(MESSAGES)).print(out)
     once = f", and once {cost_once(algorithm)}" if cost_once(algorithm) else ""
     cost = (wire_cost(algorithm), "bold")
     out.print(Text.assemble("\ncost per client and round: ", cost, f"{once}; model: {kind.default_model}"))
     out.print(f"a client that sends nothing (+event): {unsent(algorithm)}", soft_wrap=True)
     out.print()
-    narrow = (Column(name, no_wrap=True) for name in ("hyperparameter", "default"))
-    table = Table(*narrow, "values", "meaning", header_style="bold")
-    for hyperparameter in hyperparameter_rows(algorithm):
-        table.add_row(*hyperparameter)
-    print_table(out, table)
+    heads = ("hyperparameter", "default", "values", "meaning")
+    Table(heads, list(hyperparameter_rows(algorithm)), len(heads)).print(out)
     return None
 
 
@@ -240,16 +234,20 @@ def parameters_of(experiment: Experiment, data_dir: Path | None) -> dict[str, An
     }
 
 
+def _treatment(row: dict[str, Any]) -> str:
+    return "trained" if row["trained"] else "frozen"
+
+
 def describe_model(experiment: Experiment, data_dir: Path | None, as_json: bool) -> None:
     document = parameters_of(experiment, data_dir)
     if as_json:
         return print_json(document)
-    table = Table("parameter", "shape", Column("count", justify="right"), "", header_style="bold")
-    for row in document["parameters"]:
-        shape = " x ".join(map(str, row["shape"])) or "scalar"
-        table.add_row(row["name"], shape, f"{row['count']:,}", "trained" if row["trained"] else "frozen")
+    rows = [
+        (row["name"], " x ".join(map(str, row["shape"])) or "scalar", f"{row['count']:,}", _treatment(row))
+        for row in document["parameters"]
+    ]
     out = console()
-    print_table(out, table)
+    Table(("parameter", "shape", "count", ""), rows, 2).print(out)
     params, frozen = document["params"], document["frozen"]
     out.print(f"\nP = {params:,}: a vector of P has {4 * params:,} bytes as float32")
     if frozen:

@@ -1,28 +1,25 @@
-"""Tables and pictures of the differences between configurations (launch.results.significance)."""
+"""Tables and figures of the differences between configurations (launch.results.significance)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from launch.results.figures import INK, figure, plain, style
-from launch.results.html import Figure
-from launch.results.pictures import write_picture
+from launch.numbers import NONE, optional, p_value, signed
+from launch.results.columns import Column
+from launch.results.figures import INK, Figure, plain, style
 from launch.results.significance import ALPHA, LEAST, Difference, Key, best, differences
-from launch.results.statistics import heading, less_is_better, parsed, percent, scale_of
-from launch.results.tables import NONE, Grid
+from launch.results.table import Table
 
 WORDS = {"test_accuracy": ("more accurate", "less accurate")}
 BETTER = ("better", "worse")
-MOST_DECIMALS = 6
 GREY = "#999999"
 HOW_TO_READ = (
     "A row is a configuration, a small mark a seed's difference from the reference (◆), and a disc the "
-    "mean; the thick line is its 95 % interval, the thin one is wider and holds for all comparisons (by "
+    "mean; the line is its 95 % interval, which holds for all comparisons of the panel together (by "
     "Bonferroni; verdicts are by Holm, which is a little less strict). Filled: distinguishable from the "
     "reference, blue if better. Black and hollow: not distinguishable. Grey without a disc: the range of "
     f"fewer than {LEAST} seeds, which is no ranking."
@@ -33,12 +30,11 @@ HOW_TO_READ = (
 class Compared:
     """One score of several configurations, each compared with the reference.
 
-    column: an expression of launch.results.statistics. means: the mean over all seeds of each configuration.
-    selected: whether the reference was selected by the data as the best configuration. without: by index, the
-    reason why a configuration has no scores.
+    means: the mean over all seeds of each configuration. selected: whether the reference was selected by the
+    data as the best configuration. without: by index, the reason why a configuration has no scores.
     """
 
-    column: str
+    column: Column
     labels: tuple[str, ...]
     means: tuple[float, ...]
     differences: tuple[Difference, ...]
@@ -48,7 +44,7 @@ class Compared:
 
     @staticmethod
     def of(
-        column: str,
+        column: Column,
         labels: Sequence[str],
         scores: Sequence[Mapping[Key, float]],
         against: int | None = None,
@@ -59,7 +55,7 @@ class Compared:
         against: the index of the reference; None for the best configuration. without: the reasons why
         configurations have no scores, by index.
         """
-        reference = best(scores, least=less_is_better(column)) if against is None else against
+        reference = best(scores, least=column.least) if against is None else against
         if reference is None or not scores[reference] or sum(map(bool, scores)) < 2:
             return None
         means = tuple(fmean(s.values()) if s else math.nan for s in scores)
@@ -74,29 +70,33 @@ class Compared:
             return "reference"
         if n in self.without:
             return self.without[n]
-        column = parsed(self.column)
-        words = BETTER if column.level is not None else WORDS.get(column.metric, BETTER)
-        more, less = words[::-1] if less_is_better(self.column) else words
-        missing = "diverged" if column.level is None else "do not reach it"
+        words = BETTER if self.column.level is not None else WORDS.get(self.column.metric, BETTER)
+        more, less = words[::-1] if self.column.least else words
+        missing = "diverged" if self.column.level is None else "do not reach it"
         return self.differences[n].verdict(more, less, missing)
 
-    def grid(self, title: str = "") -> Grid:
+    def table(self, title: str = "") -> Table:
         """Return the differences as a table, in the order of the configurations."""
         permuted = any(not math.isnan(d.permuted) for d in self.differences)
-        head = heading(self.column) + (" %" if percent(self.column) else "")
-        reference = self.labels[self.reference]
-        lines = []
-        for n, (label, d) in enumerate(zip(self.labels, self.differences, strict=True)):
-            cells = [_number(self.means[n], self.column), *_cells(d, self.column, permuted)]
-            if n == self.reference:
-                cells[1:] = [NONE] * (len(cells) - 1)
-            lines.append((label, str(d.n), *cells, self.verdict(n)))
         tests = ["p (Holm)", *(["p (permutation)"] if permuted else [])]
-        return Grid(
-            f"{title or f'Differences from {reference}'}: {heading(self.column)}",
-            ("", "n", head, "difference", "95 % interval", *tests, "verdict"),
-            tuple(lines),
-        )
+        rows = []
+        for n, (label, d) in enumerate(zip(self.labels, self.differences, strict=True)):
+            mean = optional(self.column.scale * self.means[n], f",.{self.column.fine_digits}f")
+            cells = [NONE] * (2 + len(tests)) if n == self.reference else self._cells(d, len(tests))
+            rows.append((label, str(d.n), mean.replace("-", "\N{MINUS SIGN}"), *cells, self.verdict(n)))
+        heading = f"{title or f'Differences from {self.labels[self.reference]}'}: {self.column.heading}"
+        heads = ("", "n", self.column.head, "difference", "95 % interval", *tests, "verdict")
+        return Table(heads, rows, title=heading)
+
+    def _cells(self, d: Difference, tests: int) -> list[str]:
+        """Return the difference, its interval, and the p-values."""
+        if math.isnan(d.mean):
+            return [NONE] * (2 + tests)
+        scale, digits = self.column.scale, self.column.fine_digits
+        visible = scale * max(map(abs, d.values))
+        low, mean, high = (signed(scale * x, digits, visible) for x in (d.low, d.mean, d.high))
+        ends = f"{low} to {high}" if d.ranked else f"range {low} to {high}"
+        return [mean, ends, *map(p_value, (d.holm, d.permuted)[:tests])]
 
     def note(self) -> str:
         """Return the sentences below the table, which say what was tested."""
@@ -113,7 +113,8 @@ class Compared:
             return f"Differences are paired by seed. {few}"
         pairs = f"all {family} pairs, because the data select the best" if self.selected else f"{family} rows"
         return (
-            f"Differences are paired by seed, n = {count}; intervals are Student's t, 95 %, each by itself"
+            f"Differences are paired by seed, n = {count}; intervals are Student's t, 95 %"
+            + (", for all comparisons together (Bonferroni)" if family > 1 else "")
             + (f", and the range for n < {LEAST}" if counts[0] < LEAST else "")
             + "; p is that of the paired t-test"
             + (f", corrected for {pairs} of this table (Holm)" if family > 1 else "")
@@ -128,88 +129,45 @@ class Compared:
         ]
         finite = [{k: None if v != v else v for k, v in row.items()} for row in rows]
         reference = self.labels[self.reference]
-        return {"column": self.column, "reference": reference, "best": self.selected, "rows": finite}
+        return {"column": self.column.text, "reference": reference, "best": self.selected, "rows": finite}
 
 
-def forest(compared: Sequence[Compared]) -> Figure:
-    """Draw a row per configuration and a panel per score."""
-    title = "differences from the reference"
-    return figure(title, lambda drawing: _draw(drawing, compared), None, _size(compared))
+def forest(compared: Sequence[Compared], title: str = "") -> Figure:
+    """Return a figure with a row per configuration and a panel per score.
 
-
-def forest_picture(path: Path, compared: Sequence[Compared], title: str = "") -> Path:
-    """Write the picture of `forest` to a file in the format of its suffix; return the path."""
-    from matplotlib.figure import Figure as Drawing
-
-    drawing = Drawing(figsize=_size(compared), dpi=120, layout="constrained")
-    _draw(drawing, compared)
-    drawing.suptitle(title, fontsize=11)
-    write_picture(drawing, path)
-    return path
-
-
-def _size(compared: Sequence[Compared]) -> tuple[float, float]:
-    return 3.4 + 2.7 * len(compared), 1.0 + 0.24 * len(compared[0].labels)
-
-
-def _draw(drawing: Any, compared: Sequence[Compared]) -> None:
-    """Draw differences and their intervals.
-
-    A small mark is a seed. A disc is the mean, filled if the difference is distinguishable. The thick line is
-    the 95 % interval of this row alone; the thin line is the interval for all comparisons together. Without a
-    ranking, there is only a thin grey line for the range of the seeds.
+    A small mark is a seed. A disc is the mean, filled if the difference is distinguishable; the line is the
+    95 % interval for all comparisons together. Without a ranking, there is only a thin grey line for the
+    range of the seeds.
     """
-    panels = drawing.subplots(1, len(compared), sharey=True, squeeze=False)[0]
-    for axes, c in zip(panels, compared, strict=True):
-        scale, _ = scale_of(c.column)
-        axes.axvline(0.0, color=INK, linewidth=0.9)
-        for n, d in enumerate(c.differences):
-            if n == c.reference:
-                axes.plot(0.0, -n, marker="D", markersize=5, color=INK)
-            elif not math.isnan(d.mean):
-                better = (d.mean > 0) != less_is_better(c.column)
-                _draw_row(axes, -n, d, scale, style(0 if better else 1)[0])
-        axes.set_yticks([-n for n in range(len(c.labels))], c.labels)
-        axes.set_ylim(-len(c.labels) + 0.4, 0.6)
-        unit = " (points)" if percent(c.column) else ""
-        axes.set_xlabel(f"{heading(c.column)}, difference{unit}")
-        plain(axes)
+
+    def draw(drawing: Any) -> None:
+        panels = drawing.subplots(1, len(compared), sharey=True, squeeze=False)[0]
+        for axes, c in zip(panels, compared, strict=True):
+            axes.axvline(0.0, color=INK, linewidth=0.9)
+            for n, d in enumerate(c.differences):
+                if n == c.reference:
+                    axes.plot(0.0, -n, marker="D", markersize=5, color=INK)
+                elif not math.isnan(d.mean):
+                    better = (d.mean > 0) != c.column.least
+                    _draw_row(axes, -n, d, c.column.scale, style(0 if better else 1)[0])
+            axes.set_yticks([-n for n in range(len(c.labels))], c.labels)
+            axes.set_ylim(-len(c.labels) + 0.4, 0.6)
+            unit = " (points)" if c.column.percent else ""
+            axes.set_xlabel(f"{c.column.heading}, difference{unit}")
+            plain(axes)
+        drawing.suptitle(title, fontsize=11)
+
+    size = 3.4 + 2.7 * len(compared), 1.0 + 0.24 * len(compared[0].labels)
+    return Figure("differences from the reference", draw, size=size)
 
 
 def _draw_row(axes: Any, y: float, d: Difference, scale: float, colour: str) -> None:
     """Draw one difference, in `colour` if it is distinguishable."""
     colour = colour if d.distinguishable else INK
-    low, high, wide_low, wide_high = (scale * x for x in (d.low, d.high, d.wide_low, d.wide_high))
     seeds: Any = {"linestyle": "", "marker": "|", "markersize": 5, "color": colour, "alpha": 0.55}
     axes.plot([scale * v for v in d.values], [y - 0.25] * d.n, **seeds)
-    if not d.ranked:
-        axes.hlines(y, low, high, color=GREY, linewidth=1.2)
-        return
-    axes.hlines(y, wide_low, wide_high, color=colour, linewidth=0.9)
-    axes.hlines(y, low, high, color=colour, linewidth=2.6)
-    inner: Any = {"markeredgecolor": colour, "markerfacecolor": colour if d.distinguishable else "white"}
-    axes.plot(scale * d.mean, y, marker="o", markersize=6, **inner)
-
-
-def _cells(d: Difference, column: str, permuted: bool) -> list[str]:
-    if not d.values or math.isnan(d.mean):
-        return [NONE] * (4 if permuted else 3)
-    low, mean, high = (_number(x, column, True, max(map(abs, d.values))) for x in (d.low, d.mean, d.high))
-    ends = f"{low} to {high}" if d.ranked else f"range {low} to {high}"
-    return [mean, ends, _p(d.holm), *([_p(d.permuted)] if permuted else [])]
-
-
-def _number(x: float, column: str, sign: bool = False, visible: float = 0.0) -> str:
-    """Return a score as text, with enough decimals to show `visible`, but at most MOST_DECIMALS."""
-    scale, digits = scale_of(column)
-    digits = max(digits, 3) if scale == 1.0 and "nll" in column else digits
-    while visible and not round(scale * visible, digits) and digits < MOST_DECIMALS:
-        digits += 1
-    if math.isnan(x):
-        return NONE
-    text = f"{scale * x:+,.{digits}f}" if sign else f"{scale * x:,.{digits}f}"
-    return text.replace("-", "\N{MINUS SIGN}")
-
-
-def _p(p: float) -> str:
-    return NONE if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+    line: Any = {"color": colour, "linewidth": 2.0} if d.ranked else {"color": GREY, "linewidth": 1.2}
+    axes.hlines(y, scale * d.low, scale * d.high, **line)
+    if d.ranked:
+        inner: Any = {"markeredgecolor": colour, "markerfacecolor": colour if d.distinguishable else "white"}
+        axes.plot(scale * d.mean, y, marker="o", markersize=6, **inner)

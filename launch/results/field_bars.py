@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launch.results.figures import COLOURS, figure, plain
-from launch.results.html import Figure
+from launch.results.figures import COLOURS, TWO_COLUMNS, Figure, plain
 
 FIELDS = (
     *("mean", "precision", "gradient", "curvature", "shift", "control", "momentum"),
@@ -22,13 +21,14 @@ HUES = 7
 def ordered(names: Iterable[str]) -> list[str]:
     """Return names such as 'mean', 'precision indices' and 'header' in the order of FIELDS."""
 
-    def place(name: str) -> tuple[int, int, str]:
+    def place(name: str) -> tuple[int, int, bool, str]:
         field = name.partition(" ")[0]
         if name in LAST:
-            return 2, list(LAST).index(name), ""
-        return (0, FIELDS.index(field), name) if field in FIELDS else (1, 0, name)
+            return 2, list(LAST).index(name), False, ""
+        group, at = (0, FIELDS.index(field)) if field in FIELDS else (1, 0)
+        return group, at, name.endswith("indices"), name
 
-    return sorted(names, key=lambda name: (*place(name)[:2], name.endswith("indices"), place(name)[2]))
+    return sorted(names, key=place)
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -66,4 +66,4 @@ def bars(rows: Mapping[str, Mapping[str, float]]) -> list[Figure]:
         drawing.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
     height = 1.0 + 0.25 * len(rows) + 0.2 * (len(names) // 4)
-    return [figure("bytes by field", draw, None, (7.0, height))]
+    return [Figure("bytes by field", draw, None, (TWO_COLUMNS, height))]

@@ -1,20 +1,28 @@
-"""Lines and bars, drawn by matplotlib: as SVG for a page, with their numbers as a table, or as a file."""
+"""Lines and bars, drawn by matplotlib: as SVG for a page, with their numbers as a table, or as a file.
+
+Equal figures are equal bytes: files have no dates, and the ids of an SVG follow from the figure's label.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from launch.configuration.target_accuracy import percent
-from launch.results.html import Figure, Table
-from launch.results.pictures import write_picture
-from launch.results.statistics import Band, Values
-from launch.terminal import percentage
+from fedsim.errors import DiskError
+from launch.numbers import number, percentage, target
+from launch.results.table import Table
+from launch.terminal import output_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
 
 # Okabe and Ito's palette for any colour vision, with #882255 in place of yellow, and black last
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#000000")
@@ -27,7 +35,101 @@ DECADES = 30
 POINTS = 50
 """The maximum number of points of a line in the table of a figure; of more, some are left out."""
 SIZE = (3.3, 2.4)
-"""Inches of a figure, with 9-point text; three of them fit beside each other."""
+"""Inches of a figure, with 9-point text: a column of a paper. Three of them fit beside each other."""
+TWO_COLUMNS = 7.0
+PALETTE = 128
+"""The size of a PNG's palette. Lines, bands and the edges of text need fewer; a third of the bytes stays."""
+NO_DATES: Mapping[str, Mapping[str, None]] = {
+    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    "pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
+    "png": {"Software": None},
+}
+Values = npt.NDArray[np.float64]
+Limits = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure. label: what it shows. draw: draws into an empty drawing of matplotlib. numbers: the table
+    below it; None if the page has one beside it. size: inches. alone: draws it with the legend that a page
+    has beside it."""
+
+    kind: ClassVar[str] = "figure"
+    label: str
+    draw: Callable[[Any], None]
+    numbers: Table | None = None
+    size: tuple[float, float] = SIZE
+    alone: Callable[[Any], None] | None = None
+
+    def drawing(self) -> Drawing:
+        """Return the figure as a drawing of matplotlib, as wide as one column of a paper or as two."""
+        width = SIZE[0] if self.size[0] <= 1.1 * SIZE[0] else TWO_COLUMNS
+        return self._drawn(self.alone or self.draw, (width, self.size[1]))
+
+    def write(self, path: Path, drawing: Drawing | None = None) -> Path:
+        """Write a file in the format of the path's suffix; return the path. drawing: by default as on a
+        page."""
+        with self._look():
+            return write_picture(drawing or self._drawn(self.draw, self.size), path, 120)
+
+    @cached_property
+    def svg(self) -> str:
+        text = io.BytesIO()
+        with self._look():
+            drawing = self._drawn(self.draw, self.size)
+            drawing.savefig(text, format="svg", transparent=True, metadata=NO_DATES["svg"])
+        svg = text.getvalue().decode()
+        return svg[svg.index("<svg") :]
+
+    def _drawn(self, draw: Callable[[Any], None], size: tuple[float, float]) -> Drawing:
+        from matplotlib.figure import Figure as Drawing
+
+        with self._look():
+            drawing = Drawing(figsize=size, layout="constrained")
+            draw(drawing)
+        return drawing
+
+    def _look(self) -> Any:
+        from matplotlib import rc_context
+
+        # the salt makes the ids that the SVG refers to different from those of the page's other figures
+        text: Any = {"svg.fonttype": "none", "svg.hashsalt": self.label, "pdf.fonttype": 42}
+        text |= {"font.size": 9, "text.parse_math": False, "axes.unicode_minus": False}
+        return rc_context(text | {"axes.edgecolor": FAINT, "grid.color": FAINT})
+
+
+def write_picture(drawing: Drawing, path: Path, dpi: float | None = None) -> Path:
+    """Write a drawing in the format of the path's suffix, by default PNG; return the path.
+
+    dpi: dots per inch; by default the drawing's.
+    """
+    path = path if path.suffix else path.with_suffix(".png")
+    form, content = path.suffix[1:].lower(), io.BytesIO()
+    drawing.savefig(content, format=form, dpi=dpi or "figure", metadata=dict(NO_DATES.get(form, {})))
+    if form == "png":
+        from PIL import Image
+
+        image = Image.open(content).convert("RGB")
+        content = io.BytesIO()
+        few = image.quantize(PALETTE, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        few.save(content, "png", optimize=True)
+    with output_file(path) as file:
+        file.write(content.getvalue())
+    return path
+
+
+def write_figures(folder: Path, figures: Iterable[Figure]) -> list[Path]:
+    """Write each figure as SVG and PDF into a folder, under the words of its label; return the paths."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise DiskError(f"cannot make the folder {folder}: {e.strerror}") from None
+    named = {re.sub(r"\W+", "_", figure.label).strip("_"): figure for figure in figures}
+    return [
+        figure.write(folder / f"{name}.{form}", figure.drawing())
+        for name, figure in named.items()
+        for form in ("svg", "pdf")
+    ]
 
 
 @dataclass(frozen=True)
@@ -36,7 +138,7 @@ class Line:
 
     slot: the index of colour and dashes; by default the line's position. kind: "steps" keeps each value up to
     the next point and has no band, because bands of steps would hide each other; "points" draws no line.
-    mark: matplotlib's marker of points.
+    mark: matplotlib's marker of points. areas: the areas of marks in square points.
     """
 
     name: str
@@ -47,6 +149,7 @@ class Line:
     slot: int | None = None
     kind: Literal["curve", "steps", "points"] = "curve"
     mark: str = "o"
+    areas: Values | None = None
 
 
 def style(slot: int) -> tuple[str, str]:
@@ -61,67 +164,52 @@ def wide(values: Sequence[Values]) -> bool:
     return bool(len(result)) and bool(result.max() >= DECADES * result.min())
 
 
-def number(value: float) -> str:
-    """Return a number as text: a whole number in full, another number with four digits; '' for NaN."""
-    if np.isnan(value):
-        return ""
-    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
-
-
-def figure(
-    label: str, draw: Callable[[Any], None], numbers: Table | None, size: tuple[float, float] = SIZE
-) -> Figure:
-    """Return a drawing of matplotlib as SVG. draw: draws into the empty figure. size: inches."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure as Drawing
-
-    # the salt makes the ids that the SVG refers to different from those of the page's other figures
-    text: Any = {"svg.fonttype": "none", "svg.hashsalt": label, "font.size": 9, "text.parse_math": False}
-    text |= {"axes.edgecolor": FAINT, "grid.color": FAINT, "axes.unicode_minus": False}
-    with rc_context(text):
-        drawing, written = Drawing(figsize=size, layout="constrained"), io.StringIO()
-        draw(drawing)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        drawing.savefig(written, format="svg", transparent=True, metadata=nothing)
-    svg = written.getvalue()
-    return Figure(label, svg[svg.index("<svg") :], numbers)
-
-
 def chart(
     lines: Sequence[Line],
     x: str,
     y: str,
     *,
+    label: str = "",
+    title: str = "",
     logx: bool = False,
     logy: bool = False,
     marks: bool = False,
     size: tuple[float, float] = SIZE,
-    limits: tuple[float | None, float | None] = (None, None),
+    limits: Limits = (None, None),
     levels: Sequence[float] = (),
-    share: bool = False,
-    legend: bool = True,
+    shares: str = "",
+    legend: Literal["", "inside", "right"] = "inside",
+    numbers: Table | None = None,
 ) -> list[Figure]:
     """Draw lines; return no figure if no line has a point.
 
-    limits: ends of the y axis. levels: values of y at which to draw a horizontal line. share: show y in %. An
-    x axis of WHOLE has whole numbers only. legend: name the lines, if there are several.
+    label: by default "Y against X". limits: ends of the y axis. levels: values of y at which to draw a
+    horizontal line. shares: the axes that are shown in %, "y" or "xy"; the first bisector is then drawn for
+    both. An x axis of WHOLE has whole numbers only. legend: where the lines are named, if there are several.
+    numbers: the table; by default, the points of the lines.
     """
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
         return []
 
-    def draw(figure: Any) -> None:
+    def draw(drawing: Any, legend: str) -> None:
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-        axes = figure.subplots()
+        axes = drawing.subplots()
         for n, line in enumerate(lines):
             _draw(axes, line, n if line.slot is None else line.slot, marks)
         for axis, logarithmic in ((axes.xaxis, logx), (axes.yaxis, logy)):
             if logarithmic:
                 _logarithmic(axes, axis)
-        if share:
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g}"))
-        if x in WHOLE:
+        for name in shares:
+            axis = axes.xaxis if name == "x" else axes.yaxis
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g}"))
+        if shares == "xy":
+            axes.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
+            axes.set_xlim(0, 1)
+        elif x in WHOLE or (
+            marks and all(line.x.dtype != object and not (line.x % 1).any() for line in lines)
+        ):
             axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
         bottom, top = limits
         for level in levels:
@@ -129,15 +217,22 @@ def chart(
                 continue  # its label would shrink the axes
             axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
             across: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
-            axes.text(1.01, level, percent(level) if share else f"{level:g}", **across)
+            axes.text(1.01, level, target(level) if shares else f"{level:g}", **across)
         axes.set_ylim(*limits)
-        axes.set_xlabel(x)
-        axes.set_ylabel(f"{y} (%)" if share else y)
+        axes.set_xlabel(f"{x} (%)" if "x" in shares else x)
+        axes.set_ylabel(f"{y} (%)" if shares else y)
+        axes.set_title(title, fontsize=9)
         plain(axes)
-        if legend and len({line.name for line in lines}) > 1:
+        named = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        if legend == "inside" and len(named) > 1:
             axes.legend(frameon=False, fontsize=8)
+        elif legend and named and (legend == "right" or len(named) > 1):
+            look: Any = {"frameon": False, "fontsize": 8, "loc": f"outside {legend} center"}
+            drawing.legend(named.values(), named.keys(), **look)
 
-    return [figure(f"{y} against {x}", draw, _numbers(lines, x, y, share), size)]
+    table = numbers or _numbers(lines, x, y, bool(shares))
+    alone = partial(draw, legend=legend if legend == "inside" else "lower")
+    return [Figure(label or f"{y} against {x}", partial(draw, legend=legend), table, size, alone)]
 
 
 def legend_of(names: Mapping[int, str]) -> Figure:
@@ -150,7 +245,7 @@ def legend_of(names: Mapping[int, str]) -> Figure:
         lines = [Line2D([], [], **look) for look in looks]
         figure.legend(lines, list(names.values()), loc="center left", frameon=False)
 
-    return figure("legend", draw, None, (5.0, 0.2 + 0.2 * len(names)))
+    return Figure("legend", draw, None, (5.0, 0.2 + 0.2 * len(names)))
 
 
 def plain(axes: Any) -> None:
@@ -184,8 +279,9 @@ def _numbers(lines: Sequence[Line], x: str, y: str, share: bool) -> Table:
                 if line.low is None or line.high is None
                 else f"{form(line.low[n])} to {form(line.high[n])}"
             )
-            cell = form(line.y[n]) if np.isfinite(line.y[n]) else ""
-            rows.append((line.name, number(line.x[n]), cell, *([ends] if ranged else [])))
+            cell, at = form(line.y[n]) if np.isfinite(line.y[n]) else "", line.x[n]
+            text = at if isinstance(at, str) else number(at)
+            rows.append((line.name, text, cell, *([ends] if ranged else [])))
     return Table(("line", x, y, *(["range"] if ranged else [])), rows)
 
 
@@ -198,6 +294,8 @@ def _draw(axes: Any, line: Line, slot: int, marks: bool) -> None:
     drawn |= {"linestyle": dash, "linewidth": 1.7, "marker": "o" if marks or len(line.x) == 1 else ""}
     steps = line.kind == "steps"
     axes.plot(line.x, line.y, markersize=4, drawstyle="steps-post" if steps else "default", **drawn)
+    if line.areas is not None:
+        axes.scatter(line.x, line.y, line.areas, color=colour, linewidth=0, zorder=4)
     if line.low is not None and line.high is not None and not steps:
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
 
@@ -208,7 +306,7 @@ def bar_chart(
     ends: tuple[Values, Values],
     heights: Mapping[str, Values],
     *,
-    limits: tuple[float | None, float | None] = (None, None),
+    limits: Limits = (None, None),
     share: bool = False,
     numbers: bool = True,
 ) -> list[Figure]:
@@ -226,18 +324,14 @@ def bar_chart(
     def draw(figure: Any) -> None:
         from matplotlib.ticker import FuncFormatter
 
-        axes, below = figure.subplots(), np.zeros(len(left))
+        axes, below, scale = figure.subplots(), np.zeros(len(left)), 100 if share else 1
         for n, (name, of) in enumerate(heights.items()):
-            tall = np.nan_to_num(of)
-            axes.bar(
-                left, tall, right - left, below, align="edge", color=style(n)[0], linewidth=0, label=name
-            )
+            tall, look = np.nan_to_num(of), {"color": style(n)[0], "linewidth": 0}
+            axes.bar(left, tall, right - left, below, align="edge", label=name, **look)
             below += tall
         axes.locator_params(axis="x", nbins=7, integer=bool((middle % 1 == 0).all()))
         axes.locator_params(axis="y", nbins=5)
-        axes.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{(100 if share else 1) * value:,.10g}")
-        )
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{scale * value:,.10g}"))
         axes.set_xlim(*limits)
         axes.set_xlabel(axis[0])
         axes.set_ylabel(f"{axis[1]} (%)" if share else axis[1])
@@ -246,48 +340,4 @@ def bar_chart(
             axes.legend(frameon=False, fontsize=8)
 
     rows = [[number(middle[n]), *(form(of[n]) for of in heights.values())] for n in range(len(left))]
-    return [figure(title, draw, Table((axis[0], *heights), rows, 0) if numbers else None)]
-
-
-def picture(
-    path: Path,
-    bands: Mapping[str, Band],
-    x: str,
-    y: str,
-    *,
-    title: str = "",
-    scale: float = 1.0,
-    marks: bool = False,
-    logx: bool = False,
-    limits: tuple[float | None, float | None] = (None, None),
-) -> Path:
-    """Write a picture of lines with bands and a legend, in the format of the path's suffix; return the path.
-    bands: by the line's name. scale: the factor of y. marks: mark every point. limits: ends of the y axis."""
-    from matplotlib.figure import Figure as Drawing
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Drawing(figsize=(7.6, 4.6), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    for n, (name, band) in enumerate(bands.items()):
-        if not len(band.x):
-            continue
-        colour, dash = style(n)
-        drawn: Any = {"linewidth": 1.6, "marker": "o" if marks else "", "color": colour, "linestyle": dash}
-        axes.plot(band.x, scale * band.mean, label=name, **drawn)
-        low, high = scale * band.low, scale * band.high
-        axes.fill_between(band.x, low, high, color=colour, alpha=0.12, linewidth=0)
-    if logx:
-        axes.set_xscale("log")
-    elif all(band.x.dtype != object and not (band.x % 1).any() for band in bands.values()):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(*limits)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if title:
-        axes.set_title(title, fontsize=11)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.lines:
-        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    write_picture(figure, path)
-    return path
+    return [Figure(title, draw, Table((axis[0], *heights), rows, 0) if numbers else None)]

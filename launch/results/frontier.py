@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from launch.results.groups import Group, PairKey
-from launch.results.statistics import Band, reached
+from launch.results.columns import reached
+from launch.results.groups import Band, PairKey, RunGroup
+from launch.results.significance import ROUNDING, median
 
 STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 """Step sizes, tried in order; `levels` uses the first one that gives enough different levels."""
 FINE = 0.01
 """With this step or a finer one, two levels are enough."""
-ROUNDING = 1e-12
-"""Tolerance for the rounding error of a mean over seeds; a smaller difference counts as equality."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class WinningRange:
     until: float
 
 
-def by_budget(runs: Group) -> Band:
+def by_budget(runs: RunGroup) -> Band:
     """Return the best accuracy so far (y) for a budget in megabytes, both directions (x).
 
     x has the budgets at which a seed was evaluated. A seed that has ended keeps its best accuracy, so the
@@ -53,22 +53,19 @@ def by_budget(runs: Group) -> Band:
     none = np.zeros(0)
     if not runs.has("test_accuracy"):
         return Band(none, none, none, none)
-    spent, best, ends = [], [], []
-    for member in (m for m in runs.members if m.rounds > 0):
-        after = np.array(member.curve.rounds()) > 0
-        spent.append(np.array(member.curve.metric("MB"))[after])
-        best.append(np.fmax.accumulate(np.array(member.curve.metric("test_accuracy"))[after]))
-        ends.append((member.done, float(spent[-1][-1])))
-    open_ends = [end for done, end in ends if not done]
-    end = min(open_ends) if open_ends else max(end for _, end in ends)
+    trained = [curve[curve.index > 0] for curve in runs.curves]
+    spent = [curve["MB"].to_numpy() for curve in trained]
+    best = [np.fmax.accumulate(curve["test_accuracy"].to_numpy()) for curve in trained]
+    ends = [(m.done, x[-1]) for m, x in zip(runs.trained, spent, strict=True)]
+    end = min((x for done, x in ends if not done), default=max(x for _, x in ends))
     xs = np.unique(np.concatenate(spent))
     xs = xs[(xs >= max(x[0] for x in spent)) & (xs <= end)]
-    rows = [y[np.searchsorted(x, xs, side="right") - 1] for x, y in zip(spent, best, strict=True)]
-    known = np.isfinite(rows).all(0)
-    return Band.of(xs[known], np.array(rows)[:, known])
+    rows = np.array([y[np.searchsorted(x, xs, side="right") - 1] for x, y in zip(spent, best, strict=True)])
+    finite = np.isfinite(rows).all(0)
+    return Band.over(xs[finite], rows[:, finite])
 
 
-def running_maximum(group: int, runs: Group) -> list[FrontierPoint]:
+def running_maximum(group: int, runs: RunGroup) -> list[FrontierPoint]:
     """Return the points at which the group's best accuracy rises, sorted by bytes; [] without accuracies."""
     b = by_budget(runs)
     points = zip(b.x.tolist(), b.mean.tolist(), b.low.tolist(), b.high.tolist(), strict=True)
@@ -112,18 +109,6 @@ def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[floa
     return result
 
 
-def reaching(runs: Group, accuracy: float) -> list[tuple[int, int] | None]:
-    """Return, for each of `runs.curves`, the first round with at least this accuracy and the bytes of both
-    directions up to this round; None for a curve that does not reach it."""
-    result: list[tuple[int, int] | None] = []
-    for curve in runs.curves:
-        at = reached(curve, accuracy) if curve.has("test_accuracy") else None
-        until = curve.lines[: at + 1] if at is not None else ()
-        spent = sum(line["bytes_down"] + line["bytes_up"] for line in until)
-        result.append((until[-1]["round"], spent) if until else None)
-    return result
-
-
 @dataclass(frozen=True)
 class Cost:
     """The cost at which a group reaches an accuracy.
@@ -131,7 +116,7 @@ class Cost:
     seeds: the number of seeds. rounds: the first evaluated round with the accuracy, for each seed that
     reaches it. spent: the bytes up to that round, both directions, for the same seeds. ended: all bytes of
     each seed that does not reach it. best: the best accuracy, as the mean over the seeds; NaN without
-    accuracies. by_seed: `spent` by ComparedRun.key; NaN for a seed that does not reach the accuracy.
+    accuracies. by_seed: `spent` by key of pairs; NaN for a seed that does not reach the accuracy.
     """
 
     group: int
@@ -146,40 +131,33 @@ class Cost:
     def whole(self) -> bool:
         return bool(self.spent) and len(self.spent) == self.seeds
 
-    @property
+    @cached_property
     def median(self) -> float:
-        """The Kaplan-Meier estimate of the median bytes to the accuracy; inf if too few seeds reach it.
-
-        A seed that ends without the accuracy is censored: it needs more than all of its bytes. If the
-        estimated share of seeds that need more is one half between two values, the median is their midpoint.
-        """
-        share, left, half = 1.0, len(self.spent) + len(self.ended), math.inf
-        for spent, ends in sorted([*((n, 0) for n in self.spent), *((n, 1) for n in self.ended)]):
-            share *= 1.0 if ends else 1 - 1 / left
-            left -= 1
-            if share < 0.5 - ROUNDING:
-                return float(spent) if half == math.inf else (half + spent) / 2
-            if share <= 0.5 + ROUNDING and half == math.inf:
-                half = float(spent)
-        return math.inf
+        """The median bytes to the accuracy; inf if too few seeds reach it. A seed that ends without the
+        accuracy is censored: it needs more than all of its bytes."""
+        return median(self.spent, self.ended)
 
 
-def cost(group: int, runs: Group, accuracy: float) -> Cost:
-    result = reaching(runs, accuracy)
-    there = [at for at in result if at is not None]
+def cost(group: int, runs: RunGroup, accuracy: float) -> Cost:
+    """Return the cost of an accuracy, from the first evaluated round of each seed that has it."""
+    rounds, spent, ended, by_seed = [], [], [], {}
+    curves = dict(zip((m.path for m in runs.trained), runs.curves, strict=True))
+    for m in runs.members:
+        curve = curves.get(m.path)
+        at = None if curve is None or "test_accuracy" not in curve else reached(curve, accuracy)
+        if curve is None or at is None:
+            ended.append(m.bytes)
+        else:
+            rounds.append(int(curve.index[at]))
+            spent.append(int(curve[["bytes_down", "bytes_up"]][: at + 1].to_numpy().sum()))
+        if curve is not None:
+            by_seed[m.key] = math.nan if at is None else float(spent[-1])
     top = by_budget(runs).mean
     best = float(top[-1]) if len(top) else math.nan
-    trained = [m for m in runs.members if m.rounds > 0]
-    pairs = list(zip(trained, result, strict=True))
-    ended = tuple(m.bytes for m, at in pairs if at is None) + tuple(
-        m.bytes for m in runs.members if m not in trained
-    )
-    by_seed = {m.key: float(at[1]) if at else math.nan for m, at in pairs}
-    rounds, spent = tuple(r for r, _ in there), tuple(n for _, n in there)
-    return Cost(group, len(runs.members), rounds, spent, best, ended, by_seed)
+    return Cost(group, len(runs.members), tuple(rounds), tuple(spent), best, tuple(ended), by_seed)
 
 
-def ranking(groups: Sequence[Group], accuracy: float) -> list[Cost]:
+def ranking(groups: Sequence[RunGroup], accuracy: float) -> list[Cost]:
     """Return the costs at which the groups reach an accuracy, the best group first.
 
     Groups with a finite median come first, in ascending order. Groups of which some seeds reach the accuracy

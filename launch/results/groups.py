@@ -1,45 +1,128 @@
-"""Groups of runs that differ only in their seed."""
+"""Groups of runs that differ only in their seed, and the one table of their numbers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment
 from fedsim.removed import removed
 from launch.configuration import names
+from launch.results.columns import column, metric_of
 from launch.results.labels import labels, natural
-from launch.results.statistics import Values, sides, value
 from launch.runs.client_costs import ClientCosts, Sent, of_ledger
-from launch.runs.folder import RunFolder, is_run, run_folders
-from launch.runs.tables import Curve
-from workers.storage.growing_file import LEDGER
+from launch.runs.folder import DONE, RunFolder, is_run, run_folders
+from launch.runs.tables import LIMITS, SUMS, sides, timed
+from workers.storage.growing_file import LEDGER, METRICS
+
+if TYPE_CHECKING:
+    import pandas
+
+    from launch.results.figures import Values
 
 FOLLOWS = ("seed", "client_sizes", "data")
 """Settings that may differ within a group: the seed and what it determines, such as the data's split."""
-
 SPLIT = ("fraction", "inputs", "partition", "clients")
 """Settings that determine the split, together with the data set and the seed."""
 UNITS = {f"units_of_p_{once}{side}" for once in ("", "once_") for side in ("down", "up")}
 PairKey = tuple[int, str]
+"""The seed, and the data that paired runs must share."""
 
 
 @dataclass(frozen=True)
-class ComparedRun:
-    """One run of a comparison."""
+class Group:
+    """Runs of one configuration.
 
-    run: RunFolder
+    table: a row per run and evaluated round (the index), and a column per metric and sum of
+    launch.runs.tables. Runs are numbered, and keys has the key by which each is paired with runs of other
+    groups, or None; runs with equal keys, such as folds, count as one.
+    """
+
+    label: str
+    table: pandas.DataFrame
+    keys: Sequence[PairKey | None]
+
+    @staticmethod
+    def joined(curves: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
+        """Return the table of runs from that of each."""
+        import pandas
+
+        return pandas.concat(dict(enumerate(curves)), names=["run"]) if curves else pandas.DataFrame()
+
+    @cached_property
+    def curves(self) -> list[pandas.DataFrame]:
+        """The table of each run."""
+        return [self.table.loc[n] for n in range(len(self.keys))]
+
+    def has(self, metric: str) -> bool:
+        """Return whether every run has the metric; simulated and J need a number in every round from 1."""
+        if not self.keys or metric not in self.table:
+            return False
+        if metric in ("simulated", "J"):
+            return all(timed(curve, metric) for curve in self.curves)
+        known = self.table[metric].notna().groupby(level="run").any()
+        return metric in SUMS or metric in LIMITS or bool(known.all())
+
+    def values(self, expression: str, window: int = 1) -> list[float]:
+        """Return a column (launch.results.columns), one number per run."""
+        return [column(expression).of(curve, window) for curve in self.curves]
+
+    def known(self, expression: str) -> list[float]:
+        """Return a column, or [] if a run does not have its metric."""
+        return self.values(expression) if self.has(column(expression).metric) else []
+
+    def scores(self, expression: str, window: int = 1) -> dict[PairKey, float]:
+        """Return a column by key, as the mean over the runs of a key."""
+        by_key: dict[PairKey, list[float]] = {}
+        for key, value in zip(self.keys, self.values(expression, window), strict=True):
+            if key is not None:
+                by_key.setdefault(key, []).append(value)
+        return {key: fmean(values) for key, values in by_key.items()}
+
+    def band(self, x: str, y: str, window: int = 1) -> Band:
+        """Return y over x, as far as all runs have rounds. window: average y over so many rounds."""
+        import numpy as np
+
+        count = min((len(curve) for curve in self.curves), default=0)
+        xs, ys = (
+            np.array([metric_of(curve, name)[:count] for curve in self.curves], dtype=float)
+            for name in (x, y)
+        )
+        if window > 1:
+            ys = np.array([[row[max(0, n + 1 - window) : n + 1].mean() for n in range(count)] for row in ys])
+        return Band.over(xs.mean(0), ys) if count else Band(*(np.zeros(0) for _ in range(4)))
+
+
+@dataclass(frozen=True)
+class Band:
+    """The lowest, mean and highest y over the runs at each x. If the runs differ in x, x is their mean."""
+
+    x: Values
+    low: Values
+    mean: Values
+    high: Values
+
+    @staticmethod
+    def over(x: Values, ys: Values) -> Band:
+        """Return the band of ys. ys: one row per run, as long as x."""
+        return Band(x, ys.min(0), ys.mean(0), ys.max(0))
+
+    def cut(self, first: int) -> Band:
+        return Band(self.x[first:], self.low[first:], self.mean[first:], self.high[first:])
+
+
+class Member(RunFolder):
+    """A run folder in a group, with the numbers that tables state."""
 
     @property
     def seed(self) -> int:
-        return int(self.run.experiment["seed"])
+        return int(self.experiment["seed"])
 
     @property
     def key(self) -> PairKey:
@@ -47,59 +130,60 @@ class ComparedRun:
 
         The split is identified by the digest of the data or, in runs without a digest, by its settings.
         """
-        e = self.run.experiment
+        e = self.experiment
         split = e.get("data") or [str(e.get(name)) for name in SPLIT]
         return self.seed, f"{e['dataset']} {e.get('evaluate_on') or 'test'} {split}"
 
     @property
     def done(self) -> bool:
-        return self.run.status == "done"
+        return self.status == DONE
 
-    @cached_property
-    def curve(self) -> Curve:
-        """The run's curve; it has no lines if no round has been evaluated."""
-        return self.run.curve
+    @property
+    def evaluated(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of metrics.jsonl; none if the file does not exist."""
+        return self.lines if self.has(METRICS) else ()
 
     @property
     def rounds(self) -> int:
-        return max(self.curve.rounds(), default=0)
+        """The last evaluated round."""
+        return int(max(self.curve.index, default=0))
 
     @property
     def stopped(self) -> bool:
         """True if the run ended at its target accuracy, before its last round."""
-        experiment = self.run.experiment
-        return self.done and bool(experiment.get("until")) and self.rounds < int(experiment["rounds"])
+        e = self.experiment
+        return self.done and bool(e.get("until")) and self.rounds < int(e["rounds"])
 
     @cached_property
     def traffic(self) -> Mapping[str, Mapping[str, int]]:
         """Bytes of the algorithm by direction and part (a field, indices of a field, header, framing)."""
         result: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
         if self.done:
-            for side, named in self.run.summary.get("bytes", {}).get("algorithm", {}).items():
+            for side, named in self.summary.get("bytes", {}).get("algorithm", {}).items():
                 for name, layers in named.items():
                     for layer, n in layers.items():
                         result[side][_part(name, layer)] += n
-        elif self.run.has(LEDGER):
-            rows = self.run.ledger
-            for (name, layer), row in sides(rows[rows.kind == "algorithm"], ["field", "layer"]).iterrows():
+        elif self.has(LEDGER):
+            for (name, layer), row in sides(self.own_ledger, ["field", "layer"]).iterrows():
                 for side in result:
                     result[side][_part(name, layer)] += int(row[side])
         return result
 
+    @property
+    def own_ledger(self) -> pandas.DataFrame:
+        """The algorithm's rows of the ledger."""
+        return self.ledger[self.ledger.kind == "algorithm"]
+
     @cached_property
     def client_bytes(self) -> Values:
         """Bytes of the algorithm, both directions, by client; empty if there is no ledger."""
-        if not self.run.has(LEDGER):
-            return np.zeros(0)
-        rows = self.run.ledger
-        spent = rows[(rows.kind == "algorithm") & (rows.client >= 0)].groupby("client")["bytes"].sum()
-        return np.array(spent.reindex(range(self.run.clients), fill_value=0), dtype=np.float64)
+        import numpy as np
 
-    @cached_property
-    def client_accuracies(self) -> Values:
-        """Accuracies of the clients after the last evaluated round; empty if they are not known."""
-        last = self.curve.lines[-1].get("client_accuracies") if self.curve.lines else None
-        return np.array([a for a in last or () if a is not None], dtype=np.float64)
+        if not self.has(LEDGER):
+            return np.zeros(0)
+        own = self.own_ledger
+        spent = own[own.client >= 0].groupby("client")["bytes"].sum()
+        return np.array(spent.reindex(range(self.clients), fill_value=0), dtype=np.float64)
 
     @property
     def bytes(self) -> int:
@@ -112,35 +196,46 @@ class ComparedRun:
 
     @cached_property
     def _units(self) -> Mapping[str, float]:
-        """The units in summary.json or, if it has none, computed from the ledger.
+        """The units in summary.json or, in a run that has not ended, computed from the ledger."""
+        if self.summary.keys() >= UNITS:
+            return {key: float(self.summary[key]) for key in UNITS}
+        if not self.has(LEDGER):
+            return ClientCosts().units(params=self.params, participations=0, clients=self.clients)
+        return of_ledger(self.ledger, self._sent_once(), params=self.params, clients=self.clients)
 
-        A summary has none if the run has not ended.
-        """
-        summary = self.run.summary
-        if summary.keys() >= UNITS:
-            return {key: float(summary[key]) for key in UNITS}
-        clients = self.run.clients
-        if not self.run.has(LEDGER):
-            return ClientCosts().units(params=self.run.params, participations=0, clients=clients)
-        return of_ledger(self.run.ledger, _sent_once(self.run), params=self.run.params, clients=clients)
+    def _sent_once(self) -> frozenset[Sent]:
+        """Return the fields that the algorithm sends once; none for a user's file, which is not executed."""
+        known = names.names("algorithms").get(str(self.experiment["algo"]))
+        return frozenset(known.once) if known else frozenset()
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs of one experiment.
+class RunGroup(Group):
+    """Run folders of one configuration.
 
-    members: one run per seed; only finished runs, if there are any. aside: all other runs.
+    members: one run per seed; only finished runs, if there are any. aside: all other runs. The table has the
+    members with an evaluated round after round 0, `trained`.
     """
 
-    label: str
     settings: Mapping[str, Any]
-    members: tuple[ComparedRun, ...]
-    aside: tuple[ComparedRun, ...] = field(default=())
+    members: tuple[Member, ...]
+    aside: tuple[Member, ...] = ()
+
+    @staticmethod
+    def of(label: str, settings: Mapping[str, Any], runs: Sequence[Member]) -> RunGroup:
+        ordered = sorted(runs, key=lambda m: (m.seed, -m.rounds))
+        selected: dict[int, Member] = {}
+        for member in [m for m in ordered if m.done] or ordered:
+            selected.setdefault(member.seed, member)
+        members = tuple(selected.values())
+        trained = [m for m in members if m.rounds > 0]
+        table = Group.joined([m.curve for m in trained])
+        aside = tuple(m for m in ordered if m not in members)
+        return RunGroup(label, table, [m.key for m in trained], settings, members, aside)
 
     @property
-    def curves(self) -> list[Curve]:
-        """Curves of the members that have an evaluated round after round 0."""
-        return [m.curve for m in self.members if m.rounds > 0]
+    def trained(self) -> list[Member]:
+        return [m for m in self.members if m.rounds > 0]
 
     @property
     def done(self) -> bool:
@@ -161,7 +256,7 @@ class Group:
         because settings and seed determine the data."""
         digests: dict[int, list[str]] = {}
         for m in (*self.members, *self.aside):
-            digest = m.run.experiment.get("data")
+            digest = m.experiment.get("data")
             if digest and digest not in digests.setdefault(m.seed, []):
                 digests[m.seed].append(str(digest))
         return {seed: several for seed, several in digests.items() if len(several) > 1}
@@ -169,21 +264,7 @@ class Group:
     @property
     def params(self) -> int:
         """The number of parameters, P."""
-        return self.members[0].run.params
-
-    def has(self, metric: str) -> bool:
-        return bool(self.curves) and all(c.has(metric) for c in self.curves)
-
-    def values(self, expression: str, metric: str = "") -> list[float]:
-        """Return a column of launch.results.statistics, one number per member; [] without the metric."""
-        return [value(expression, c) for c in self.curves] if not metric or self.has(metric) else []
-
-    def scores(self, expression: str, metric: str) -> dict[PairKey, float]:
-        """Return a column by ComparedRun.key; {} without the metric."""
-        if not self.has(metric):
-            return {}
-        there = [m for m in self.members if m.rounds > 0]
-        return {m.key: value(expression, m.curve) for m in there}
+        return self.members[0].params
 
     def bytes_by_field(self) -> dict[str, float]:
         """Return the bytes of both directions by field, as the mean over the members."""
@@ -194,38 +275,26 @@ class Group:
         return {name: n / len(self.members) for name, n in total.items() if n}
 
 
-def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...]:
+def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[RunGroup, ...]:
     """Read run folders, and folders that contain run folders, as groups.
 
     Groups are sorted by algorithm, in the order in which the algorithms first appear, and then by label.
     where: KEY=VALUE conditions, all of which a run's experiment must meet.
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
-    runs = [RunFolder.open(folder).checked() for folder in folders]
+    runs = [Member.open(folder).checked() for folder in folders]
     for run in runs:
         run.check_numbers()
-    result: dict[str, list[ComparedRun]] = {}
+    members: dict[str, list[Member]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run, described in _selected([(run, settings_of(run)) for run in runs], where):
         key = repr(sorted(described.items()))
         settings.setdefault(key, described)
-        result.setdefault(key, []).append(ComparedRun(run))
-    headings = labels(list(settings.values()))
-    groups = [
-        _group(name, settings[key], members)
-        for name, (key, members) in zip(headings, result.items(), strict=True)
-    ]
+        members.setdefault(key, []).append(run)
+    named = zip(labels(list(settings.values())), members.items(), strict=True)
+    groups = [RunGroup.of(name, settings[key], of) for name, (key, of) in named]
     algorithms = list(dict.fromkeys(g.settings["algo"] for g in groups))
     return tuple(sorted(groups, key=lambda g: (algorithms.index(g.settings["algo"]), natural(g.label))))
-
-
-def _group(label: str, settings: Mapping[str, Any], runs: Sequence[ComparedRun]) -> Group:
-    ordered = sorted(runs, key=lambda m: (m.seed, -m.rounds))
-    selected: dict[int, ComparedRun] = {}
-    for member in [m for m in ordered if m.done] or ordered:
-        selected.setdefault(member.seed, member)
-    members = tuple(selected.values())
-    return Group(label, settings, members, tuple(m for m in ordered if m not in members))
 
 
 def _part(name: str, layer: str) -> str:
@@ -259,35 +328,25 @@ def _expanded(path: Path) -> list[Path]:
 
 
 def _selected(
-    runs: Sequence[tuple[RunFolder, dict[str, Any]]], where: Sequence[str]
-) -> Sequence[tuple[RunFolder, dict[str, Any]]]:
+    runs: Sequence[tuple[Member, dict[str, Any]]], where: Sequence[str]
+) -> Sequence[tuple[Member, dict[str, Any]]]:
+    """Return the runs that meet all conditions. A key may lack its table: lr for hyperparameters.local.lr."""
+
+    def short(key: str) -> set[str]:
+        return {key, key.partition(".")[2], key.rpartition(".")[2]}
+
     for text in where:
         name, equals, target = text.partition("=")
         if not equals:
             raise UsageError(f"--where {text!r}: give key=value, such as --where algo=fedlap")
-        known = {key for _, described in runs for key in described} | {"seed"}
-        if name not in {short for key in known for short in (key, key.partition(".")[2], _last(key))}:
-            raise unknown("key of --where:", name, known)
-        runs = [(run, d) for run, d in runs if target in _output(name, d, run)]
+        described = [{**settings, "seed": run.seed} for run, settings in runs]
+        keys = {key for settings in described for key in settings}
+        if not any(name in short(key) for key in keys):
+            raise unknown("key of --where:", name, keys)
+        values = [[str(v) for key, v in of.items() if name in short(key)] for of in described]
+        runs = [run for run, of in zip(runs, values, strict=True) if target in (*of, *map(str.lower, of))]
         if not runs:
             raise UsageError(
                 f"no run has {text}" + (" and meets the other --where" if len(where) > 1 else "")
             )
     return runs
-
-
-def _output(name: str, settings: Mapping[str, Any], run: RunFolder) -> set[str]:
-    if name == "seed":
-        return {str(run.experiment["seed"])}
-    result = [v for key, v in settings.items() if name in (key, key.partition(".")[2], _last(key))]
-    return {text for v in result for text in (str(v), str(v).lower())}
-
-
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
-def _sent_once(run: RunFolder) -> frozenset[Sent]:
-    """Return the fields that the algorithm sends once; none for a user's file, which is not executed here."""
-    known = names.names("algorithms").get(str(run.experiment["algo"]))
-    return frozenset(known.once) if known else frozenset()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fedsim.errors import unknown
 from fedsim.printable import printable
+from launch.results.figures import Figure
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
@@ -22,79 +24,52 @@ _TEMPLATES = Environment(
 """Loads page.html and report.css, and escapes every text."""
 
 
-class Part:
+class Part(Protocol):
     """A part of a page. kind: the name of its macro in page.html."""
 
     kind: ClassVar[str]
 
 
 @dataclass(frozen=True)
-class Text(Part):
+class Text:
     """A paragraph or a heading."""
 
-    kind = "text"
+    kind: ClassVar[str] = "text"
     text: str
     role: Literal["note", "warning", "heading"] = "note"
 
 
 @dataclass(frozen=True)
-class Table(Part):
-    """A table. heads: '' for a column without a heading; no heading row if all are ''. texts: the number of
-    leading columns that are text; all others are numbers. A cell between ** is bold, as in Markdown."""
-
-    kind = "table"
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    texts: int = 1
-
-    @staticmethod
-    def pairs(values: Mapping[str, object]) -> Table:
-        """Return a table of names and values."""
-        return Table(("", ""), [(name, str(value)) for name, value in values.items()], 2)
-
-
-@dataclass(frozen=True)
-class Figure(Part):
-    """A drawing of matplotlib as SVG. label: what it shows. numbers: the table below it; None if the page
-    has one beside it."""
-
-    kind = "figure"
-    label: str
-    svg: str
-    numbers: Table | None = None
-
-
-@dataclass(frozen=True)
-class Beside(Part):
+class Beside:
     """Parts side by side, as far as the page is wide enough."""
 
-    kind = "beside"
+    kind: ClassVar[str] = "beside"
     parts: Sequence[Part]
 
 
 @dataclass(frozen=True)
-class Folded(Part):
+class Folded:
     """Parts that a click on their title shows or hides."""
 
-    kind = "folded"
+    kind: ClassVar[str] = "folded"
     title: str
     parts: Sequence[Part]
     opened: bool = False
 
 
 @dataclass(frozen=True)
-class Tiles(Part):
+class Tiles:
     """Large numbers with their names."""
 
-    kind = "tiles"
+    kind: ClassVar[str] = "tiles"
     values: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class File(Part):
+class File:
     """A text file that the page contains, as a link that saves it."""
 
-    kind = "file"
+    kind: ClassVar[str] = "file"
     name: str
     content: str
     what: str
@@ -105,8 +80,46 @@ class File(Part):
         return "data:text/csv;base64," + base64.b64encode(printable(self.content).encode()).decode()
 
 
-def page(title: str, head: Iterable[Part], sections: Iterable[tuple[str, Iterable[Part]]] = ()) -> str:
-    """Render the whole page. head: the parts below the title. sections: parts by title; a section without
-    parts is left out."""
-    filled = [(name, parts) for name, made in sections if (parts := list(made))]
-    return _TEMPLATES.get_template("page.html").render(title=title, head=list(head), sections=filled)
+@dataclass(frozen=True)
+class Page:
+    """A page. head: the parts below the title. sections: parts by title, each with one part at least."""
+
+    title: str
+    head: Sequence[Part]
+    sections: Mapping[str, Sequence[Part]]
+
+    @staticmethod
+    def of(title: str, head: Iterable[Part], sections: Mapping[str, Iterable[Part]] | None = None) -> Page:
+        """Return a page without the sections that have no parts."""
+        made = {name: list(parts) for name, parts in (sections or {}).items()}
+        return Page(title, list(head), {name: parts for name, parts in made.items() if parts})
+
+    def html(self) -> str:
+        values = {"title": self.title, "head": self.head, "sections": self.sections.items()}
+        return _TEMPLATES.get_template("page.html").render(values)
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the figures by label."""
+        parts = [part for section in self.sections.values() for part in section]
+        return {figure.label: figure for figure in _figures(parts)}
+
+    def figure(self, label: str) -> Figure:
+        """Return a figure by its label, or the first; raise UsageError if there is no such figure."""
+        figures = self.figures()
+        if label not in figures and (label or not figures):
+            raise unknown("figure", label, figures)
+        return figures[label] if label else next(iter(figures.values()))
+
+
+def html_of(part: Part) -> str:
+    """Return the HTML of one part."""
+    module: Any = _TEMPLATES.get_template("page.html").make_module({"title": "", "head": (), "sections": ()})
+    return str(module.show(part))
+
+
+def _figures(parts: Iterable[Part]) -> Iterator[Figure]:
+    for part in parts:
+        if isinstance(part, Figure):
+            yield part
+        elif isinstance(part, Beside | Folded):
+            yield from _figures(part.parts)

@@ -9,15 +9,16 @@ from typing import Any
 
 import pandas
 from rich.console import Console
-from rich.table import Table
 
 from fedsim.errors import UsageError
 from fedsim.extras import needed
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 from launch import terminal
-from launch.results.statistics import messages, sides
+from launch.numbers import optional
+from launch.results.table import Table
 from launch.runs.folder import RunFolder
-from launch.terminal import output_file, print_json, print_table
+from launch.runs.tables import sides
+from launch.terminal import output_file, print_json
 from workers.storage.growing_file import LEDGER
 
 SIDES = ("down", "up")
@@ -64,7 +65,7 @@ def print_ledger(
     for name, table in _tables(rows, own, by, everything, cumulative):
         cut, units = not by and name not in ("kind", "field"), own if name == "field" else None
         summed = not (cumulative and name == "round")
-        _print(console, TABLES[name][0], table, units=units, cut=cut, summed=summed)
+        _table(TABLES[name][0], table, units=units, cut=cut, summed=summed).print(console)
         if name == "field":
             _print_limits(console, limits(run))
     if by == "":
@@ -141,23 +142,29 @@ def limits(run: RunFolder) -> dict[str, Any]:
     return {}
 
 
-def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
+def _print_limits(out: Console, measured: Mapping[str, Any]) -> None:
     """Print bits per value, entropies, and the KL divergence of an upload. measured: result of `limits`."""
-    if not measured:
-        return
-    table = Table(title=f"what round {measured['round']} could have cost")
-    for column in ("", "field", "bits a value", "entropy", "step (deviations)", "rounding / change"):
-        table.add_column(column, justify="left" if column in ("", "field") else "right")
-    for side in SIDES:
-        for name, numbers in measured.get(side, {}).items():
-            cells = (numbers.get(key) for key in ("bits", "entropy", "step", "rounding"))
-            table.add_row(side, name, *("" if cell is None else f"{cell:.3g}" for cell in cells))
-    if table.row_count:
-        print_table(console, table)
+    rows = [
+        (
+            side,
+            name,
+            *(optional(numbers.get(key), ".3g", "") for key in ("bits", "entropy", "step", "rounding")),
+        )
+        for side in SIDES
+        for name, numbers in measured.get(side, {}).items()
+    ]
+    heads = ("", "field", "bits a value", "entropy", "step (deviations)", "rounding / change")
+    if rows:
+        Table(heads, rows, 2, f"what round {measured['round']} could have cost").print(out)
     if "kl" in measured:
         kl = f"{measured['kl']:.3g} bits a parameter"
-        console.print(f"KL(q_k || q_g) of an upload in round {measured['round']}: {kl}")
-    console.print()
+        out.print(f"KL(q_k || q_g) of an upload in round {measured['round']}: {kl}")
+
+
+def messages(rows: pandas.DataFrame, direction: str) -> int:
+    """Count the algorithm's envelopes in one direction: one per round, exchange and client."""
+    sent = rows[(rows.kind == "algorithm") & (rows.direction == direction)]
+    return len(sent[["round", "exchange", "client"]].drop_duplicates())
 
 
 def once(rows: pandas.DataFrame) -> int:
@@ -188,51 +195,40 @@ def _export(rows: pandas.DataFrame, path: Path) -> None:
         exported(rows).to_csv(file, index=False)
 
 
-def _print(
-    console: Console,
-    title: str,
-    table: pandas.DataFrame,
-    *,
-    units: pandas.DataFrame | None = None,
-    cut: bool = False,
-    summed: bool = True,
-) -> None:
-    """Print a table of bytes; with `units`, also bytes per envelope."""
-    shown = Table(header_style="bold", title=title)
-    for name in table.index.names:
-        shown.add_column(str(name))
-    totals = {side: int(table[side].sum()) for side in SIDES}
-    for side in SIDES:
-        shown.add_column(side, justify="right")
-        if summed:
-            shown.add_column("share", justify="right", style="dim")
-        if units is not None:
-            shown.add_column("per envelope", justify="right", style="dim")
+def _table(
+    title: str, sent: pandas.DataFrame, *, units: pandas.DataFrame | None, cut: bool, summed: bool
+) -> Table:
+    """Return a table of bytes. units: rows whose envelopes are counted, to state bytes per envelope. cut:
+    leave out lines in the middle of a long table. summed: state shares and the total."""
+    keys = [str(name) for name in sent.index.names]
+    totals = {side: int(sent[side].sum()) for side in SIDES}
     envelopes = {side: messages(units, side) for side in SIDES} if units is not None else {}
-    lines = [(key if isinstance(key, tuple) else (key,), row) for key, row in table.iterrows()]
-    for n, (key, row) in enumerate(lines):
-        if cut and len(lines) > SHOWN and SHOWN - 4 <= n < len(lines) - 3:
-            if n == SHOWN - 4:
-                shown.add_row(f"... {len(lines) - SHOWN + 1:,} more")
-            continue
-        cells = [str(part) if part != "" else "-" for part in key]
+
+    def cells(row: Mapping[str, int], last: bool = False) -> Iterator[str]:
         for side in SIDES:
-            cells.append(f"{row[side]:,}")
+            yield f"{row[side]:,}"
             if summed:
-                cells.append(f"{row[side] / totals[side]:.1%}" if totals[side] and row[side] else "")
+                yield f"{row[side] / totals[side]:.1%}" if row[side] and not last else ""
             if units is not None:
-                cells.append(f"{row[side] / envelopes[side]:,.1f}" if envelopes[side] and row[side] else "")
-        shown.add_row(*cells)
+                yield f"{row[side] / envelopes[side]:,.1f}" if row[side] and envelopes[side] else ""
+
+    rows = [
+        [
+            *(str(part) if part != "" else "-" for part in (key if isinstance(key, tuple) else (key,))),
+            *cells(row),
+        ]
+        for key, row in zip(sent.index, sent.to_dict("records"), strict=True)
+    ]
+    heads = [
+        head for side in SIDES for head in (side, *["share"] * summed, *["per envelope"] * bool(envelopes))
+    ]
+    if cut and len(rows) > SHOWN:
+        more = [f"... {len(rows) - SHOWN + 1:,} more", *[""] * (len(keys) + len(heads) - 1)]
+        rows = [*rows[: SHOWN - 4], more, *rows[-3:]]
     if summed:
-        empty = [""] * (len(table.index.names) - 1)
-        last = ["total", *empty]
-        for side in SIDES:
-            last += [f"{totals[side]:,}", ""]
-            if units is not None:
-                last.append(f"{totals[side] / envelopes[side]:,.1f}" if envelopes[side] else "")
-        shown.add_row(*last, style="bold")
-    console.print()
-    print_table(console, shown)
+        rows.append(["total", *[""] * (len(keys) - 1), *cells(totals, last=True)])
+    best = {(len(rows) - 1, n) for n in range(len(rows[-1]))} if summed else ()
+    return Table([*keys, *heads], rows, len(keys), title, best)
 
 
 # ---- typed rows, for DuckDB, polars and others

@@ -21,8 +21,7 @@ from fedsim.tree import Tree, sums_dims, sums_message
 from fedsim.virtual_clock import Hops, Ints, indices
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 from launch.configuration.execution import Execution
-from launch.configuration.target_accuracy import percent
-from launch.results.tables import extent
+from launch.numbers import extent, target
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.device_costs import DeviceCosts
 from launch.session.display import Display, population
@@ -255,7 +254,7 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
             "a run with --rounds 3 measures it"
         )
     if e.until:
-        display.note(f"at most: the run ends with the first evaluated round of {percent(e.until)}")
+        display.note(f"at most: the run ends with the first evaluated round of {target(e.until)}")
     return None
 
 

@@ -14,19 +14,18 @@ from fedsim import event_rules
 from fedsim.errors import UsageError
 from fedsim.experiment import dotted
 from fedsim.printable import printable
-from launch.configuration.target_accuracy import percent
-from launch.results import html
+from launch.numbers import NONE, percentage, ranges, target
 from launch.results.card import EMPTY, card, title_of
 from launch.results.clients_section import client_scores, clients
 from launch.results.field_bars import bars, ordered
-from launch.results.figures import COLOURS, FAINT, bar_chart, figure
-from launch.results.groups import ComparedRun, Group, settings_of
-from launch.results.html import File, Folded, Part, Table, Text, Tiles
+from launch.results.figures import COLOURS, FAINT, TWO_COLUMNS, Figure, bar_chart, write_figures
+from launch.results.groups import Member, RunGroup, settings_of
+from launch.results.html import File, Folded, Page, Part, Text, Tiles
 from launch.results.run_curves import calibration, diagnostics, learning
-from launch.results.statistics import sides
-from launch.results.tables import NONE, seeds
+from launch.results.table import Table
 from launch.runs.folder import RunFolder
-from launch.terminal import percentage, write_text
+from launch.runs.tables import sides
+from launch.terminal import write_text
 from workers.numerics import DRIFT
 from workers.storage.metrics_file import LISTS
 
@@ -34,24 +33,28 @@ EMBEDDED = 400_000
 """The maximum size in bytes of a file that the page contains."""
 
 
-def report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page; return its path."""
+def report(folder: Path, out: Path | None = None, figures: Path | None = None) -> Path:
+    """Write the page; return its path. figures: a folder for its figures."""
     path = out or folder / "report.html"
     run = RunFolder.open(folder).checked()
     run.check_numbers()
-    write_text(path, render(run))
+    page = page_of(run)
+    write_text(path, page.html())
+    if figures is not None:
+        write_figures(figures, page.figures().values())
     return path
 
 
-def render(run: RunFolder) -> str:
-    """Return the page of a run as HTML."""
+def page_of(folder: RunFolder) -> Page:
+    """Return the page of a run."""
+    run = Member(folder.path)
     summary, experiment = run.summary, run.experiment
     metrics, rows = _metrics(run), _own(run)
     info = f"P = {run.params:,}, {experiment['clients']} clients, seed {experiment['seed']} · {run.path}"
-    sections: dict[str, Iterator[Part]] = {}
+    sections: dict[str, Iterator[Part] | list[Part]] = {}
     if len(metrics):
         sections = {
-            "Learning": iter([learning(metrics, float(experiment.get("until") or 0))]),
+            "Learning": [learning(metrics, float(experiment.get("until") or 0))],
             "Calibration": calibration(metrics),
             "Scores by client": client_scores(metrics, experiment),
             "Diagnostics": _diagnostics(metrics, summary),
@@ -68,7 +71,7 @@ def render(run: RunFolder) -> str:
     head = [Text(info), *_state(run, summary, metrics), Tiles(_numbers(summary, metrics))]
     if not len(metrics):
         head.append(Text("No round was evaluated."))
-    return html.page(title_of(run), head, sections.items())
+    return Page.of(title_of(run), head, sections)
 
 
 def _metrics(run: RunFolder) -> pandas.DataFrame:
@@ -85,6 +88,11 @@ def _own(run: RunFolder) -> pandas.DataFrame:
     except UsageError:
         return pandas.DataFrame()
     return rows[rows.kind == "algorithm"]
+
+
+def numbers_of(run: RunFolder) -> Table:
+    """Return the numbers at the top of the page as a table."""
+    return Table.pairs(_numbers(run.summary, _metrics(run)))
 
 
 STATES = {
@@ -108,7 +116,7 @@ def _state(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame
     after = f"after {rounds} of {asked} rounds"
     if run.status == "done":
         until = run.experiment.get("until")
-        why = f": it reached its target accuracy, {percent(until)}" if until and rounds < asked else ""
+        why = f": it reached its target accuracy, {target(until)}" if until and rounds < asked else ""
         yield Text(f"done after {asked} rounds" if rounds == asked else f"done {after}{why}")
     else:
         error = f": {summary['error']}" if summary.get("error") else ""
@@ -187,9 +195,9 @@ def _data(run: RunFolder, metrics: pandas.DataFrame) -> Iterator[Part]:
             yield Text(f"{run.path / name}: {what}, {len(content) / 1e6:.1f} MB")
 
 
-def _card(run: RunFolder) -> Iterator[Part]:
+def _card(run: Member) -> Iterator[Part]:
     """Yield the card of fedsim card, and how the run was started."""
-    yield from card(Group(run.label, settings_of(run), (ComparedRun(run),))).parts()
+    yield from card(RunGroup.of(run.label, settings_of(run), [run])).parts()
     execution = {k: v for k, v in dotted(run.manifest.get("execution") or {}) if v not in EMPTY}
     yield Folded("Execution", [Table.pairs(execution)])
 
@@ -197,7 +205,7 @@ def _card(run: RunFolder) -> Iterator[Part]:
 # ---- sections
 
 
-def bill(run: RunFolder, rows: pandas.DataFrame) -> Iterator[Part]:
+def bill(run: Member, rows: pandas.DataFrame) -> Iterator[Part]:
     """Yield the bytes by field, layer and codec, with the size of the values without a codec, and the costs
     in units of P. rows: the algorithm's rows of the ledger."""
     keys = ["field", "layer", "codec"]
@@ -244,14 +252,13 @@ def _part(field: str, layer: str) -> str:
     return " ".join(filter(None, (field, layer)))
 
 
-def units(run: RunFolder) -> str:
+def units(run: Member) -> str:
     """Return a text with the cost per client and round and the one-time cost per client, in units of P."""
-    own = ComparedRun(run)
 
     def both(once: bool) -> str:
-        return ", ".join(f"{own.units(side, once):.3f} P {side}" for side in ("down", "up"))
+        return ", ".join(f"{run.units(side, once):.3f} P {side}" for side in ("down", "up"))
 
-    once = any(own.units(side, once=True) for side in ("down", "up"))
+    once = any(run.units(side, once=True) for side in ("down", "up"))
     return f"Per client and round: {both(False)}." + (f" Once per client: {both(True)}." * once)
 
 
@@ -324,7 +331,7 @@ def participation(run: RunFolder) -> Iterator[Part]:
         for state, ids in enumerate((folded - nothing, nothing, took - folded), 1):
             states[[k for k in ids if k < clients], n] = state
         lines.append(
-            [str(r), f"{len(took):,}", *(seeds(list(ids)) for ids in (folded, nothing, took - folded))]
+            [str(r), f"{len(took):,}", *(ranges(list(ids)) for ids in (folded, nothing, took - folded))]
         )
 
     def draw(drawing: Any) -> None:
@@ -341,7 +348,7 @@ def participation(run: RunFolder) -> Iterator[Part]:
         handles = [Patch(color=colour, label=name) for name, colour in STATES_OF_CLIENTS.items()]
         drawing.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
-    yield figure("participation", draw, None, (7.0, 1.2 + 0.05 * clients))
+    yield Figure("participation", draw, None, (TWO_COLUMNS, 1.2 + 0.05 * clients))
     heads = ["round", "took part", "clients folded", "sent nothing", "not folded"]
     yield Folded("numbers", [Table(heads, lines, 5)])
 

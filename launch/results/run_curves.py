@@ -8,12 +8,11 @@ import numpy as np
 import pandas
 
 from fedsim.learning.score_names import CLIENT_NUMBERS, EXTRA
-from launch.results.figures import Line, chart, wide
-from launch.results.html import Beside, Figure, Part, Text
-from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
-from launch.results.statistics import Values
+from launch.numbers import percentage
+from launch.results.figures import Figure, Line, Values, chart, wide
+from launch.results.html import Beside, Part, Text
+from launch.results.reliability_diagram import TABLES, diagram, last_table
 from launch.runs.tables import every_round
-from launch.terminal import percentage
 from workers.storage.metrics_file import EDGE_BYTES, LISTS
 
 ACCURACIES = {"test_accuracy": "at the mean", "ensemble_accuracy": "averaged over posterior samples"}
@@ -49,7 +48,7 @@ def learning(metrics: pandas.DataFrame, level: float = 0.0) -> Beside:
     levels = [level] if level else []
     drawn = []
     for axis, x in timed.items():
-        drawn += chart(_lines(metrics, x, ACCURACIES), axis, "accuracy", levels=levels, share=True)
+        drawn += chart(_lines(metrics, x, ACCURACIES), axis, "accuracy", levels=levels, shares="y")
     for axis, x in axes.items():
         drawn += chart(_lines(metrics, x, NLLS), axis, "NLL (nats)")
     loss = _lines(metrics, axes["round"], {"train_loss": "train loss"})
@@ -60,11 +59,11 @@ def calibration(metrics: pandas.DataFrame) -> Iterator[Part]:
     """Yield ECE and Brier score over rounds, and the reliability diagram of the last evaluated round. Yield
     nothing if the data have no classes."""
     x, last = numbers(metrics, "round"), [dict(metrics.iloc[-1])]
-    tables = [
-        Reliability(text, slot, table)
+    tables = {
+        slot: (text, table)
         for slot, (key, text) in enumerate(TABLES.items())
         if (table := last_table(last, key)) is not None
-    ]
+    }
     drawn = [
         *chart(_lines(metrics, x, ECES), "round", "ECE", limits=(0, None)),
         *chart(_lines(metrics, x, BRIERS), "round", "Brier score", limits=(0, None)),
@@ -93,7 +92,7 @@ def diagnostics(metrics: pandas.DataFrame) -> Iterator[Part]:
         values, share = np.unique(y[np.isfinite(y)]), name in EXTRA
         if len(values) > 1:
             logy = bool((values > 0).all()) and wide([values]) and not share
-            drawn += chart([Line(title(name), x, y)], "round", title(name), logy=logy, share=share)
+            drawn += chart([Line(title(name), x, y)], "round", title(name), logy=logy, shares="y" * share)
         elif len(values):
             constant.append(f"{title(name)} {percentage(values[0]) if share else format(values[0], 'g')}")
     if drawn:

@@ -29,7 +29,7 @@ from launch.configuration.target_accuracy import TargetAccuracy
 from launch.runs.documents import CURE, EXPERIMENT, Manifest, Summary
 from launch.runs.growing import rows_of
 from launch.runs.manifest import ALWAYS, FORMAT, MANIFEST, WIRE, digest, lasting_digest
-from launch.runs.tables import Curve, every_round, ledger_frame, metrics_frame
+from launch.runs.tables import every_round, ledger_frame, metrics_frame, metrics_table
 from workers.coordinator.task_timeline import Span
 from workers.storage.atomic_files import disk_errors, is_locked
 from workers.storage.committed_files import read_committed_files
@@ -393,10 +393,10 @@ class RunFolder:
 
     # ---- tables
 
-    @property
-    def curve(self) -> Curve:
-        """The evaluated rounds, with cumulative sums by name; empty if there is no metrics.jsonl."""
-        return Curve(self.lines if self.has(METRICS) else ())
+    @cached_property
+    def curve(self) -> pandas.DataFrame:
+        """The numbers of every evaluated round, with sums so far; empty if there is no metrics.jsonl."""
+        return metrics_table(self.lines if self.has(METRICS) else ())
 
     @cached_property
     def metrics(self) -> pandas.DataFrame:

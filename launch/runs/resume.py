@@ -17,11 +17,11 @@ from fedsim.errors import MismatchError, UsageError, unknown
 from fedsim.experiment import Experiment, convert, dotted
 from launch.configuration.config import Overrides, check_execution
 from launch.configuration.execution import Execution
-from launch.configuration.target_accuracy import TargetAccuracy, percent
+from launch.configuration.target_accuracy import TargetAccuracy
+from launch.numbers import counted, target as target_text
 from launch.runs import manifest
 from launch.runs.documents import Summary
 from launch.runs.folder import SUMMARY, RunFolder, check_entries, document_or_empty
-from launch.terminal import counted
 from workers.numerics import Difference
 from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import metrics_lines
@@ -109,7 +109,7 @@ class Resumption:
         lines = [line for line, _ in metrics_lines(self.folder / METRICS)]
         reached = TargetAccuracy(target.until).after(lines).reached
         if reached is not None:
-            what = f"{self.folder} has reached {percent(target.until)} after round {reached}"
+            what = f"{self.folder} has reached {target_text(target.until)} after round {reached}"
             if self.complete:
                 return f"{what}; a higher --until, or --until none, continues it"
             if target.until != self.experiment.until:

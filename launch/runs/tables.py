@@ -1,15 +1,14 @@
-"""A run's metrics.jsonl and ledger.csv as tables and curves. pandas is imported only to make a table."""
+"""A run's metrics.jsonl and ledger.csv as tables. pandas is imported only to make a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.errors import DataError, UsageError
+from fedsim.errors import DataError
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 
 if TYPE_CHECKING:
@@ -94,35 +93,61 @@ def every_round(rounds: Sequence[int]) -> bool:
     return list(rounds) == list(range(len(rounds)))
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A run's metrics.jsonl: one mapping per evaluated round, in ascending order."""
+def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Return a table with a row per evaluated round (the index) and a column per number of metrics.jsonl,
+    with NaN for a missing one, and per sum of SUMS and LIMITS so far. Lists are left out."""
+    import numpy
+    import pandas
 
-    lines: tuple[dict[str, Any], ...]
+    rows = [{k: x for k, x in line.items() if x is None or isinstance(x, int | float)} for line in lines]
+    table = pandas.DataFrame(rows, pandas.Index([line["round"] for line in lines], name="round"), dtype=float)
+    for name, keys in SUMS.items():
+        spent = sum(table[key].fillna(0.0).to_numpy() if key in table else 0.0 for key in keys)
+        scale = 1e-6 if name.startswith("MB") else 1.0
+        table[name] = scale * numpy.cumsum(spent + numpy.zeros(len(table)))
+    for name, limit in LIMITS.items():
+        table[name] = 1e-6 * numpy.cumsum([limit(line) if line["round"] else 0.0 for line in lines])
+    return table
 
-    def rounds(self) -> list[int]:
-        return [line["round"] for line in self.lines]
 
-    def has(self, name: str) -> bool:
-        """Return True if metric(name) has a value; simulated and J need one in every round from 1."""
-        if name not in ("simulated", "J"):
-            return name in SUMS or any(line.get(name) is not None for line in self.lines)
-        (key,) = SUMS[name]
-        timed = all(key in line for line in self.lines if line["round"])
-        return timed and every_round(self.rounds())
+def timed(table: pandas.DataFrame, name: str) -> bool:
+    """Return whether a sum of seconds or joules is complete: each round from 1 has a value."""
+    (key,) = SUMS[name]
+    return key in table and bool(table[key][table.index > 0].notna().all()) and every_round(list(table.index))
 
-    def metric(self, name: str) -> list[float]:
-        """Return one value per evaluated round, cumulative for SUMS, and NaN for a missing one."""
-        if name in SUMS:
-            scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
-            for line in self.lines:
-                total += sum(line.get(key) or 0 for key in SUMS[name])
-                out.append(total * scale)
-            return out
-        values = [line.get(name) for line in self.lines]
-        if all(v is None for v in values) and not any(name in line for line in self.lines):
-            known = sorted({key for line in self.lines for key in line})
-            raise UsageError(f"no metric {name!r} in this run (it has {', '.join(known)})")
-        if any(isinstance(v, list) for v in values):
-            raise UsageError(f"{name!r} is no number: it is a list in every line of metrics.jsonl")
-        return [math.nan if v is None else float(v) for v in values]
+
+def sides(rows: pandas.DataFrame, keys: list[str]) -> pandas.DataFrame:
+    """Return the bytes of a ledger by `keys`, one column per direction."""
+    table = rows.pivot_table(index=keys, columns="direction", values="bytes", aggfunc="sum", fill_value=0)
+    return table.reindex(columns=["down", "up"], fill_value=0).astype("int64")
+
+
+# ---- the limits of coding (docs/compression.md#lower-limits-of-the-size)
+#
+# A round measures one upload and its broadcast (fedsim.wire.limits). All bytes of a direction are scaled by
+# the measured ratio, including headers and fields without a codec. A direction without coded fields, for
+# example a first broadcast, counts in full.
+
+
+def _entropy(line: Mapping[str, Any]) -> float:
+    """Return the bytes, both directions, that a round would cost at the entropy of its fields."""
+    total = 0.0
+    for side in ("down", "up"):
+        fields = line.get("limits", {}).get(side, {}).values()
+        sent = sum(field["bits"] for field in fields)
+        total += line[f"bytes_{side}"] * (sum(field["entropy"] for field in fields) / sent if sent else 1.0)
+    return total
+
+
+def _divergence(line: Mapping[str, Any]) -> float:
+    """Return the bytes that a round's uploads would cost at the KL divergence of the measured upload. Every
+    field has one value per parameter, so the sum of their bits per value is in bits per parameter."""
+    limits = line.get("limits", {})
+    sent = sum(field["bits"] for field in limits.get("up", {}).values())
+    return float(limits["kl"] / sent * line["bytes_up"]) if sent and "kl" in limits else math.nan
+
+
+LIMITS = {"MB entropy": _entropy, "MB KL": _divergence}
+"""Functions that return the bytes of one round: both directions at the zeroth-order entropy of their
+integers; uploads at KL(q_k || q_g), the cost of a sample of the client's posterior. The sums are those of
+every round."""

@@ -12,9 +12,10 @@ from fedsim import plugins
 from fedsim.learning.score_names import EXTRA
 from fedsim.partition_specs import split_of
 from launch.configuration.execution import Execution
-from launch.configuration.target_accuracy import TargetAccuracy, percent
+from launch.configuration.target_accuracy import TargetAccuracy
+from launch.numbers import counted, percentage, target
 from launch.progress_display import ProgressDisplay
-from launch.terminal import counted, percentage, print_table
+from launch.terminal import print_table
 from workers.devices import Placement
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     if execution.remote_workers:
         here = f"{counted(execution.local_workers, 'worker')} and " if execution.local_workers else ""
         where = here + counted(execution.remote_workers, "remote worker")
-    until = f" or until {percent(e.until)}" if e.until else ""
+    until = f" or until {target(e.until)}" if e.until else ""
     schedule = f"participation {e.participation}"
     schedule += f", asynchronous {e.asynchronous}" if e.asynchronous else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))

@@ -12,8 +12,8 @@ from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.schema import all_fields
 from launch.configuration.execution import Execution
+from launch.numbers import counted
 from launch.session.recorder import Recorder
-from launch.terminal import counted
 from workers.devices import Placement
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.transport.join_credentials import JOIN, JOIN_HERE, REVOKED, Revocations

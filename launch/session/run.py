@@ -21,12 +21,13 @@ from fedsim.experiment import Experiment, is_utf8
 from launch.configuration.execution import AUTO, Execution
 from launch.configuration.listen_address import check_bind
 from launch.configuration.worker_count import by_cores, check_room
+from launch.numbers import counted
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Resumption
 from launch.runs.source_commit import commit, look_up
 from launch.session.stop_signals import StopRequested, StopSignals
-from launch.terminal import Status, counted, output_that_may_close, say
+from launch.terminal import Status, output_that_may_close, say
 from launch.tracking import check_installed, selected
 from workers import scratch
 from workers.devices import ELSEWHERE, Placement, assign_devices, gpus_of, remark as no_gpu_remark

@@ -18,6 +18,7 @@ from fedsim.problem import Problem
 from fedsim.wire.codec_selection import bias_remarks, noise_remarks
 from launch.configuration.execution import Execution
 from launch.configuration.worker_count import decide, lanes_of
+from launch.numbers import counted
 from launch.processes.local_node import LocalNode
 from launch.processes.supervisor import Supervisor
 from launch.runs import manifest
@@ -30,7 +31,6 @@ from launch.session.display import Display, header
 from launch.session.endpoint import open_endpoint
 from launch.session.recorder import NotCompared, Recorder
 from launch.session.stop_signals import StopRequested
-from launch.terminal import counted
 from launch.tracking import Tracking, selected
 from workers.assembly import assemble
 from workers.coordinator.loop import Coordinator, Outcome

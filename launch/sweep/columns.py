@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from fedsim.errors import UsageError, nearest
 from fedsim.round_events import evaluates
-from launch.results.statistics import SUMMED, Column, parsed
+from launch.results.columns import Column, column as parsed
+from launch.runs.tables import SUMS
 from launch.sweep.recipe import Differences, Recipe, Table, Trial
 from workers.storage.metrics_file import OPTIONAL_SCORES
 
@@ -37,7 +38,7 @@ def check_columns(recipe: Recipe, trials: Sequence[Trial], where: str) -> None:
             if "@" in name or " to " in name:
                 raise UsageError(f"{place}: {name!r} is one number; a line needs a METRIC, such as test_nll")
             if name != "round":
-                _check(Column("", name, None), name, selected, place)
+                _check(Column(name, "", name, None), name, selected, place)
 
 
 def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> None:
@@ -50,7 +51,7 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
                 f"{place}: column {text!r}: {trial.row.name} has no evaluated round {number} "
                 f"({e.rounds} rounds{every})"
             )
-        if column.metric in SUMMED or column.metric in EVERY_RUN:
+        if column.metric in SUMS or column.metric in EVERY_RUN:
             continue
         from protocols import find  # imports torch, for a metric of the algorithm or a misspelt one
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedsim.data.catalogue import DATASETS
@@ -23,17 +22,19 @@ from launch import terminal
 from launch.configuration.worker_count import usable_cores
 from launch.engines.options import EngineOptions
 from launch.engines.slurm import submit_array
-from launch.results.differences import HOW_TO_READ, Compared, forest_picture
+from launch.numbers import counted
+from launch.results.differences import HOW_TO_READ, Compared, forest
+from launch.results.figures import write_figures
 from launch.results.significance import LEAST
-from launch.results.tables import Grid
+from launch.results.table import Table
 from launch.sweep.columns import check_columns
 from launch.sweep.finished import SUFFIX, FinishedRun, read_archive, write_archive
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Differences, Recipe, Trial
 from launch.sweep.runner import Progress, run_trials
-from launch.sweep.table import Results, compare, draw, grid
+from launch.sweep.table import Results
 from launch.sweep.task import Tasks
-from launch.terminal import counted, print_table, write_text
+from launch.terminal import write_text
 from workers.storage.atomic_files import disk_errors
 
 JOBS = ".jobs"
@@ -55,6 +56,8 @@ def sweep(
     engine: EngineOptions | None = None,
     keeps_states: bool = True,
     archived: bool = False,
+    latex: Path | None = None,
+    figures: Path | None = None,
 ) -> Path | None:
     """Compute the missing runs (if `run`), and tabulate the finished runs. Return the page, if any.
 
@@ -112,12 +115,19 @@ def sweep(
             )
     done = {t.id: FinishedRun.of(t, pool) for t in {t.id: t for t in trials}.values() if pool.done(t)}
     results = Results(recipe, trials, {**_selected(known, trials), **done})
-    grids = [grid(results, t) for t in recipe.table]
-    parts = [(part, compare(results, part)) for part in recipe.differences]
-    for g in (*grids, *(c.grid(part.title) for part, compared in parts for c in compared)):
-        _print(console, g)
+    tables = [results.table(t) for t in recipe.table]
+    parts = [(part, results.compare(part)) for part in recipe.differences]
+    for table in (*tables, *(c.table(part.title) for part, compared in parts for c in compared)):
+        table.print(console)
+    if latex is not None:
+        write_text(latex, "\n".join(results.table(t, counted=True).latex() for t in recipe.table))
+        console.print(f"LaTeX: {latex}", soft_wrap=True)
+    if figures is not None:
+        forests = [forest(compared, part.title) for part, compared in parts if compared]
+        write_figures(figures, [*map(results.figure, recipe.plot), *forests])
+        console.print(f"figures: {figures}", soft_wrap=True)
     kept = {**_selected(earlier, trials), **done}
-    page = None if out is None else _write(file, out, results, kept, grids, parts, console)
+    page = None if out is None else _write(file, out, results, kept, tables, parts, console)
     if errors:
         failed = next(t for t in trials if t.id in errors)
         raise TaskError(
@@ -152,18 +162,18 @@ def _write(
     out: Path,
     results: Results,
     kept: Mapping[str, FinishedRun],
-    grids: list[Grid],
+    tables: Sequence[Table],
     parts: Sequence[tuple[Differences, list[Compared]]],
     console: Console,
 ) -> Path:
     """Write page, plots and archive. `kept` has the runs of the archive, old and new."""
     with disk_errors(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
-        plots = [draw(p, results, out) for p in results.recipe.plot]
+        plots = [results.figure(p).write(out / p.file) for p in results.recipe.plot]
         page = out / f"{results.recipe.section_of or file.stem}.md"
         write_archive(_archive(file, out), _selected(kept, results.trials).values())
         compared = [_differences(part, each, out) for part, each in parts if each]
-        text = _text(results, grids, compared, plots, _command(file, out, results))
+        text = _text(results, tables, compared, plots, _command(file, out, results))
         marker = f"<!-- section: {file.stem} -->" if results.recipe.section_of else ""
         write_text(page, _with_sections(page, marker, text))
     console.print(f"page: {page}", soft_wrap=True)
@@ -172,15 +182,17 @@ def _write(
 
 def _differences(part: Differences, compared: Sequence[Compared], out: Path) -> str:
     """Return Markdown with the tables of differences, the notes of these tables and the picture."""
-    texts = [c.grid(part.title).markdown().rstrip() for c in compared]
+    texts = [c.table(part.title).markdown().rstrip() for c in compared]
     texts += dict.fromkeys(c.note() for c in compared)
     if part.file:
-        path = forest_picture(out / part.file, compared, part.title)
+        path = forest(compared, part.title).write(out / part.file)
         texts.append(f"![{path.stem.replace('_', ' ')}]({path.name})\n\n{HOW_TO_READ}")
     return "\n\n".join(texts)
 
 
-def _text(results: Results, grids: list[Grid], compared: list[str], plots: list[Path], command: str) -> str:
+def _text(
+    results: Results, tables: Sequence[Table], compared: list[str], plots: list[Path], command: str
+) -> str:
     """Return Markdown with the tables and plots of a finished sweep."""
     recipe = results.recipe
     parts = [
@@ -188,7 +200,7 @@ def _text(results: Results, grids: list[Grid], compared: list[str], plots: list[
         recipe.about.strip(),
         f"```\n{command}\n```",
     ]
-    parts += [g.markdown().rstrip() for g in grids]
+    parts += [table.markdown().rstrip() for table in tables]
     parts += compared
     parts += [f"![{p.stem.replace('_', ' ')}]({p.name})" for p in plots]
     parts += [recipe.notes.strip(), markdown(_provenance(results))]
@@ -240,17 +252,6 @@ def _command(file: Path, out: Path, results: Results) -> str:
     info = (DATASETS.get(t.experiment.dataset) for t in results.trials)
     data = ["--data-dir", "DIR"] if any(i is not None and i.files for i in info) else []
     return shlex.join(["fedsim", "sweep", str(file), *data, "--out", str(out)])
-
-
-def _print(console: Console, g: Grid) -> None:
-    shown = RichTable(title=g.title or None, header_style="bold")
-    for n, name in enumerate(g.header):
-        shown.add_column(name, justify="left" if n == 0 else "right")
-    for cells in g.lines:
-        style = "dim" if cells[0] == "published" else ""
-        shown.add_row(*(c.replace("**", "") for c in cells), style=style)
-    console.print()
-    print_table(console, shown)
 
 
 class _Watch:

@@ -7,19 +7,22 @@ rewritten, or extended by further seeds, without the run folders.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zstandard
 
 from fedsim.errors import DataError
 from fedsim.foreign_files import opened
-from launch.runs.tables import Curve
+from launch.runs.tables import metrics_table
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial
 from workers.storage.atomic_files import write_atomically
+
+if TYPE_CHECKING:
+    import pandas
 
 Number = int | float | dict[str, Any] | None
 """A value in a line of metrics.jsonl, which is a mapping for the key `limits`."""
@@ -68,8 +71,19 @@ class FinishedRun(msgspec.Struct, frozen=True):
         )
 
     @property
-    def curve(self) -> Curve:
-        return Curve(tuple(_lines(self.metrics)))
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, without lists."""
+        count = len(self.metrics["round"])
+        places = {key: count - len(values) for key, values in self.metrics.items()}
+        return [
+            {key: values[at - places[key]] for key, values in self.metrics.items() if at >= places[key]}
+            for at in range(count)
+        ]
+
+    @property
+    def curve(self) -> pandas.DataFrame:
+        """The numbers of every evaluated round (launch.runs.tables)."""
+        return metrics_table(self.lines)
 
 
 def _columns(lines: tuple[dict[str, Any], ...]) -> dict[str, list[Number]]:
@@ -82,13 +96,6 @@ def _rounded(number: Number) -> Number:
     if isinstance(number, dict):
         return {key: _rounded(value) for key, value in number.items()}
     return float(f"{number:.{DIGITS}g}") if isinstance(number, float) else number
-
-
-def _lines(columns: Mapping[str, list[Number]]) -> Iterator[dict[str, Any]]:
-    count = len(columns["round"])
-    for at in range(count):
-        places = ((key, column, at - count + len(column)) for key, column in columns.items())
-        yield {key: column[place] for key, column, place in places if place >= 0}
 
 
 def read_archive(path: Path) -> dict[str, FinishedRun]:

@@ -46,7 +46,7 @@ def test_control_and_format_characters_are_escaped(text: str) -> None:
 
 def test_a_lone_surrogate_is_escaped_on_a_page_and_in_the_error_of_a_task(tmp_path: Path) -> None:
     assert printable("a\ud800b") == "a\\ud800b"
-    terminal.write_text(tmp_path / "page.html", html.page("a\ud800b", []))
+    terminal.write_text(tmp_path / "page.html", html.Page.of("a\ud800b", []).html())
     assert "a\\ud800b" in (tmp_path / "page.html").read_text(encoding="utf-8")
     for error in (TaskError("a\ud800b"), ValueError("a\ud800b")):
         assert "a\\ud800b" in str(failures.failure(3, messages.failed("run", error)))
@@ -91,7 +91,7 @@ def test_json_has_the_same_value_without_them(text: str, capsys: pytest.CaptureF
 
 @hostile
 def test_a_page_has_none(text: str, tmp_path: Path) -> None:
-    terminal.write_text(tmp_path / "page.html", html.page(text, [html.Text(text)]))
+    terminal.write_text(tmp_path / "page.html", html.Page.of(text, [html.Text(text)]).html())
     assert clean((tmp_path / "page.html").read_text())
 
 

@@ -13,8 +13,8 @@ from fedsim.printable import markdown
 from launch.cli import main
 from launch.results.card import Card, card
 from launch.results.groups import gather
-from launch.results.html import page
-from launch.results.report import render
+from launch.results.html import Page
+from launch.results.report import page_of
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import Make
 
@@ -48,7 +48,7 @@ def test_the_card_of_a_real_run_has_its_bytes_digests_and_source(launched: Calla
     assert row(text, "broadcasts to a client") == "2"
     assert "- [ ] one seed: no comparison; 5 seeds allow one" in text
     assert "- [ ] the ledger was not compared with the kernel" in text
-    pages = (folder / "card.html").read_text(), render(run)  # the report has the same card
+    pages = (folder / "card.html").read_text(), page_of(run).html()  # the report has the same card
     for rows in card_of(folder).sections.values():
         for name, value in rows.items():
             assert row(text, name) == markdown(value)
@@ -125,7 +125,7 @@ def test_a_run_that_has_not_ended_has_a_card(make: Make) -> None:
 
 def test_text_of_a_run_is_not_markup(make: Make) -> None:
     created = card_of(make("a", dataset="<script>x</script>\n# Results | \x1b[2J"))
-    for text in (created.markdown(), page(created.title, created.parts())):
+    for text in (created.markdown(), Page.of(created.title, created.parts()).html()):
         assert "<script>" not in text and "&lt;script" in text
     text = created.markdown()
     assert "\n# Results" not in text and "\x1b" not in text and "Results \\|" in text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from launch.cli import main
-from launch.results.statistics import Band, at_limit
-from launch.runs.tables import Curve
+from launch.results.figures import Figure, Line
+from launch.runs.tables import metrics_table
 from launch.sweep import table
 
 
@@ -58,27 +59,29 @@ def line(number: int, **limits: object) -> dict[str, object]:
 
 
 def test_the_limits_are_shares_of_what_was_sent_summed_over_the_rounds() -> None:
-    curve = Curve((line(0), line(1, down=DOWN, up=UP, kl=0.04), line(2, down=DOWN, up=UP, kl=0.02)))
-    assert at_limit(curve, "MB entropy") == pytest.approx([0.0, 1.0 + 3.0, 8.0])
-    assert at_limit(curve, "MB KL") == pytest.approx([0.0, 0.04, 0.06])  # of 4 bits a parameter, 4 MB
+    curve = metrics_table([line(0), line(1, down=DOWN, up=UP, kl=0.04), line(2, down=DOWN, up=UP, kl=0.02)])
+    assert list(curve["MB entropy"]) == pytest.approx([0.0, 1.0 + 3.0, 8.0])
+    assert list(curve["MB KL"]) == pytest.approx([0.0, 0.04, 0.06])  # of 4 bits a parameter, 4 MB
 
 
 def test_a_round_without_a_limit_counts_whole_and_has_no_divergence() -> None:
-    curve = Curve((line(0), line(1, down=DOWN, up=UP, kl=0.04), line(2), line(3, down=DOWN, up=UP, kl=0.04)))
-    assert at_limit(curve, "MB entropy") == pytest.approx([0.0, 4.0, 10.0, 14.0])
-    first, second, *rest = at_limit(curve, "MB KL")
+    lines = line(0), line(1, down=DOWN, up=UP, kl=0.04), line(2), line(3, down=DOWN, up=UP, kl=0.04)
+    curve = metrics_table(lines)
+    assert list(curve["MB entropy"]) == pytest.approx([0.0, 4.0, 10.0, 14.0])
+    first, second, *rest = list(curve["MB KL"])
     assert (first, second) == (0.0, pytest.approx(0.04)) and all(math.isnan(v) for v in rest)
 
 
 @pytest.mark.process
 def test_a_picture_has_the_limits_beside_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: dict[str, Band] = {}
+    drawn: dict[str, Line] = {}
+    chart = table.chart
 
-    def picture(path: Path, bands: dict[str, Band], *_: object, **__: object) -> Path:
-        drawn.update(bands)
-        return path
+    def recorded(lines: list[Line], *labels: str, **options: Any) -> list[Figure]:
+        drawn.update({line.name: line for line in lines})
+        return chart(lines, *labels, **options)
 
-    monkeypatch.setattr(table, "picture", picture)
+    monkeypatch.setattr(table, "chart", recorded)
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "limits.toml"
     path.write_text(RECIPE)
@@ -91,7 +94,7 @@ def test_a_picture_has_the_limits_beside_the_line(tmp_path: Path, monkeypatch: p
         "no precision: entropy",
     ]
     whole, entropy, kl = (drawn[name] for name in ("coded", "coded: entropy", "coded: KL of uploads"))
-    assert (entropy.mean == whole.mean).all() and (kl.mean == whole.mean).all()
+    assert (entropy.y == whole.y).all() and (kl.y == whole.y).all()
     assert (kl.x[1:] < entropy.x[1:]).all() and (entropy.x[1:] < whole.x[1:]).all()
     # 650 parameters: tables of frequencies and headers are much
     assert (entropy.x[1:] > 0.3 * whole.x[1:]).all()

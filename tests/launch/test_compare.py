@@ -17,10 +17,9 @@ from click.testing import CliRunner, Result
 from launch.cli import main
 from launch.results.comparison_page import AXES, MEASURES, pooled
 from launch.results.figures import POINTS, Line, chart
-from launch.results.frontier import levels, pareto, reaching, running_maximum, winning_ranges
+from launch.results.frontier import cost, levels, pareto, running_maximum, winning_ranges
 from launch.results.groups import gather
 from launch.results.labels import labels
-from launch.results.statistics import band
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import MB, Make
 
@@ -86,7 +85,7 @@ def test_a_seed_counts_once_and_finished_runs_stand_for_a_group(make: Make) -> N
     folder = make("a2", (0.1, 0.7), seed=2)
     (group,) = gather([folder.parent, folder, folder.parent / ".." / "runs" / "a2"])
     assert group.seeds == (0, 2) and group.done
-    assert sorted(m.run.path.name for m in group.aside) == ["a1", "b0"]
+    assert sorted(m.path.name for m in group.aside) == ["a1", "b0"]
     assert group.values("test_accuracy@end") == [0.5, 0.7]
 
 
@@ -120,7 +119,7 @@ def test_labels_are_the_fewest_settings_that_tell_groups_apart() -> None:
 def test_means_and_bands_are_over_the_seeds(make: Make) -> None:
     make("a0", (0.1, 0.5, 0.6), seed=0)
     (group,) = gather([make("a1", (0.2, 0.7, 0.7), seed=1).parent])
-    hits = band(group.curves, "MB", "test_accuracy")
+    hits = group.band("MB", "test_accuracy")
     assert hits.x == pytest.approx([0, 2, 4])
     assert hits.low == pytest.approx([0.1, 0.5, 0.6]) and hits.high == pytest.approx([0.2, 0.7, 0.7])
     assert hits.mean == pytest.approx([0.15, 0.6, 0.65])
@@ -151,7 +150,9 @@ def test_bytes_to_an_accuracy_are_exact(make: Make) -> None:
     make("a0", (0.9, 0.5, 0.75), cost=123_457, seed=0)  # the start does not count
     make("a1", (0.1, 0.75, 0.8), cost=123_457, seed=1)
     (group,) = gather([make("a2", (0.1, 0.2, 0.3), cost=123_457, seed=2).parent])
-    assert reaching(group, 0.75) == [(2, 4 * 123_457), (1, 2 * 123_457), None]
+    reached = cost(0, group, 0.75)
+    assert (reached.rounds, reached.spent) == ((2, 1), (4 * 123_457, 2 * 123_457))
+    assert reached.ended == (4 * 123_457,)
 
 
 def test_rounds_that_were_not_evaluated_are_paid_for(make: Make) -> None:
@@ -160,7 +161,8 @@ def test_rounds_that_were_not_evaluated_are_paid_for(make: Make) -> None:
     assert [line["bytes_down"] for line in run.lines] == [0, 3000, 2000]
     assert list(run.metrics["MB"]) == pytest.approx([0, 0.006, 0.01])
     (group,) = gather([folder])
-    assert reaching(group, 0.9) == [(5, 10_000)]
+    reached = cost(0, group, 0.9)
+    assert (reached.rounds, reached.spent) == ((5,), (10_000,))
     assert not group.has("simulated")  # the seconds of the other rounds are in no line
 
 
@@ -257,7 +259,7 @@ def test_what_cannot_be_compared_is_said_at_the_top(make: Make, tmp_path: Path) 
 def test_a_chart_states_what_it_draws_below_it() -> None:
     x = np.array([0.0, 1.0, 2.5])
     lines = [Line("a, b", x, x / 2, x / 2 - 0.1, x / 2 + 0.1), Line("c <i>", x[:2], np.array([7.0, np.nan]))]
-    (drawn,) = chart(lines, "round", "accuracy", share=True)
+    (drawn,) = chart(lines, "round", "accuracy", shares="y")
     assert drawn.numbers is not None and drawn.numbers.heads == ("line", "round", "accuracy", "range")
     assert drawn.numbers.rows == [
         ("a, b", "0", "0.0 %", "-10.0 % to 10.0 %"),

@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import main
+from launch.numbers import NONE
 from launch.results.frontier import by_budget
 from launch.results.groups import gather
-from launch.results.report import render
-from launch.results.tables import NONE, costs, records, results
+from launch.results.report import page_of
+from launch.results.tables import costs, records, results
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import MB, Make
 
@@ -37,7 +38,7 @@ def three(make: Make) -> Path:
 def test_who_reaches_it_with_some_seeds_or_not_at_all_comes_behind_and_says_so(make: Make) -> None:
     groups = gather([three(make)])
     (grid,) = costs(groups, [0.6])
-    lines = [[cell.translate(PLAIN) for cell in line] for line in grid.lines]
+    lines = [[cell.translate(PLAIN) for cell in line] for line in grid.rows]
     assert [line[:2] for line in lines] == [
         ["fedavg", "4.00"],
         ["fedlap", "24.0"],
@@ -84,8 +85,8 @@ def ended_early(make: Make) -> Path:
 def test_a_run_that_ended_at_its_target_is_marked_and_no_end_is_bold(make: Make, tmp_path: Path) -> None:
     runs = ended_early(make)
     groups = gather([runs])
-    assert [line[0] for line in results(groups).lines] == ["fedlap", "fedavg †"]
-    assert not any("**" in cell for line in results(groups).lines for cell in line)
+    assert [line[0] for line in results(groups).rows] == ["fedlap", "fedavg †"]
+    assert not results(groups).best
     output = printed(runs, "--out", tmp_path / "p.html")
     assert "† ended when it reached its target accuracy (--until)" in output.replace("\n", " ")
     assert "median MB" in output and "to 80 %" in output  # the target is the level that is asked for
@@ -100,11 +101,11 @@ def test_a_real_run_with_a_target_accuracy_is_marked(launched: Callable[..., Pat
     folder = launched("until", rounds=30, **options)
     (group,) = gather([folder])
     last = group.members[0].curve
-    assert group.stopped and last.rounds()[-1] < 30 and last.metric("test_accuracy")[-1] >= 0.5
+    assert group.stopped and last.index[-1] < 30 and last["test_accuracy"].iloc[-1] >= 0.5
     output = printed(folder, "--out", tmp_path / "p.html")
     (line,) = [line for line in output.splitlines() if line.startswith("fedavg †")]
     assert line.split()[-1] == line.split()[-2], "what it spent in all is what it spent to get there"
-    assert "it reached its target accuracy, 50 %" in render(RunFolder.open(folder))
+    assert "it reached its target accuracy, 50 %" in page_of(RunFolder.open(folder)).html()
 
 
 def test_a_seed_without_an_evaluated_round_has_not_reached_anything(make: Make) -> None:
@@ -114,7 +115,8 @@ def test_a_seed_without_an_evaluated_round_has_not_reached_anything(make: Make) 
     lines = (unscored / "metrics.jsonl").read_text().splitlines(keepends=True)
 
     def record() -> dict[str, object]:
-        return records(gather([unscored.parent]), [0.75])[0]
+        table = records(gather([unscored.parent]), [0.75])
+        return dict(zip(table.heads, table.rows[0], strict=True))
 
     assert record()["reached_0.75"] == 2 and record()["bytes_to_0.75_mean"] == 2 * MB
     (unscored / "metrics.jsonl").write_text(lines[0])
@@ -127,17 +129,15 @@ def test_a_seed_without_an_evaluated_round_has_not_reached_anything(make: Make) 
 def test_bold_needs_five_seeds_and_is_never_the_only_one(make: Make) -> None:
     make("a", (0.1, 0.7))
     groups = gather([make("b", (0.1, 0.8), algo="fedlap").parent])
-    assert not any("**" in cell for line in results(groups).lines for cell in line), "one seed is no ranking"
+    assert not results(groups).best, "one seed is no ranking"
     for seed in range(1, 5):
         make(f"a{seed}", (0.1, 0.7 + 0.001 * seed), seed=seed)
         make(f"b{seed}", (0.1, 0.8), algo="fedlap", seed=seed)
-    folder = groups[0].members[0].run.path.parent
-    bold = [[n for n, cell in enumerate(line) if "**" in cell] for line in results(gather([folder])).lines]
-    assert bold == [[], [3, 4, 5]]
+    folder = groups[0].members[0].path.parent
+    assert set(results(gather([folder])).best) == {(1, 3), (1, 4), (1, 5)}
     make("c", (None, None), algo="fedprox")
-    groups = gather([groups[0].members[0].run.path, folder / "c"])
-    accuracies = [line[3] for line in results(groups).lines]
-    assert len(accuracies) == 2 and not any("**" in cell for cell in accuracies)
+    groups = gather([groups[0].members[0].path, folder / "c"])
+    assert len(results(groups).rows) == 2 and not results(groups).best
 
 
 def test_the_levels_are_in_the_pictures_and_a_row_of_each_group_below(make: Make, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm, array_script
 from launch.engines.submit import ENGINES
 from launch.processes.node import Node
-from launch.results.report import render
+from launch.results.report import page_of
 from launch.runs.folder import RunFolder
 from launch.sweep.task import Task, Tasks
 from tests.support import slurm_cluster
@@ -80,7 +80,7 @@ def test_workers_here_and_elsewhere_share_a_run(federation: Federation, bind: st
     assert {row["index"]: row["engine"] for row in rows} == {0: "slurm job 7", 1: "", 2: ""}
     assert all(row["node"] == platform.node() and row["device"].startswith("cpu ") for row in rows)
     assert not [*run.path.glob("join*.json")] and not left_over(run.path)
-    assert "slurm job 7" in render(run)
+    assert "slurm job 7" in page_of(run).html()
 
 
 @pytest.mark.process

@@ -1,23 +1,40 @@
-"""What the pictures of a sweep have on their axes."""
+"""Figures: their axes, and their files, which are equal bytes for equal runs."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from launch.results import figures
-from launch.results.statistics import Band
+from launch.results.figures import Line, chart, write_figures
 
 
 @pytest.mark.parametrize("end", [2, 20, 50])
-def test_an_axis_of_rounds_has_no_tick_between_two_rounds(
-    end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(figures, "write_picture", lambda figure, path: drawn.append(figure))
+def test_an_axis_of_rounds_has_no_tick_between_two_rounds(end: int) -> None:
     x = np.arange(end + 1.0)
-    figures.picture(tmp_path / "a.png", {"fedavg": Band(x, x, x, x)}, "round", "accuracy")
-    assert not (drawn[-1].axes[0].get_xticks() % 1).any()
+    (figure,) = chart([Line("fedavg", x, x, x, x)], "round", "accuracy", legend="right", size=(7.6, 4.6))
+    assert not (figure.drawing().axes[0].get_xticks() % 1).any()
+
+
+def test_a_figure_is_two_files_of_a_column_s_width_without_dates(tmp_path: Path) -> None:
+    x = np.arange(4.0)
+    lines = [Line("fedavg (lr 0.1)", x, x, x - 1, x + 1), Line("$x_1$ & 50 %", x, x * x)]
+    written = [
+        [
+            path.read_bytes()
+            for path in write_figures(tmp_path / name, chart(lines, "round", "NLL (nats)", legend=""))
+        ]
+        for name in ("a", "b")
+    ]
+    assert written[0] == written[1]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "NLL_nats_against_round.pdf",
+        "NLL_nats_against_round.svg",
+    ]
+    svg, pdf = written[0][0].decode(), written[0][1]
+    assert ">fedavg (lr 0.1)</text>" in svg and "$x_1$ &amp; 50 %" in svg, "text is text, with the legend"
+    width = re.search(r'<svg[^>]* width="([0-9.]+)pt"', svg)
+    assert width is not None and float(width[1]) == pytest.approx(3.3 * 72)
+    assert b"CreationDate" not in pdf and b"/CIDFontType2" in pdf and "<dc:date>" not in svg

@@ -19,10 +19,10 @@ from click.testing import CliRunner
 from fedsim.learning.recordings import Recordings
 from launch.cli import main
 from launch.configuration.names import names
+from launch.numbers import ranges
 from launch.results import report as page_module
 from launch.results.field_bars import ordered, styles
-from launch.results.report import participation, render, report
-from launch.results.tables import seeds
+from launch.results.report import page_of, participation, report
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import COLUMNS, Make
 from workers.storage.metrics_file import LISTS
@@ -81,7 +81,7 @@ def test_names_from_outside_are_escaped(folder: Path) -> None:
     manifest["experiment"]["dataset"] = "<script>alert(1)</script>"
     del manifest["experiment_sha256"]
     path.write_text(json.dumps(manifest))
-    text = render(RunFolder.open(folder))
+    text = page_of(RunFolder.open(folder)).html()
     assert "<script>" not in text and "&lt;script&gt;" in text
 
 
@@ -90,7 +90,7 @@ def test_a_run_that_failed_has_a_page_that_says_so(folder: Path) -> None:
     failed = {"status": "failed", "error": "worker 1 died", "files": {}}
     (folder / "summary.json").write_text(json.dumps(summary | failed))
     (folder / "metrics.jsonl").write_text("")
-    text = render(RunFolder.open(folder))
+    text = page_of(RunFolder.open(folder)).html()
     assert "failed" in text and "worker 1 died" in text
 
 
@@ -125,7 +125,7 @@ def tile(page: str, name: str) -> str:
 def test_the_tiles_of_a_run_that_has_not_ended_are_of_its_last_evaluated_round(folder: Path) -> None:
     run = without_summary(folder, 3)
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    page = render(run)
+    page = page_of(run).html()
     assert tile(page, "accuracy") == f"{100 * last['test_accuracy']:.1f} %" and tile(page, "rounds") == "2"
     down = sum(line["bytes_down"] for line in run.lines)
     assert tile(page, "MB down") == f"{down / 1e6:,.3f}"
@@ -139,7 +139,7 @@ def test_a_finished_run_says_so_with_its_command_and_date(folder: Path) -> None:
         "command": ["/x/fedsim", "launch", "--set", "a b"],
     }
     path.write_text(json.dumps(manifest))
-    page = render(RunFolder.open(folder))
+    page = page_of(RunFolder.open(folder)).html()
     for text in (
         "done after 4 rounds",
         "fedsim launch --set &#39;a b&#39;",
@@ -152,7 +152,7 @@ def test_a_finished_run_says_so_with_its_command_and_date(folder: Path) -> None:
 def test_every_number_of_the_metrics_is_drawn_or_stated(launched: Callable[..., Path]) -> None:
     folder = launched("admm", algo="ivon_admm", model="logistic", clients=3, rounds=2, eval_samples=4)
     run = RunFolder.open(folder)
-    page = render(run)
+    page = page_of(run).html()
     drawn = ("primal residual", "dual residual", "dual slack", "train loss")
     for name in drawn:
         assert f'aria-label="{name} against round"' in page, name
@@ -173,7 +173,7 @@ def part(page: str, title: str) -> str:
 def test_calibration_and_scores_by_client_are_drawn(launched: Callable[..., Path]) -> None:
     folder = launched("admm", algo="ivon_admm", model="logistic", clients=3, rounds=2, eval_samples=4)
     run = RunFolder.open(folder)
-    page, summary = render(run), run.summary
+    page, summary = page_of(run).html(), run.summary
     for name, key in {
         "ECE": "test_ece",
         "Brier score": "test_brier",
@@ -199,7 +199,7 @@ def test_calibration_and_scores_by_client_are_drawn(launched: Callable[..., Path
 
 
 def test_a_run_of_an_earlier_fedsim_has_a_page_without_calibration(make: Callable[..., Path]) -> None:
-    page = render(RunFolder.open(make("old", participation="full")))
+    page = page_of(RunFolder.open(make("old", participation="full"))).html()
     assert tile(page, "accuracy") == "60.0 %"
     for name in ("Calibration", "Scores by client", "ECE"):
         assert f"<h2>{name}" not in page and f"<span>{name}" not in page
@@ -216,20 +216,20 @@ def test_a_run_that_an_earlier_fedsim_began_has_what_its_later_lines_have(folder
             del line[key]
     run = without_summary(folder, 0)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = render(run)
+    page = page_of(run).html()
     assert 'aria-label="ECE against round"' in page and 'aria-label="clients by accuracy"' in page
     lines[-1] |= dict.fromkeys(("test_ece", "test_brier", "client_nll_mean"))  # it has diverged
     del lines[-1]["reliability"]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = render(RunFolder.open(folder))
+    page = page_of(RunFolder.open(folder)).html()
     assert "accuracy against confidence" not in page and 'aria-label="clients by accuracy"' in page
 
 
 def test_the_ledger_is_in_the_page_or_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = render(RunFolder.open(folder))
+    page = page_of(RunFolder.open(folder)).html()
     assert embedded(page, "ledger.csv").bytes.sum() == RunFolder.open(folder).ledger.bytes.sum()
     monkeypatch.setattr(page_module, "EMBEDDED", 100)
-    page = render(RunFolder.open(folder))
+    page = page_of(RunFolder.open(folder)).html()
     assert f"{folder / 'ledger.csv'}: every byte" in page and 'download="ledger.csv"' not in page
 
 
@@ -238,7 +238,7 @@ def test_the_bill_has_codecs_and_what_dense_would_be(launched: Callable[..., Pat
     folder = launched("csr", algo="fedlap_cov", model="logistic", clients=3, rounds=2, codecs=codecs)
     rows = RunFolder.open(folder).ledger
     rows = rows[rows.kind == "algorithm"]
-    bill = render(RunFolder.open(folder)).partition("<h2>Bytes")[2].partition("<h2>")[0]
+    bill = page_of(RunFolder.open(folder)).html().partition("<h2>Bytes")[2].partition("<h2>")[0]
     cells = [re.findall(r"<td[^>]*>(?:<b>)?([^<]*)", line) for line in bill.split("<tr>")]
     csr = next(line for line in cells if line[:3] == ["precision", "values", "csr:0.1"])
     mine = rows[(rows.field == "precision") & (rows.codec == "csr:0.1")]
@@ -249,7 +249,7 @@ def test_the_bill_has_codecs_and_what_dense_would_be(launched: Callable[..., Pat
 
 def test_the_table_of_clients_is_the_summary_and_the_ledger(folder: Path) -> None:
     run = RunFolder.open(folder)
-    section = render(run).partition("<h2>Clients")[2].partition("<h2>")[0]
+    section = page_of(run).html().partition("<h2>Clients")[2].partition("<h2>")[0]
     lines = [re.findall(r"<td[^>]*>([^<]*)", line) for line in section.split("<tr>")[2:]]
     own = run.ledger[run.ledger.kind == "algorithm"]
     for k, line in enumerate(lines):
@@ -271,7 +271,7 @@ def numbers(page: str, label: str) -> list[list[str]]:
 
 def test_a_figure_has_its_numbers_below_it(folder: Path) -> None:
     run = RunFolder.open(folder)
-    page, drawn = render(run), [line["test_accuracy"] for line in run.lines]
+    page, drawn = page_of(run).html(), [line["test_accuracy"] for line in run.lines]
     rows = numbers(page, "accuracy against round")
     assert rows == [["at the mean", str(n), f"{100 * y:.1f} %"] for n, y in enumerate(drawn)]
     spent = [float(row[1]) for row in numbers(page, "NLL (nats) against megabytes, both directions")]
@@ -280,18 +280,18 @@ def test_a_figure_has_its_numbers_below_it(folder: Path) -> None:
 
 def test_the_participation_of_every_round_is_stated(folder: Path) -> None:
     run = RunFolder.open(folder)
-    rows = numbers(render(run), "participation")
+    rows = numbers(page_of(run).html(), "participation")
     took = {r: set(line["participants"]) for r, line in enumerate(run.lines) if r}
     assert [int(row[0]) for row in rows] == sorted(took)
     for number, count, folded, silent, lost in rows:
         dropped = took[int(number)] - set(run.commits[int(number)]["folded"])
-        assert (int(count), silent) == (len(took[int(number)]), "") and lost == seeds(list(dropped))
-        assert folded == seeds(list(run.commits[int(number)]["folded"]))
+        assert (int(count), silent) == (len(took[int(number)]), "") and lost == ranges(list(dropped))
+        assert folded == ranges(list(run.commits[int(number)]["folded"]))
 
 
 def test_a_run_with_edge_servers_has_the_bytes_of_each_hop(launched: Callable[..., Path]) -> None:
     run = RunFolder.open(launched("tree", algo="fedavg", model="logistic", clients=4, rounds=2, tree="2x2"))
-    page, rows = render(run), run.ledger
+    page, rows = page_of(run).html(), run.ledger
     for name, kind in (("clients and edge servers", "algorithm"), ("edge servers and server", "edge")):
         own = rows[rows.kind == kind]
         down, up = (int(own.bytes[own.direction == side].sum()) for side in ("down", "up"))
@@ -365,4 +365,4 @@ def test_the_page_says_which_steps_were_not_recorded(
     for worker, text in enumerate(2 * [f"something else\n{capsys.readouterr().out}"]):
         (folder / "logs" / f"worker-{worker:03d}.log").write_text(text)
     why = "Training steps that were not recorded on a GPU: its forward pass asks &lt;the device&gt;."
-    assert render(RunFolder.open(folder)).count(why) == 1
+    assert page_of(RunFolder.open(folder)).html().count(why) == 1

@@ -272,7 +272,7 @@ def opened(run: Path) -> None:
     with deadline(SLOWEST):
         for read in (
             lambda r: (r.status, r.label, r.params, r.clients, r.drift, r.starts, r._repr_html_()),
-            lambda r: (r.metrics, r.curve.metric("MB"), r.commits, r.processes, r.not_recorded),
+            lambda r: (r.metrics, r.curve["MB"], r.commits, r.processes, r.not_recorded),
             lambda r: r.ledger,
             lambda r: r.to_experiment(),
         ):

@@ -14,14 +14,15 @@ from hypothesis import given, settings, strategies
 from scipy import stats
 
 from launch.cli import main
+from launch.numbers import NONE
+from launch.results.columns import column
 from launch.results.differences import Compared
-from launch.results.frontier import Cost
 from launch.results.groups import gather
-from launch.results.significance import LEAST, SAME, differences, holm, leaders
-from launch.results.tables import NONE, costs_json
-from launch.runs.tables import Curve
+from launch.results.significance import LEAST, SAME, differences, holm, leaders, median
+from launch.results.tables import costs_json
+from launch.runs.tables import metrics_table
 from launch.sweep.recipe import Differences, Recipe, Table, Variant
-from launch.sweep.table import Results, compare, grid
+from launch.sweep.table import Results
 from tests.launch.run_folders import MB, Make
 
 SHARES = strategies.floats(0, 1)
@@ -41,11 +42,9 @@ def test_intervals_and_p_values_are_those_of_scipy(count: int) -> None:
     for n in (1, 2):
         a, b = (np.array(list(scores[m].values())) for m in (n, 0))
         test = stats.ttest_rel(a, b)
-        interval = test.confidence_interval(0.95)
+        interval = test.confidence_interval(1 - 0.05 / 2)  # of two rows together, by Bonferroni
         assert compared[n].p == pytest.approx(test.pvalue, rel=1e-9)
         assert (compared[n].low, compared[n].high) == pytest.approx((interval.low, interval.high), rel=1e-9)
-        wide = test.confidence_interval(1 - 0.05 / 2)
-        assert (compared[n].wide_low, compared[n].wide_high) == pytest.approx((wide.low, wide.high), rel=1e-9)
 
 
 def test_the_permutation_test_counts_all_flips_of_sign() -> None:
@@ -94,14 +93,14 @@ def test_leaders_are_the_best_and_what_is_not_distinguishable_from_it() -> None:
 
 def test_a_diverged_seed_is_no_number() -> None:
     scores = [*drawn(5, 5, [80, 70]), dict.fromkeys(range(5), math.nan)]
-    compared = Compared.of("test_accuracy@end", ["a", "b", "c"], scores)
+    compared = Compared.of(column("test_accuracy@end"), ["a", "b", "c"], scores)
     assert compared is not None
     assert [compared.verdict(n) for n in range(3)] == [
         "reference",
         "less accurate",
         "5 of 5 diverged: no ranking",
     ]
-    assert compared.grid().lines[2][2] == NONE
+    assert compared.table().rows[2][2] == NONE
     assert compared.differences[1].holm == compared.differences[1].p, "a diverged row is no comparison"
 
 
@@ -109,16 +108,16 @@ def test_a_diverged_seed_is_no_number() -> None:
 @given(strategies.lists(strategies.tuples(strategies.integers(1, 30), strategies.booleans()), min_size=1))
 def test_the_median_is_kaplan_and_meiers(seeds: list[tuple[int, bool]]) -> None:
     spent, ended = (tuple(n for n, ends in seeds if ends is which) for which in (False, True))
-    median = Cost(0, len(seeds), (), spent, 0.0, ended).median
+    result = median(spent, ended)
     sample = stats.CensoredData.right_censored([n for n, _ in seeds], [ends for _, ends in seeds])
     sf = stats.ecdf(sample).sf
     at = [q for q, p in zip(sf.quantiles, sf.probabilities, strict=True) if abs(p - 0.5) < 1e-9]
     below = [q for q, p in zip(sf.quantiles, sf.probabilities, strict=True) if p < 0.5 - 1e-9]
     events = [q for q in below if q in spent]
     if not events:
-        assert median == math.inf
+        assert result == math.inf
     else:
-        assert median == (at[0] + events[0]) / 2 if at else median == events[0]
+        assert result == ((at[0] + events[0]) / 2 if at else events[0])
 
 
 def five(make: Make) -> Path:
@@ -159,7 +158,7 @@ def test_against_names_the_reference(make: Make, tmp_path: Path) -> None:
 
 def test_the_reference_is_among_the_configurations_with_enough_seeds() -> None:
     scores = [*drawn(6, 5, [80, 70]), {0: 99.0}]
-    compared = Compared.of("test_accuracy@end", ["a", "b", "lucky"], scores)
+    compared = Compared.of(column("test_accuracy@end"), ["a", "b", "lucky"], scores)
     assert compared is not None and compared.reference == 0
     assert [compared.verdict(n) for n in range(3)] == ["reference", "less accurate", "n = 1: no ranking"]
     assert leaders(scores) == {0}
@@ -172,7 +171,7 @@ class Finished:
 
     def __init__(self, score: float, spent: float = 0.0) -> None:
         start = {"round": 0, "test_accuracy": 0.1, "bytes_down": 0, "bytes_up": 0}
-        self.curve = Curve((start, {**start, "round": 1, "test_accuracy": score, "bytes_up": spent}))
+        self.curve = metrics_table([start, {**start, "round": 1, "test_accuracy": score, "bytes_up": spent}])
 
 
 def test_factors_of_bytes_are_compared_and_missing_runs_are_counted() -> None:
@@ -190,10 +189,15 @@ def test_factors_of_bytes_are_compared_and_missing_runs_are_counted() -> None:
         if t.row.variant.label != "c" or t.seed
     }
     results = Results(recipe, trials, finished)  # type: ignore[arg-type]
-    raw = [results.scores(row, "MB to 0.5") for row in results.rows((), {})]
+    raw = [group.scores("MB to 0.5") for _, group in results.groups]
     assert not differences(raw, 0, all_pairs=True)[1].distinguishable
-    cells = [line[:2] for line in grid(results, table).lines]
-    assert cells == [("a", "**8.0±11.0**"), ("b", "12.0±16.6"), ("c (4 of 5 runs)", "39.0±46.9")]
+    shown = results.table(table)
+    assert [line[:2] for line in shown.rows] == [
+        ("a", "8.0±11.0"),
+        ("b", "12.0±16.6"),
+        ("c (4 of 5 runs)", "39.0±46.9"),
+    ]
+    assert (0, 1) in shown.best and (1, 1) not in shown.best
 
 
 def test_folds_of_a_seed_are_one_value() -> None:
@@ -207,10 +211,11 @@ def test_folds_of_a_seed_are_one_value() -> None:
     trials = tuple(recipe.trials())
     finished = {t.id: Finished(0.5 + 0.01 * n) for n, t in enumerate(trials)}
     results = Results(recipe, trials, finished)  # type: ignore[arg-type]
-    (compared,) = compare(results, Differences(("test_accuracy@end",), against="a"))
+    (compared,) = results.compare(Differences(("test_accuracy@end",), against="a"))
     assert compared.differences[1].values == pytest.approx([0.06, 0.06]), "n counts seeds"
     del finished[trials[0].id]
-    (compared,) = compare(results, Differences(("test_accuracy@end",), against="a"))
+    results = Results(recipe, trials, finished)  # type: ignore[arg-type]
+    (compared,) = results.compare(Differences(("test_accuracy@end",), against="a"))
     assert compared.differences[1].n == 1, "a seed counts with all of its folds"
 
 

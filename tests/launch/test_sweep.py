@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pandas
 import pytest
 from click.testing import CliRunner
 
@@ -21,16 +22,16 @@ from fedsim.errors import DiskError, UsageError
 from launch.cli import main
 from launch.configuration.config_files import read_config
 from launch.configuration.execution import AUTO
-from launch.results.statistics import heading, shown, value
+from launch.results.columns import column
 from launch.runs.folder import RunFolder
-from launch.runs.tables import Curve
+from launch.runs.tables import metrics_table
 from launch.sweep.command import _with_sections
 from launch.sweep.finished import FinishedRun, Number, read_archive
 from launch.sweep.from_options import recipe_of, seed_list
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
-from launch.sweep.table import Results, _split
+from launch.sweep.table import Results, key_of
 from tests.support.commands import DEADLINE
 from tests.support.kept_runs import kept_run
 from tests.support.process_tree import alive, children_of
@@ -77,9 +78,17 @@ def recipe(tmp_path: Path, text: str = RECIPE) -> Path:
     return path
 
 
-def curve(*lines: dict[str, float | None]) -> Curve:
+def curve(*lines: dict[str, float | None]) -> pandas.DataFrame:
     whole = [{"round": r, "bytes_down": 10**6, "bytes_up": 10**6, **line} for r, line in enumerate(lines)]
-    return Curve(tuple(whole))
+    return metrics_table(whole)
+
+
+def value(expression: str, run: pandas.DataFrame, window: int = 1) -> float:
+    return column(expression).of(run, window)
+
+
+def shown(expression: str, values: list[float]) -> str:
+    return column(expression).shown(values)
 
 
 # ---- columns
@@ -125,7 +134,7 @@ def test_the_best_of_what_is_better_when_it_is_lower_is_the_least() -> None:
 
 def test_a_list_is_no_column() -> None:
     lines = [{"reliability": [[1, 0.5, 1]]}, {"reliability": [[1, 0.5, 0]]}]
-    with pytest.raises(UsageError, match="'reliability' is no number"):
+    with pytest.raises(UsageError, match="no metric 'reliability'"):
         value("reliability@end", curve(*lines))  # type: ignore[arg-type]
 
 
@@ -134,7 +143,7 @@ def test_cells_have_mean_and_population_deviation() -> None:
     assert shown("test_nll@2", [1.0, 2.0]) == "1.50±0.50"
     assert shown("test_ece@2", [0.0312, 0.0352]) == "0.033±0.002"
     assert shown("client_accuracy_worst@2", [0.5]) == "50.0"
-    assert (heading("test_ece@2"), heading("received@2")) == ("ECE@2", "received@2")
+    assert (column("test_ece@2").heading, column("received@2").heading) == ("ECE@2", "received@2")
     assert shown("test_nll@2", [1.0, math.nan]) == "diverged (1)"
     assert shown("rounds to 0.5", [3, math.nan]) == "1 of 2"
     assert shown("rounds to 0.5", [math.nan]) == "-"
@@ -173,10 +182,9 @@ def test_repetitions_are_averaged_over(tmp_path: Path) -> None:
     finished = {t.id: FinishedRun(t.id, t.row.name, t.seed, 1.0, "", "", {}, metrics) for t in trials}
     assert len(finished) == len(trials)
     results = Results(read, tuple(trials), finished)
-    assert all(len(results.values(row, "test_accuracy@1")) == 2 * 2 for row in read.rows())
-    assert results.scores(trials[0].row, "test_accuracy@1").keys() == {
-        (seed, _split(trials[0].experiment)) for seed in (0, 1)
-    }
+    assert all(len(group.values("test_accuracy@1")) == 2 * 2 for _, group in results.groups)
+    first_row = results.groups[0][1].scores("test_accuracy@1")
+    assert first_row.keys() == {key_of(t) for t in trials[:4]} and len(first_row) == 2
 
 
 def test_a_variants_group_does_not_replace_the_recipes(tmp_path: Path) -> None:
@@ -490,7 +498,7 @@ def test_states_of_finished_runs_are_removed_if_one_says_so(tmp_path: Path) -> N
         assert done.exit_code == 0, done.output
         (run,) = set(folder.glob("*/")) - before
         assert [p.name for p in run.glob("state")] == kept
-        assert RunFolder(run).curve.rounds() == [0, 1]
+        assert list(RunFolder(run).curve.index) == [0, 1]
     states = ClientStates(folder / "gone" / "state", object)
     with pytest.raises(DiskError, match="fedsim sweep --remove-states"):
         states.load(0, 1)

@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.cli import main
+from launch.numbers import counted, duration, percentage, size
 from launch.progress_display import ProgressLine, fitted, progress_parts
 from launch.session.display import Display
-from launch.terminal import console, counted, duration, megabytes, percentage, print_table
+from launch.terminal import console, print_table
 from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +186,7 @@ def test_numbers_for_people() -> None:
         "2 workers",
         "1,000 workers",
     ]
-    assert [megabytes(n) for n in (0, 640, 21_368, 603_000, 1.2e6, 2.5e9)] == [
+    assert [size(n) for n in (0, 640, 21_368, 603_000, 1.2e6, 2.5e9)] == [
         *("0 B", "640 B", "21.4 kB", "0.60 MB", "1.20 MB", "2.50 GB")
     ]
     assert [duration(s) for s in (0.4, 12, 75, 3723)] == ["0:00", "0:12", "1:15", "1:02:03"]

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.errors import UsageError
 from launch.cli import main
-from launch.configuration.target_accuracy import TargetAccuracy, below_target, parsed, percent
+from launch.configuration.target_accuracy import TargetAccuracy, parsed
+from launch.numbers import below_target, size, target
 from launch.runs.folder import RunFolder
 from launch.runs.manifest import digest
 from launch.sweep.recipe import Recipe
-from launch.terminal import megabytes
 from tests.support.commands import fedsim as command, start
 from tests.support.reproducible import without_seconds
 
@@ -38,7 +38,7 @@ def test_an_accuracy_is_a_share_or_a_percentage() -> None:
 
 
 def test_a_target_is_shown_as_it_was_asked_for_and_what_was_reached_is_never_rounded_up() -> None:
-    assert [percent(x) for x in (0.78, 0.7638, 0.7825, 1.0, 0.07)] == [
+    assert [target(x) for x in (0.78, 0.7638, 0.7825, 1.0, 0.07)] == [
         *("78 %", "76.38 %", "78.25 %", "100 %", "7 %")
     ]
     assert [below_target(x) for x in (0.78, 0.77999, 0.7638, 1.0)] == [
@@ -161,7 +161,7 @@ def test_workers_give_the_same_bits(whole: fedsim.Run, short: fedsim.Run, tmp_pa
     output = command("launch", *OPTIONS, *how, "--until", until, "--out", str(tmp_path / "run"))
     same(RunFolder.open(tmp_path / "run"), short)  # type: ignore[arg-type]
     spent = sum(short.summary[f"bytes_{side}"] for side in ("down", "up"))
-    assert f"reached {percent(float(until))} after round 3 with {megabytes(spent)}" in output
+    assert f"reached {target(float(until))} after round 3 with {size(spent)}" in output
 
 
 @pytest.mark.process
