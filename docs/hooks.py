@@ -3,6 +3,7 @@
 - README.md and the other pages of the repository's root (ROOT_PAGES) become pages.
 - Every module of the four packages gets a reference page, and the decisions get a table of contents.
 - Every algorithm gets a page (docs/algorithm_pages.py); a link from its name to its file leads there.
+- The notebooks are carried out (docs/recipes/notebook_pages.py); their pages have what the cells print.
 - reference.md is made of the code and of reference.toml (docs/reference_page.py).
 - `FOLDER/*` in mkdocs.yml's nav stands for the pages of that folder.
 - Links are written for the repository (`../fedsim/algorithm.py`). They lead to the module's reference page
@@ -11,8 +12,12 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -58,10 +63,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["decisions/index.md"] = _decisions()
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
+    for uri, content in _notebooks().items():
+        files.append(File.generated(config, uri, content=content))
     for file in sorted(_linked_files(files)):
         files.append(File.generated(config, _source_page(file), content=NOT_SEARCHED + _shown(file)))
     config.nav = _expanded(config.nav or [], files)
     return files
+
+
+def _notebooks() -> dict[str, str | bytes]:
+    """Carry the notebooks out; return their pages and pictures."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "docs" / "recipes" / "notebook_pages.py"), "--out", folder]
+        subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        return {
+            f"notebooks/{file.name}": file.read_text("utf-8") if file.suffix == ".md" else file.read_bytes()
+            for file in sorted(Path(folder).iterdir())
+        }
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -119,7 +137,8 @@ def _in_repository(page: str, target: str) -> tuple[str | None, str]:
         return None, ""
     origin = next((name for name, uri in ROOT_PAGES.items() if uri == page), f"docs/{page}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), parts.path))
-    known = not path.startswith("..") and ((ROOT / path).exists() or path == f"docs/{reference_page.PAGE}")
+    made = path == f"docs/{reference_page.PAGE}" or (ROOT / path).match("docs/notebooks/*.md")
+    known = not path.startswith("..") and ((ROOT / path).exists() or made)
     return (path if known else None), f"#{parts.fragment}" if parts.fragment else ""
 
 

@@ -1,7 +1,9 @@
 """The notebooks in docs/notebooks as pages of the site: their text, their code and what it prints.
 
-    python docs/recipes/notebook_pages.py                30 seconds; writes docs/notebooks/*.md and pictures
-    python docs/recipes/notebook_pages.py first_run      one of them
+    python docs/recipes/notebook_pages.py --out DIR                30 seconds; writes pages and pictures
+    python docs/recipes/notebook_pages.py --out DIR first_run      one of them
+
+docs/hooks.py does this when it builds the site; no page is committed.
 
 A notebook is a Python file in jupytext's percent format, so it is read, compared and linted like any other
 file. Jupyter opens it with jupytext (decision 033). Each is carried out in a new process and an empty folder.
@@ -103,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = sorted(file.stem for file in NOTEBOOKS.glob("*.py"))
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all of them")
-    parser.add_argument("--out", type=Path, default=NOTEBOOKS, help="folder of the pages")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the pages")
     options = parser.parse_args(argv)
     out, chosen = options.out.resolve(), options.names or names
     if unknown := sorted(set(chosen) - set(names)):

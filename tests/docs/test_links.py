@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tests.support.pages import reference
+from tests.support.pages import notebooks, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (".github", "docs", "fedsim", "protocols", "workers", "launch", "tests")
@@ -31,7 +31,7 @@ ADDRESS = re.compile(r"[^@\s]+@[^@\s]+\.[a-z]+", re.IGNORECASE)
 def _generated() -> dict[Path, str]:
     """The pages that only the site has, by the path that they would have."""
     pages = runpy.run_path(str(ROOT / "docs" / "algorithm_pages.py"))["pages"]()
-    pages |= {"reference.md": reference()}
+    pages |= {"reference.md": reference()} | {f"notebooks/{n}.md": t for n, t in notebooks().items()}
     return {ROOT / "docs" / uri: text for uri, text in pages.items()}
 
 
