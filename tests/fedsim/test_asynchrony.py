@@ -128,10 +128,3 @@ def test_asynchronous_runs_count_all_clients(asynchronous: str, counted: int) ->
     problem = problem_of(find("fedlap"), None, asynchronous=asynchronous, compute="1ms")
     assert problem.task(1, 1, 0, asked=2).at.value("1/|S|") == 1 / counted
     assert problem.context(1, 1, asked=2).at(0).value("1/|S|") == 1 / counted
-
-
-def test_the_clock_counts_what_the_ledger_will() -> None:
-    """Whole runs, in which a fresh round lasts as long as a synchronous one: tests/test_battery.py."""
-    problem = problem_of(find("fedavg"), None, **RUN, link="up=1mbit,down=8mbit")
-    steps = problem.asynchrony.schedule
-    assert steps is not None and steps.step(1).seconds > 0.02  # 2,560 bytes up at 1 Mbit/s

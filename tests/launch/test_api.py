@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from torch import nn
 import fedsim
 from fedsim.errors import DataError, FedsimError, MismatchError, UsageError
 from fedsim.experiment import Experiment
-from launch import PROGRAM_START
 from launch.configuration.execution import Execution
 from launch.session import run as launch_run
 from protocols.fedavg import FedAvg
@@ -293,14 +290,6 @@ def test_the_name_of_an_algorithm_in_the_place_of_an_experiment_says_what_to_wri
         fedsim.run("fedlap_cov", quiet=True)  # type: ignore[call-overload]
 
 
-def test_hyperparameters_have_short_dotted_or_nested_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = {
-        str(fedsim.run(**SMALL, hyperparameters=supplied).summary["model_sha256"])
-        for supplied in ({"lr": np.float64(0.02)}, {"local.lr": 0.02}, {"local": {"lr": 0.02}})
-    }
-    assert len(digests) == 1
-
-
 def test_numbers_of_numpy_and_torch_are_numbers() -> None:
     plain: dict[str, Any] = {"clients": 3, "rounds": 1, "seed": 2, "fraction": 0.5, "max_norm": 0.0}
     plain |= {"workers": 0, "lease": 10.0, "hyperparameters": {"lr": 0.5, "local": {"epochs": 2}}}
@@ -404,11 +393,6 @@ def test_process_is_as_it_was_after_a_run() -> None:
     assert float(torch.tensor(1e-310, dtype=torch.float64) * 1.0) > 0
 
 
-def test_time_to_the_first_round_counts_from_the_call(small: fedsim.Run) -> None:
-    assert 0 <= small.summary["seconds_to_first_round"] < DEADLINE
-    assert small.summary["seconds_to_first_round"] < time.time() - PROGRAM_START
-
-
 def test_ctrl_c_is_keyboard_interrupt_and_leaves_a_run_to_resume(small: fedsim.Run) -> None:
     @dataclasses.dataclass(frozen=True)
     class Stopping(Mine):
@@ -466,12 +450,3 @@ def test_script_without_a_main_guard_starts_workers_that_do_not_run_it() -> None
     lines = done.stdout.splitlines()
     assert sum(line.startswith("round ") for line in lines) == 3  # the first run, rounds 0 to 2
     assert lines[-1] == "done"
-
-
-def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    fedsim.run(algo="fedavg", clients=2, rounds=1)
-    lines: Iterable[str] = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines if line.startswith("round ")] == [
-        ["round", "0/1"],
-        ["round", "1/1"],
-    ]

@@ -71,29 +71,6 @@ def test_a_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp
     assert jumping.bits == plain.bits
 
 
-def test_the_wall_clock_is_for_people_only() -> None:
-    """Where it is read: what a manifest, a process list, a folder's name and the time to round 1 say; how old
-    a folder is that nobody holds any more; and what trackers draw rounds over."""
-    known = {
-        "workers/coordinator/run_records.py",
-        "launch/processes/supervisor.py",
-        "launch/runs/writer.py",
-        "launch/__init__.py",
-        "launch/session/run.py",
-        "launch/results/compare.py",
-        "launch/runs/manifest.py",
-        "workers/scratch.py",
-        "launch/tracking/adapters.py",
-    }
-    files = [p for room in ("fedsim", "protocols", "workers", "launch") for p in (ROOT / room).rglob("*.py")]
-    reading = {
-        str(p.relative_to(ROOT))
-        for p in files
-        if "time.time()" in p.read_text() or "datetime.now(" in p.read_text()
-    }
-    assert reading == known
-
-
 @pytest.mark.process
 def test_an_address_space_that_torch_does_not_fit_into_is_one_line(tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -161,13 +161,6 @@ def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_
             assert plan[name][key] == pytest.approx(of(measured[name]), rel=1e-9)
 
 
-def test_a_plan_draws_the_durations_of_the_run(run: RunFolder) -> None:
-    measured = planned(*SMALL, "--rounds", "4", "--link", run.experiment["link"])
-    assert measured["simulated_seconds"] == pytest.approx(spent(run)["simulated_seconds"], rel=1e-9)
-    for name in ("client_seconds", "client_joules"):
-        assert measured[f"{name}_total"] == pytest.approx(spent(run)[f"{name}_total"], rel=1e-9)
-
-
 @pytest.mark.parametrize("how", [("--async", "fedbuff:2+damp:0.5"), ()], ids=str)
 def test_no_client_of_a_plan_is_busy_for_longer_than_the_run_lasts(
     how: tuple[str, ...], tmp_path: Path

@@ -435,19 +435,8 @@ def test_slurm(
     run = tmp_path / "run"
     paths = {name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")}
     verified = ("--verify-bytes",) if interruption == "none" else ()
-    command = (
-        "launch",
-        "--on",
-        "slurm",
-        "--nodes",
-        "2",
-        "--workers",
-        "4",
-        "--out",
-        str(run),
-        *SLOW,
-        *verified,
-    )
+    command = ("launch", "--on", "slurm", "--nodes", "2", "--workers", "4", "--out", str(run), *SLOW)
+    command += verified
     assert "job 1" in ends(start(*command, **paths))
     log = run.with_name("run.job") / "job.log"
     if interruption != "none":

@@ -211,17 +211,6 @@ def test_a_file_that_fedsim_did_not_write_is_never_removed(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    "names", [("lock",), ("checkpoints/",), ("logs/", "state/"), ("metrics.jsonl", "lock")]
-)
-def test_a_folder_without_a_lock_of_ours_is_no_start(names: tuple[str, ...], tmp_path: Path) -> None:
-    for name in names:
-        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text("")
-    with pytest.raises(UsageError, match="the folder is not empty; choose another or remove it"):
-        RunDir(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {name.strip("/") for name in names}
-
-
 def test_links_in_the_place_of_our_files_are_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()

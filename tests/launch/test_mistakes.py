@@ -53,22 +53,6 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
 
-@pytest.mark.parametrize(
-    "what", ["algorithms", "datasets", "models", "partitions", "codecs", "schedules"], ids=str
-)
-def test_lists(what: str) -> None:
-    done = CliRunner(catch_exceptions=False).invoke(main, ["list", what])
-    assert done.exit_code == 0
-    assert len(done.stdout.splitlines()) > 2
-
-
-def test_describe_shows_box_messages_and_hyperparameters() -> None:
-    done = CliRunner(catch_exceptions=False).invoke(main, ["describe", "fedlap_cov"])
-    assert done.exit_code == 0
-    for word in ("Eq. 21", "precision", "2P down, 2P up", "delta", "number > 0", "epochs"):
-        assert word in done.stdout
-
-
 def test_python_refuses_infinity_as_the_command_line_does() -> None:
     with pytest.raises(UsageError, match="lr = inf: must be a finite number"):
         convert(Experiment, {"hyperparameters": {"lr": float("inf")}}, "the arguments")

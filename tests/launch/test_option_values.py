@@ -23,51 +23,30 @@ from launch.configuration.config import Overrides
 from launch.configuration.execution import Execution
 
 NEEDED = {
+    **{(reader,): ("nowhere",) for reader in ("resume", "verify", "ledger", "watch", "report", "trace")},
+    **{(reader,): ("nowhere",) for reader in ("compare", "codecs")},
+    **{(joins,): ("--join", "nowhere") for joins in ("worker", "node")},
     ("relay",): ("--to", "127.0.0.1:9"),
-    ("resume",): ("nowhere",),
     ("sweep",): ("--seeds", "0", "--dry-run"),
     ("schedule",): ("full",),
     ("describe",): (),
-    ("verify",): ("nowhere",),
-    ("ledger",): ("nowhere",),
-    ("watch",): ("nowhere",),
-    ("report",): ("nowhere",),
-    ("trace",): ("nowhere",),
-    ("compare",): ("nowhere",),
-    ("codecs",): ("nowhere",),
-    ("worker",): ("--join", "nowhere"),
-    ("node",): ("--join", "nowhere"),
     ("launch",): ("--out", "nowhere"),
     ("plan",): (),
 }
 """What else a command needs."""
 
 TEXTS = {
-    "algo": "zzz",
-    "asynchronous": "zzz",
-    "bind": "zzz",
-    "codecs": "zzz",
-    "compute": "zzz",
+    **dict.fromkeys(
+        (
+            *("algo", "asynchronous", "bind", "codecs", "compute", "dataset", "deadline", "devices"),
+            *("engine_options", "evaluate_on", "freeze", "hyperparameters", "image", "keys", "link"),
+            *("model", "participation", "partition", "preset", "track", "train", "tree"),
+        ),
+        "zzz",
+    ),
     "config": "zzz.toml",
     "data_dir": "/zzz",
-    "dataset": "zzz",
-    "deadline": "zzz",
-    "devices": "zzz",
-    "engine_options": "zzz",
-    "evaluate_on": "zzz",
-    "freeze": "zzz",
-    "hyperparameters": "zzz",
-    "image": "zzz",
-    "keys": "zzz",
-    "link": "zzz",
-    "model": "zzz",
     "out": "/dev/null/zzz",
-    "participation": "zzz",
-    "partition": "zzz",
-    "preset": "zzz",
-    "track": "zzz",
-    "train": "zzz",
-    "tree": "zzz",
 }
 """A wrong value of each text of `launch`."""
 

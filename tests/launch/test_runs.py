@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,6 @@ from launch.runs.folder import DAMAGED, MISSING, RunFolder
 from tests.support.commands import DEADLINE, start
 from workers.storage.atomic_files import RunLock, is_locked
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {"model": "logistic", "clients": 2, "quiet": True}
 
 
@@ -180,17 +177,6 @@ def test_a_run_that_is_killed_is_running_before_and_killed_after(tmp_path: Path)
     running.kill()
     (line,) = listed(str(tmp_path))
     assert line["state"] == "killed" and line["rounds"] == 100000
-
-
-def test_the_list_imports_nothing_heavy(folder: Path) -> None:
-    program = (
-        "import sys\nfrom launch.cli import main\n"
-        f"try:\n    main(['runs', {str(folder)!r}])\nexcept SystemExit as end:\n    assert not end.code\n"
-        "print([n for n in ('torch', 'pandas', 'zmq') if n in sys.modules])"
-    )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
-    assert done.stdout.endswith("\n[]\n"), done.stdout + done.stderr
 
 
 def _look(run: str, stop: Any) -> None:

@@ -6,11 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-
-import pytest
 
 from fedsim.experiment import Experiment
 from launch.cli import main
@@ -25,22 +22,6 @@ def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code"),
-    [(["--help"], 0), (["launch", "--help"], 0), (["launch", "--roundz", "3"], 2), (["launhc"], 2)],
-    ids=["help", "help of launch", "mistyped option", "mistyped command"],
-)
-def test_help_and_mistyped_options_import_nothing_heavy(arguments: Sequence[str], exit_code: int) -> None:
-    program = (
-        "import sys\nfrom launch.cli import main\n"
-        f"try:\n    main({list(arguments)!r})\nexcept SystemExit as end:\n"
-        f"    assert end.code == {exit_code}, end.code\n"
-        f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])"
-    )
-    done = _python("-c", program)
-    assert done.stdout.endswith("HEAVY []\n"), done.stdout[-200:] + done.stderr[-2000:]
 
 
 def test_every_field_of_the_configuration_has_an_option_or_says_that_it_has_none() -> None:

@@ -17,7 +17,7 @@ import fedsim
 from fedsim.errors import UsageError
 from launch.cli import main
 from launch.configuration.target_accuracy import TargetAccuracy, parsed
-from launch.numbers import below_target, size, target
+from launch.numbers import below_target, target
 from launch.runs.folder import RunFolder
 from launch.runs.manifest import digest
 from launch.sweep.recipe import Recipe
@@ -153,15 +153,6 @@ def test_a_target_that_is_named_later_is_charged_up_to_its_round(whole: fedsim.R
     run = fedsim.resume(run, quiet=True)
     assert (run.summary["reached"], run.summary["rounds"]) == (3, 8)
     assert sum(run.summary["bytes_to_until"].values()) == whole.bytes_to(accuracy=level(whole, 3))
-
-
-@pytest.mark.process
-def test_workers_give_the_same_bits(whole: fedsim.Run, short: fedsim.Run, tmp_path: Path) -> None:
-    until, how = str(level(whole, 3)), ("--workers", "3", "--transport", "tcp", "--verify-bytes")
-    output = command("launch", *OPTIONS, *how, "--until", until, "--out", str(tmp_path / "run"))
-    same(RunFolder.open(tmp_path / "run"), short)  # type: ignore[arg-type]
-    spent = sum(short.summary[f"bytes_{side}"] for side in ("down", "up"))
-    assert f"reached {target(float(until))} after round 3 with {size(spent)}" in output
 
 
 @pytest.mark.process

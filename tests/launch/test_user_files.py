@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import fedsim
 from fedsim.errors import MismatchError
-from launch.cli import main
 from launch.sweep.recipe import Recipe
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -75,26 +73,6 @@ def test_failed_resume_can_be_tried_again_in_the_same_process(folder: Path) -> N
     (folder / "split.py").write_text(FILES["split.py"])
     assert fedsim.resume(run, rounds=2, quiet=True).status == "done"
     assert caught.value.__traceback__ is not None  # a notebook keeps it, too, and with it all its frames
-
-
-def test_command_line_takes_the_same_files(folder: Path) -> None:
-    def command(*arguments: str, code: int = 0) -> str:
-        done = CliRunner(catch_exceptions=False).invoke(main, [*arguments])
-        assert done.exit_code == code, done.output
-        return done.output
-
-    schedule = "nightly.py:nightly"
-    job = f"--algo fedavg --clients 4 --rounds 2 --participation {schedule} --codec up.mean=int8.py:int8"
-    command("launch", "--workers", "0", "--out", "run", *job.split())
-    command("resume", "run", "--rounds", "3", "--participation", schedule)
-    run = fedsim.open("run")
-    same = CHOICES | {"participation": schedule, "partition": "two_dirichlet"}
-    assert run.summary["model_sha256"] == fedsim.run(**same, rounds=3).summary["model_sha256"]
-    assert "total" in command("plan", *job.split())
-    assert command("schedule", schedule, "--clients", "4", "--rounds", "3")
-    assert command("verify", "run")
-    assert "did you mean 'nightly'" in command("launch", "--participation", "nightly.py:nightley", code=2)
-    assert "field=codec" in command("launch", "--codec", "int8.py:int8", "--workers", "0", code=2)
 
 
 def test_sweep_takes_the_same_files_and_knows_a_copy_elsewhere(

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsim.algorithm import Context, Task
 from fedsim.learning.gaussian import kl_divergence
-from fedsim.learning.params import Net
-from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.ivon import IvonTraining
-from fedsim.seeds import RandomStream, seeded_torch
 from protocols.related.ba_ivon import BaIvon
-from protocols.related.fedivon import FedIvon
 
 SIZES = (10, 20, 40, 80, 160)
 EXACT = IvonTraining(optimiser="exact")
@@ -68,28 +62,3 @@ def test_the_server_has_the_barycentre_of_the_participants(
         growth = sum(ends) / 2 - least
         assert growth > 0
         assert abs(ends[1] - ends[0]) < 0.01 * growth  # odd terms are of third order: 1e-9 beside 1e-6
-
-
-def test_a_first_upload_is_fedivons_bit_for_bit_and_starts_from_the_global_posterior() -> None:
-    """The first q_g has h = h0 for clients of the mean size."""
-    with seeded_torch(0):
-        net = Net(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3)))
-        shard = Shard(net, torch.randn(21, 5), torch.randint(3, (21,)), 1.0)
-    start, local = net.snapshot(), IvonTraining(epochs=3, batch_size=8, carry=False)
-
-    def first_upload(algorithm: Any, precision: float | None = None) -> Any:
-        ctx = Context(start, net.layout, (21, 21), 1, 1, RandomStream(0, "server", 1))
-        task = Task(start, (21, 21), 1, 1, 0, RandomStream(0, "client.1", 1, 0))
-        down = algorithm.broadcast(algorithm.server_init(ctx), ctx)
-        second = next(v for v in vars(down).values() if v is not down.mean).float()
-        down = type(down)(start, second if precision is None else torch.full_like(second, precision))
-        return algorithm.client_update(algorithm.client_init(ctx, 0), down, shard, task)[1]
-
-    fedivon, ours = first_upload(FedIvon(local=local)), first_upload(BaIvon(curvature="h0", local=local))
-    assert torch.equal(ours.mean, fedivon.mean)
-    posterior = first_upload(BaIvon(local=local))
-    assert float((posterior.mean - ours.mean).norm() / ours.mean.norm()) < 1e-4
-    wider = first_upload(BaIvon(local=local), 1 + 0.05 * 210)  # h = h0 / 2
-    expected = first_upload(BaIvon(curvature="h0", local=replace(local, h0=0.05)))
-    assert float((wider.mean - expected.mean).norm() / expected.mean.norm()) < 1e-4
-    assert float((wider.mean - ours.mean).norm() / ours.mean.norm()) > 1e-2

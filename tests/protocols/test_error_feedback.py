@@ -12,8 +12,7 @@ import torch
 from fedsim.algorithm import Algorithm, Task
 from fedsim.error_feedback import ErrorFeedback, error_feedback
 from fedsim.errors import UsageError
-from fedsim.experiment import Experiment, build_algorithm
-from fedsim.problem import Problem
+from fedsim.experiment import build_algorithm
 from fedsim.seeds import RandomStream
 from fedsim.wire.state_file import decode_state, encode_state
 from protocols import REGISTRY, find
@@ -96,14 +95,6 @@ def test_without_a_loss_nothing_is_owed_and_nothing_changes(quadratics: Any) -> 
     assert all(not c.residuals[0].any() for c in wrapped.clients)
 
 
-def test_the_wrapper_is_its_algorithm_otherwise() -> None:
-    inner = descent()
-    wrapped = error_feedback(inner, frozenset({"delta"}))
-    assert wrapped.name == "mbsgd" and wrapped.default_rounds == inner.default_rounds
-    assert wrapped.unwrapped is inner and inner.unwrapped is inner
-    assert wrapped.exchanges == inner.exchanges
-
-
 def test_its_client_state_goes_through_a_file(quadratics: Any) -> None:
     wrapped = error_feedback(build_algorithm(find("fedavgm"), {"optimiser": "exact"}), frozenset({"delta"}))
     federation = quadratics.Federation(wrapped, quadratics.regressions(clients=2), codecs=KEEPS_A_TENTH)
@@ -143,8 +134,3 @@ def test_a_run_has_it_from_its_configuration(launched: Any) -> None:
     up = [runs[on]["bytes"]["algorithm"]["up"]["delta"] for on in (False, True)]
     assert all(sum(layers.values()) < 0.05 * 4 * 12 * 4 * runs[True]["params"] for layers in up)
     assert runs[True]["test_nll"] < runs[False]["test_nll"]
-
-
-def test_a_problem_without_it_is_not_wrapped() -> None:
-    experiment = Experiment(algo="fedavgm", model="logistic", clients=3, codecs={"up.delta": "topk:0.1"})
-    assert not isinstance(Problem.build(experiment, find("fedavgm")(), None).algorithm, ErrorFeedback)

@@ -5,7 +5,6 @@ Coordinates are independent chains, so that one run has many: noise is that of C
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import fedsim
 from fedsim.learning.gaussian import Point, Samples
 from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.langevin import LangevinTraining
@@ -118,23 +116,3 @@ def test_the_model_is_the_last_samples_behind_burn_in_thinned(
     generator = torch.Generator()
     assert [x.tolist() for x in model.samples(2, generator)] == model.values[1:].tolist()
     assert len(list(model.samples(32, generator))) == 3
-
-
-@pytest.mark.process
-def test_many_samples_reach_the_workers_that_evaluate(tmp_path: Path) -> None:
-    """Eight samples are a longer frame than any message of the algorithm."""
-    few = {"steps": 1, "burn_in": 0, "thin": 1}
-    runs = [
-        fedsim.run(
-            algo="fald",
-            rounds=8,
-            eval_every=8,
-            clients=2,
-            hyperparameters=few,
-            workers=workers,
-            out=tmp_path / str(workers),
-        )
-        for workers in (0, 1)
-    ]
-    nlls = [run.lines[-1]["ensemble_nll"] for run in runs]
-    assert nlls[0] == nlls[1]

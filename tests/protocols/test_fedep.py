@@ -75,37 +75,6 @@ def test_fedsep_rests_where_the_average_site_explains_all_clients(quadratics: Si
     assert federation.algorithm.dual_mismatch(federation.server, federation.clients) is None
 
 
-# ---- a weight that the data do not determine: its moments are the prior's, whatever the number of clients
-
-
-def classifiers(clients: int) -> tuple[Shard, ...]:
-    """Logistic regressions of 12 examples in three inputs, of which the second is always 0."""
-    net, draws = Net(nn.Sequential(nn.Linear(3, 2))), torch.Generator().manual_seed(3)
-    shards = []
-    for _ in range(clients):
-        x = torch.randn(12, 3, generator=draws) * torch.tensor([1.0, 0.0, 2.0])
-        shards.append(Shard(net, x, (x[:, 0] + torch.randn(12, generator=draws) > 0).long(), 1.0))
-    return tuple(shards)
-
-
-def test_moments_are_exact_where_the_loss_is_quadratic_although_training_stops_early() -> None:
-    """Of the dead inputs' weights, with a mode that training has not found."""
-    shard = classifiers(1)[0]
-    cavity = Gaussian.at(torch.linspace(-1, 1, 8).double(), torch.linspace(0.5, 2, 8).double())
-    how = LocalTraining(epochs=1, batch_size=12, lr=1e-3)
-    fit = tilted_moments(
-        shard,
-        torch.full((8,), 3.0),
-        cavity=cavity,
-        how=how,
-        chain=Chain(),
-        rng=RandomStream(0, "test"),
-        round=1,
-    )
-    for value, exact in ((fit.q.mean, cavity.mean), (fit.q.precision, cavity.precision)):
-        assert torch.allclose(torch.as_tensor(value)[[1, 4]], torch.as_tensor(exact)[[1, 4]], rtol=1e-9)
-
-
 # ---- the moments of a tilted distribution that is no Gaussian
 
 

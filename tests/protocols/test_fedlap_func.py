@@ -22,7 +22,7 @@ from protocols._memory import Down, LabelledDown, Registry, function_term
 from protocols.fedlap import FedLap
 from protocols.fedlap_func import FedLapFunc
 from tests.support.harness import CLIENTS, Run, listed, play, steps
-from tests.support.tolerances import moved, term_gradient
+from tests.support.tolerances import moved
 from workers.assembly import fix_numerics
 
 P, CLASSES, INPUTS = 640, 10, 64
@@ -313,23 +313,6 @@ def test_a_clients_terms_are_those_of_the_formula(send: bool) -> None:
         error = moved(formula, *supplied, roundings=2 * INPUTS + len(memory.weights) + 60)
         assert float(exact.norm()) > 1
         assert float((gradient_of(problem, w, term) - exact).norm()) < error < 1e-3 * float(exact.norm())
-
-
-@pytest.mark.parametrize("count", [4, 40])
-def test_a_term_divided_over_the_steps_of_an_epoch_is_the_term_on_average(count: int) -> None:
-    problem = problem_of(points_per_class=2)
-    shard = problem.shard(0)
-    own = shard.memory(2, torch.Generator().manual_seed(1))
-    w = torch.randn(P, generator=torch.Generator().manual_seed(2))
-    labels = torch.rand(len(own.weights), CLASSES, generator=torch.Generator().manual_seed(3))
-    term = FunctionTerm(shard.floats(own.inputs), labels, own.weights)
-    parts = list(term.divided(count, torch.Generator().manual_seed(4)))
-    assert len(parts) == count and sum(len(p.weights) for p in parts if p) == len(own.weights)
-    mean = torch.stack([gradient_of(problem, w, p) for p in parts if p]).sum(0) / count
-    whole = gradient_of(problem, w, term)
-    roundings = INPUTS + len(own.weights) + 40
-    error = moved(term_gradient(problem.net, term), w, term.inputs, labels, roundings=roundings)
-    assert float((mean - whole).norm()) < 2 * error < 1e-3 * float(whole.norm())
 
 
 def test_with_one_batch_an_epoch_both_ways_take_the_same_gradient() -> None:

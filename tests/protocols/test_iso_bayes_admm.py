@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
-from fedsim.learning.solvers.first_order import LocalTraining, Smoothing
-from fedsim.seeds import RandomStream
+from fedsim.learning.solvers.first_order import LocalTraining
 from protocols.fedadmm import FedADMM
 from protocols.iso_bayes_admm import IsoBayesADMM
 from protocols.precond_admm import PrecondADMM
@@ -66,22 +66,26 @@ def mode(shards: tuple[Logistic, ...], precision: float) -> Tensor:
     return m
 
 
-def test_a_pair_of_draws_has_the_gradient_of_the_smoothed_loss(shards: Any) -> None:
-    """The mean over many pairs, against quadrature's gradient at some point; noise falls with their root."""
-    net, precision = shards[0].net, 2.0
-    point = torch.tensor([0.3, -0.2, -0.1, 0.4])
-    net.load(point)
-    draws = RandomStream(0, "test").torch("smoothing")
-    Smoothing(precision, 1000).loss_gradient(net, shards[0].inputs, shards[0].targets, 12.0, draws)
-    assert torch.equal(net.weights, point)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    x, sign = shards[0].inputs.double(), 1.0 - 2.0 * shards[0].targets.double()
-    spread = (2 * (x**2).sum(1) / precision).sqrt()
-    w = point.double().view(2, 2)
-    margins = sign[:, None] * ((x @ (w[1] - w[0]))[:, None] + spread[:, None] * torch.from_numpy(nodes))
-    slope = (sign * (torch.sigmoid(margins) @ torch.from_numpy(weights / weights.sum()))) @ x
-    exact = torch.cat([-slope, slope])
-    assert float((net.grads.double() - exact).norm() / exact.norm()) < 0.03  # measured 0.006
+def settled(quadratics: SimpleNamespace, shards: Any, algorithm: Any, rounds: int, last: int) -> Tensor:
+    """The mean of the last rounds' m_g."""
+    federation, total = quadratics.Federation(algorithm, shards), torch.zeros(P, dtype=torch.float64)
+    for r in range(rounds):
+        federation.play()
+        if r >= rounds - last:
+            total += federation.mean / last
+    return total
+
+
+def test_its_limit_is_the_mode_of_the_smoothed_loss(quadratics: SimpleNamespace, shards: Any) -> None:
+    smooth, plain = mode(shards, 1.0), mode(shards, math.inf)
+    distance = quadratics.error(plain, smooth)
+    assert distance > 0.4  # measured 0.44
+    how = LocalTraining(epochs=12, batch_size=100, lr=0.5, optimiser="sgd")
+    kept = settled(quadratics, shards, IsoBayesADMM(DELTA, 0.3, 1.0, pairs=6, local=how), 9, 3)
+    assert quadratics.error(kept, smooth) < 0.06  # measured 0.006: the noise of the draws
+    delta_method = settled(quadratics, shards, PrecondADMM(DELTA, 0.3, 1.0, local=how), 12, 1)
+    assert quadratics.error(delta_method, plain) < 0.02  # measured 0.008
+    assert quadratics.error(delta_method, smooth) > 0.4
 
 
 def test_on_quadratics_it_is_fedadmm_and_precond_admm(quadratics: SimpleNamespace) -> None:
@@ -97,22 +101,3 @@ def test_on_quadratics_it_is_fedadmm_and_precond_admm(quadratics: SimpleNamespac
             federation.play(participants)
         assert quadratics.error(one.mean, two.mean) < 1e-13
         assert quadratics.error(one.mean, three.mean) < 1e-13
-
-
-def test_a_pair_is_exact_where_the_loss_is_quadratic() -> None:
-    """A squared loss of a linear network: odd terms cancel within a pair, up to float32's rounding."""
-    g = torch.Generator().manual_seed(1)
-    net = Net(nn.Sequential(nn.Linear(3, 2, bias=False)))
-    x, target = torch.randn(8, 3, generator=g), torch.randn(8, 2, generator=g)
-
-    class Squares:
-        def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-            return ((outputs - targets) ** 2).mean()
-
-    net.likelihood = Squares()  # type: ignore[assignment]
-    start = net.snapshot()
-    net.loss_gradient(x, target, 1.0)
-    plain = net.grads.clone()
-    Smoothing(1.0, 1).loss_gradient(net, x, target, 1.0, RandomStream(0, "test").torch("smoothing"))
-    assert float((net.grads - plain).norm() / plain.norm()) < 1e-5
-    assert torch.equal(net.weights, start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from fedsim.experiment import Experiment
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.problem import Problem, _held_by
 from launch.results.plan import plan
-from launch.runs.folder import RunFolder
 from protocols.fedavg import FedAvg
 from protocols.related.pooled import Pooled
 from tests.support.harness import exchanged, play
@@ -89,28 +87,3 @@ def test_scores_by_client_are_of_the_clients_that_the_rows_come_from(evaluate_on
     assert pooled is not None
     assert len(pooled.shares) == 5
     assert np.array_equal(pooled.shares, federated.shares)
-
-
-def test_worst_client_and_spread_at_the_start_are_those_of_the_federation(tmp_path: Path) -> None:
-    """The start is the same, so the scores are: a run's histogram counts five clients."""
-    pooled, fedavg = (play(built(a), tmp_path / a.name).metrics for a in (Pooled(), FedAvg()))
-    start, end = pooled[0], pooled[-1]
-    assert {k: v for k, v in start.items() if k.startswith("client_")} == {
-        k: v for k, v in fedavg[0].items() if k.startswith("client_")
-    }
-    assert end["client_accuracy_worst"] < end["client_accuracy_mean"]
-    assert end["client_accuracy_spread"] > 0
-    assert sum(end["client_accuracy_histogram"]) == 5
-
-
-def test_manifest_summary_and_report_of_a_run(launched: Callable[..., Path]) -> None:
-    run = RunFolder.open(launched("run", algo="pooled", eval_every=1, **TASK))
-    assert run.experiment["clients"] == 5
-    assert run.experiment["client_sizes"] == [sum(built(FedAvg()).sizes)]
-    assert run.clients == 1
-    summary = run.summary
-    assert summary["bytes_down"] == summary["bytes_up"] == 0
-    assert "algorithm" not in summary["bytes"]
-    assert summary["units_of_p_up"] == 0
-    assert summary["took_part"] == [3]
-    assert (run.lines[-1]["test_accuracy"]) > 0.7

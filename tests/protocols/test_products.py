@@ -14,7 +14,6 @@ from fedsim.learning.gaussian import Point
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalSGD, LocalTraining
-from fedsim.learning.solvers.iasg import Sampling
 from fedsim.learning.solvers.server import ServerOptimiser
 from fedsim.seeds import RandomStream
 from fedsim.wire.state_file import encode_state
@@ -22,7 +21,6 @@ from protocols._gaussian_product import Down
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.fedopt import FedAvgM
-from protocols.fedpa import FedPA
 from protocols.fola import FOLA
 from protocols.laplace_offline import LaplaceOffline
 from protocols.mbsgd import MBSGD
@@ -58,26 +56,6 @@ def test_mbsgd_is_gradient_descent_on_the_mean_loss(quadratics: SimpleNamespace,
         federation.play()
         w = w - 0.01 * weighted([s.gradient(w) / s.size for s in shards])
     assert quadratics.error(federation.mean, w) < 1e-13
-
-
-def test_fedpas_burn_in_rounds_are_fedavg_rounds(quadratics: SimpleNamespace, shards: Any) -> None:
-    how = Sampling(burn_in=2, steps_per_sample=3, samples=4, lr=1e-3, momentum=0.0)
-    federation = quadratics.Federation(FedPA(0.5, 1, PLAIN, how), shards)
-    federation.play()
-    ends = []
-    for s in shards:
-        w = torch.zeros_like(s.linear)
-        for _ in range(14):
-            w = w - 1e-3 * s.gradient(w) / s.size
-        ends.append(w)
-    assert quadratics.error(federation.mean, weighted(ends)) < 1e-12
-    before = federation.mean
-    federation.play()
-    other = quadratics.Federation(FedPA(0.5, 5, PLAIN, how), shards)
-    other.play()
-    other.play()
-    assert quadratics.error(federation.mean, other.mean) > 1e-3  # round 2 samples; there it does not
-    assert quadratics.error(federation.mean, before) > 1e-3
 
 
 def test_mime_with_one_step_is_momentum_on_the_full_gradient(

@@ -86,15 +86,6 @@ def test_an_ensemble_is_told_only_if_there_was_one(sampled: bool) -> None:
         assert (line["ensemble_accuracy"], line["ensemble_nll"]) == (14 / 20, 5 / 20)
 
 
-def test_a_nan_is_told_as_it_is() -> None:
-    created, lines = round_log(1)
-    record = created.open(0, ())
-    record.committed, record.sampled = True, True
-    record.scores[0] = score(1, math.nan, ensemble=(1, math.nan))
-    created.flush()
-    assert math.isnan(lines[0]["test_nll"]) and math.isnan(lines[0]["ensemble_nll"])
-
-
 def test_opening_twice_is_the_same_record_and_a_dropped_round_is_never_told() -> None:
     created, lines = round_log(0)
     first = created.open(1, (0, 1))
@@ -144,13 +135,6 @@ def test_reserved_names_are_all_that_a_line_has() -> None:
     now_and_then |= {"edge_bytes_down", "edge_bytes_up"}
     besides = ("ensemble", "client")
     assert keys == {k for k in RESERVED - now_and_then if not k.startswith(besides)}
-
-
-def test_what_is_reported_stands_in_the_line() -> None:
-    record = RoundRecord(1, scores={0: score(1, 1.0)})
-    record.report({"rho": 0.5})
-    record.report({"loss": 2.0})
-    assert {k: record.line(1, CATEGORICAL)[k] for k in ("rho", "loss")} == {"rho": 0.5, "loss": 2.0}
 
 
 def test_regression_has_no_accuracy() -> None:

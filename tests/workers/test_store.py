@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -86,12 +85,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"x.state"}
 
 
-def test_a_missing_folder_is_a_disk_error_with_exit_code_5(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match="cannot write") as caught:
-        write_atomically(tmp_path / "none" / "x.state", [b""])
-    assert caught.value.exit_code == 5
-
-
 # ---- client states
 
 
@@ -105,14 +98,6 @@ def test_a_state_is_read_back_by_another_process_and_from_the_cache(states: Clie
     assert other.steps == 3
     assert tree(states.folder) == {"000002/000005.state"}
     assert states.read(2, 5) == encode_state(state)
-
-
-def test_saving_again_replaces_the_version(states: ClientStates) -> None:
-    states.save(0, 1, client(1))
-    states.save(0, 1, client(2))
-    assert states.load(0, 1).steps == 2
-    assert ClientStates(states.folder, Client).load(0, 1).steps == 2
-    assert tree(states.folder) == {"000000/000001.state"}
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "emptied", "foreign"])
@@ -149,12 +134,6 @@ def test_the_cache_is_bounded_and_its_account_is_right(
     assert states.load(0, 11).steps == 0
 
 
-def test_a_large_state_is_read_again(states: ClientStates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_states, "LARGEST_CACHED", len(encode_state(client(0))) - 1)
-    states.save(0, 1, client(7))
-    assert not states._cache and states.load(0, 1).steps == 7
-
-
 def test_forgetting_empties_the_cache_and_not_the_disk(states: ClientStates) -> None:
     for k in (0, 1):
         for version in (1, 2, 3):
@@ -163,18 +142,6 @@ def test_forgetting_empties_the_cache_and_not_the_disk(states: ClientStates) -> 
     assert set(states._cache) == {(0, 3), (1, 1), (1, 2), (1, 3)}
     assert states._cached_bytes == sum(n for _, n in states._cache.values())
     assert states.load(0, 1).steps == 1
-
-
-def test_removing_deletes_what_is_older(states: ClientStates) -> None:
-    for version in (1, 2, 5):
-        states.save(0, version, client(version))
-    states.remove(0, below=5)
-    assert saved(states, 0) == [5]
-
-
-def test_digests_are_of_the_encoded_states(states: ClientStates) -> None:
-    states.save(0, 2, client(2))
-    assert states.digest(0, 2) == sha256(encode_state(client(2))).digest()
 
 
 # ---- checkpoints
@@ -222,22 +189,6 @@ def test_three_checkpoints_and_exactly_the_states_that_they_name(
         # drafts of the kept rounds may remain until their round is dropped; nothing older does
         assert all(v in named or v > min(named) for v in saved(states, k))
     assert saved(states, 3) == []
-
-
-def test_no_temporary_is_left_and_every_file_is_whole(
-    tmp_path: Path, states: ClientStates, checkpoints: Checkpoints
-) -> None:
-    for r in range(1, 6):
-        states.save(0, r, client(r))
-        checkpoints.commit(r, Server(torch.ones(1)), (r,), (0,))
-    checkpoints.close()
-    files = tree(tmp_path)
-    assert not [f for f in files if os.path.basename(f).startswith(".")]
-    for name in files:
-        if name.endswith(".state"):
-            assert states.read(0, int(Path(name).stem)) == encode_state(client(int(Path(name).stem)))
-        else:
-            read_checkpoint(tmp_path / name, Server)
 
 
 def test_rounds_that_fold_nothing_keep_the_states_of_those_before(

@@ -20,50 +20,25 @@ from workers.transport.router import ZmqEndpoint
 from workers.transport.tcp_address import TcpAddress, checked_url
 
 WRONG = [
-    ("tcp://127.0.0.1:70000", "port '70000' is no whole number from 1 to 65535"),
-    ("tcp://127.0.0.1:65536", "port '65536'"),
-    ("tcp://127.0.0.1:-1", "port '-1'"),
-    ("tcp://127.0.0.1:0", "port '0'"),
-    ("tcp://127.0.0.1:+5", r"port '\+5'"),
-    ("tcp://127.0.0.1:5x", "port '5x'"),
-    ("tcp://127.0.0.1:5.0", "port '5.0'"),
-    ("tcp://127.0.0.1:0x15", "port '0x15'"),
-    ("tcp://127.0.0.1: 5", "port ' 5'"),
-    ("tcp://127.0.0.1:5 ", "port '5 '"),
+    ("tcp://127.0.0.1:65536", "port '65536' is no whole number from 1 to 65535"),
+    *(
+        (f"tcp://127.0.0.1:{port}", "port '")
+        for port in ("0", "-1", "+5", "5x", "5.0", "0x15", " 5", "5 ", "5/")
+    ),
     ("tcp://127.0.0.1:5\n", r"port '5\\n'"),
     ("tcp://127.0.0.1:\N{ARABIC-INDIC DIGIT THREE}", "port '"),
-    ("tcp://127.0.0.1:", "the port is missing"),
-    ("tcp://127.0.0.1", "the port is missing"),
-    ("tcp://localhost", "the port is missing"),
-    ("tcp://[::1]", "the port is missing"),
-    ("tcp://[::1]:", "the port is missing"),
-    ("tcp://", "the port is missing"),
+    *(
+        (f"tcp://{end}", "the port is missing")
+        for end in ("127.0.0.1:", "127.0.0.1", "localhost", "[::1]", "")
+    ),
     ("tcp://:5555", "the address is missing"),
-    ("tcp://[]:5555", "'' is no IPv6 address"),
-    ("tcp:// 127.0.0.1:5555", "' 127.0.0.1' is neither an address nor a name"),
-    ("tcp://127.0.0.1 :5555", "'127.0.0.1 ' is neither"),
-    (" tcp://127.0.0.1:5555", "it begins with tcp://"),
-    ("tcp://127.0.0.1:5555/", "port '5555/'"),
-    ("tcp://a@b:5555", "'a@b' is neither"),
+    *((f"tcp://{a}:5555", f"'{a}' is neither an address nor a name") for a in (" 127.0.0.1", "a@b", "127.1")),
     ("tcp://1.2.3.4;5.6.7.8:5555", "'1.2.3.4;5.6.7.8' is neither"),  # libzmq: from which address, to which
-    ("tcp://999.1.1.1:5555", "'999.1.1.1' is neither"),
-    ("tcp://127.1:5555", "'127.1' is neither"),
-    ("tcp://-x:5555", "'-x' is neither"),
-    ("tcp://\N{LATIN SMALL LETTER E WITH ACUTE}:5555", "is neither"),
-    ("tcp://::1:5555", "an IPv6 address stands in brackets: tcp://"),
-    ("tcp://fe80::1%eth0:5555", "an IPv6 address stands in brackets"),
-    ("tcp://[::1:5555", "the brackets of an IPv6 address stand around it"),
-    ("tcp://::1]:5555", "the brackets"),
-    ("tcp://[::1]5555", "the brackets"),
-    ("tcp://x[::1]:5555", "the brackets"),
-    ("tcp://[127.0.0.1]:5555", "'127.0.0.1' is no IPv6 address"),
-    ("tcp://[::g]:5555", "'::g' is no IPv6 address"),
-    ("tcp://[fe80::1%]:5555", "is no IPv6 address"),
-    ("127.0.0.1:5555", "it begins with tcp://"),
-    ("TCP://127.0.0.1:5555", "it begins with tcp://"),
-    ("ipc:///tmp/x", "it begins with tcp://"),
-    ("5555", "it begins with tcp://"),
-    ("", "it begins with tcp://"),
+    *((f"tcp://{a}:5555", "is neither") for a in ("999.1.1.1", "-x", "\N{LATIN SMALL LETTER E WITH ACUTE}")),
+    *((f"tcp://{a}:5555", "an IPv6 address stands in brackets") for a in ("::1", "fe80::1%eth0")),
+    *((f"tcp://{a}", "the brackets") for a in ("[::1:5555", "::1]:5555", "[::1]5555", "x[::1]:5555")),
+    *((f"tcp://[{a}]:5555", "is no IPv6 address") for a in ("", "127.0.0.1", "::g", "fe80::1%")),
+    *((a, "it begins with tcp://") for a in ("127.0.0.1:5555", "TCP://127.0.0.1:5555", "ipc:///tmp/x", "")),
 ]
 
 

@@ -92,39 +92,6 @@ def test_nothing_touches_the_disk_below_the_bound(tmp_path: Path) -> None:
     assert spool.take(3)[0].frames == upload(3).frames
 
 
-def test_room_that_was_taken_is_given_back(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", SIZE)
-    for k in range(5):
-        spool.put(k, upload(k))
-        assert on_disk(spool) == []
-        spool.take(k)
-    spool.put(0, upload(0))
-    spool.put(1, upload(1))
-    assert on_disk(spool) == [1]
-    spool.take(1)
-    assert spool.room == 0
-    spool.take(0)
-    assert spool.room == SIZE
-
-
-def test_a_small_upload_still_fits_beside_a_large_one_that_spilled(tmp_path: Path) -> None:
-    small = upload(1, 1).total_bytes()
-    spool = Spool(tmp_path / "spool", SIZE + small)
-    spool.put(0, upload(0))
-    spool.put(1, upload(1))
-    spool.put(2, upload(2, 1))
-    assert on_disk(spool) == [1]
-    assert spool.room == 0
-
-
-def test_a_client_comes_again_in_the_next_round(tmp_path: Path) -> None:
-    spool = full(tmp_path / "spool")
-    for p in (50, 20):
-        spool.put(4, upload(4, p))
-        assert on_disk(spool) == [4]
-        assert frames(spool.take(4)[0]) == frames(upload(4, p))
-
-
 def test_empty_frames_and_letters_without_fields_survive(tmp_path: Path) -> None:
     spool = full(tmp_path / "spool")
     bare = pack(Header(VERSION, "upload", "r"))

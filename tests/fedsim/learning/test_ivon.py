@@ -430,14 +430,6 @@ def test_the_closed_form_is_the_minimum_of_the_objective() -> None:
         assert objective(problem, fit.solution.mean, fit.solution.precision * step[1].exp()) > lowest
 
 
-def test_the_closed_form_without_duals_has_none() -> None:
-    problem = Quadratic(3)
-    zero = torch.zeros(3, dtype=torch.float64)
-    with_zeros, without = closed(problem, dual=Gaussian(zero, zero)), closed(problem, dual=None)
-    assert torch.equal(with_zeros.solution.mean, without.solution.mean)
-    assert torch.equal(with_zeros.solution.precision, without.solution.precision)
-
-
 # ---- errors
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -56,17 +55,6 @@ def test_every_likelihood_is_measured_and_checked() -> None:
     assert all(key == created.name for key, created in LIKELIHOODS.items())
     extra = {k for kind in LIKELIHOODS for k in measured(kind)} - {"test_accuracy", "test_nll"}
     assert extra == {*CALIBRATION, *EXTRA}
-
-
-@pytest.mark.parametrize("kind", LIKELIHOODS)
-def test_a_tally_adds_up_over_parts(kind: str) -> None:
-    measure = LIKELIHOODS[kind]
-    outputs, targets = outputs_and_targets(kind)
-    whole = measure.tally(outputs, targets)
-    assert len(whole) == measure.width(outputs.shape[-1])
-    assert all(type(x) is float for x in whole)
-    parts = [measure.tally(outputs[i : i + 7], targets[i : i + 7]) for i in range(0, len(outputs), 7)]
-    np.testing.assert_allclose(reduce(added, parts), whole, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", LIKELIHOODS)

@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.errors import UsageError
-from fedsim.learning.curvature.diagonal_ggn import diagonal_ggn
-from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
@@ -119,13 +117,6 @@ def test_weight_scales_the_gradient_and_not_the_reported_loss(net: Net, batch: t
     assert float((net.grads - 9.0 * mean).norm()) < 2 * error < 1e-3 * float(net.grads.norm())
 
 
-def test_snapshot_is_a_copy(net: Net) -> None:
-    taken = net.snapshot()
-    kept = taken.clone()
-    net.weights.add_(1.0)
-    assert torch.equal(taken, kept)
-
-
 def test_logits_are_of_evaluation_mode_and_need_no_gradients() -> None:
     torch.manual_seed(0)
     net = Net(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)))
@@ -169,20 +160,6 @@ def test_a_shared_parameter_stands_once_and_its_gradient_is_of_both_uses() -> No
     loss = F.cross_entropy(F.linear(F.linear(inputs, one).tanh(), other), targets)
     both = sum(torch.autograd.grad(loss, (one, other)))
     assert (net.grads.view(3, 3) - both).norm() <= 2**-20 * both.norm()
-
-
-def test_curvature_of_a_shared_parameter_is_exact_or_refused() -> None:
-    module, inputs = tied().double(), torch.randn(4, 3, dtype=torch.float64)
-    with pytest.raises(UsageError, match=r"its weight is shared with '0.weight'"):
-        diagonal_ggn(module, [inputs])
-    p = module(inputs).softmax(1).detach()
-    expected = torch.zeros(9, 9, dtype=torch.float64)
-    for x, q in zip(inputs, p, strict=True):
-        logits = module(x[None])[0]
-        rows = [torch.autograd.grad(z, module[0].weight, retain_graph=True)[0].flatten() for z in logits]
-        J = torch.stack(rows)
-        expected += J.T @ (q.diag() - q.outer(q)) @ J
-    assert (full_ggn(module, [inputs]) - expected).norm() <= 1e-13 * expected.norm()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,6 @@ from fedsim.wire.schema import (
     schema,
     values_of,
 )
-from protocols.bayes_admm import BayesADMM
 from protocols.fedlap_func import FedLapFunc
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
@@ -269,12 +268,6 @@ def test_rows_of_one_part_belong_together() -> None:
         received(Teller, sent(Teller(torch.ones(4), lame)))
 
 
-def test_a_fixed_field_is_not_elastic() -> None:
-    for size in (0, 3, 5):
-        with pytest.raises(WireError, match="mean has shape"):
-            encode(Carrier(torch.ones(size)), {}, DIMS)
-
-
 @pytest.mark.parametrize("rows", [0, 1, 3, 7])
 def test_an_announced_number_of_rows_that_the_frame_has_not_is_refused(rows: int) -> None:
     described = list(WHOLE.header.fields)
@@ -352,13 +345,6 @@ def test_a_positive_diagonal_alone_is_not_enough_and_no_negative_entry_is_too_ma
     check_values(Matrix(packed(definite)), "here")
 
 
-def test_a_full_precision_that_is_not_finite_is_counted() -> None:
-    rejected = packed(matrix(1.0))
-    rejected[3] = float("nan")
-    with pytest.raises(WireError, match="field 'precision' has 1 of 10 values NaN or Inf"):
-        check_values(Matrix(rejected), "here")
-
-
 # ---- codecs of a run
 
 
@@ -384,30 +370,6 @@ def test_a_codec_can_be_chosen_for_a_field_of_a_part() -> None:
     }
     only_down = built(FedLapFunc, {"down.weights": "bf16"}).codecs
     assert only_down == {"down": {"weights": "bf16"}, "up": {}}
-
-
-@pytest.mark.parametrize("codec", ["bf16", "f16"])
-@pytest.mark.parametrize("field", ["owners", "down.owners"])
-def test_a_lossy_codec_on_integers_is_refused_beforehand(field: str, codec: str) -> None:
-    name = field.rpartition(".")[2]
-    with pytest.raises(UsageError, match=f"--codec {field}={codec}: '{name}' holds no floats"):
-        built(FedLapFunc, {field: codec})
-    assert built(FedLapFunc, {field: "dense"}).codecs["down"] == {name: "dense"}
-
-
-def test_a_lossy_codec_on_stored_bytes_is_refused_beforehand() -> None:
-    with pytest.raises(UsageError, match="inputs"):
-        built(FedLapFunc, {"inputs": "bf16"})
-
-
-@pytest.mark.parametrize("codec", ["bf16", "f16"])
-@pytest.mark.parametrize("field", ["precision", "up.precision"])
-def test_a_lossy_codec_on_a_full_precision_is_refused_with_its_reason(field: str, codec: str) -> None:
-    with pytest.raises(UsageError, match=f"--codec {field}={codec}: .*not positive definite.*send it dense"):
-        built(BayesADMM, {field: codec}, covariance="full")
-    assert built(BayesADMM, {field: "dense"}, covariance="full")
-    assert built(BayesADMM, {field: codec}, covariance="diagonal")
-    assert built(BayesADMM, {"mean": codec}, covariance="full")
 
 
 # ---- groups of diagnostics
