@@ -419,7 +419,7 @@ def _moved(sent: Gaussian, q: Gaussian, centre: Gaussian) -> Gaussian:
     """Return the q_k of an upload that answers q, moved to the server's own q_g, the centre.
 
     The mean changes by m_g - m_q and the precision by the factor S_g / S_q. Averaged as it is, q_k would
-    bring the coding error of q into the model (docs/decisions/060-own-references.md).
+    bring the coding error of q into the model (docs/decisions/027-few-bits.md).
     """
     precision = centre.precision * sent.precision / q.precision
     return Gaussian.at(centre.mean + sent.mean - q.mean, precision)

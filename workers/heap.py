@@ -53,7 +53,7 @@ def keep_vectors_apart(params: int) -> None:
     """For a large model, map buffers of at least 6 bytes per parameter (float64 vectors) separately.
 
     All vectors in the heap then have the same size, and freed space fits the next vector. The coordinator
-    need not return gaps after every round (docs/decisions/037-fresh-pages.md). Workers do not call this: they
+    need not return gaps after each round (docs/decisions/026-large-models.md). Workers do not call this: they
     have more float64 vectors than float32 ones, and keep both in the heap.
     """
     libc = ctypes.CDLL(None)

@@ -10,7 +10,7 @@ model, of all client states, and of the ledger's rows. A change that must not ch
     python -m tests.golden --write --only NAME   record these algorithms and codecs anew and keep the others
 
 The runs are made with --numerics portable, so that the digests are those of every x86-64 processor
-(docs/decisions/042-portable-golden-digests.md). They belong to the versions of torch and numpy that the file
+(docs/decisions/023-how-a-worker-computes.md). They belong to the versions of torch and numpy that the file
 names. With others the runs are compared all the same; if they differ then, the file is recorded anew in a
 commit of its own. The command ends with 0 only if it has compared, or written, at least one run.
 

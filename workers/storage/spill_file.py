@@ -1,7 +1,7 @@
 """An unnamed file for data that does not fit into memory.
 
 Freed space is reused, because new pages of the page cache can cost ten times as much as writing
-(docs/decisions/037-fresh-pages.md). The file disappears with its process, however the process ends.
+(docs/decisions/026-large-models.md). The file disappears with its process, however the process ends.
 """
 
 from __future__ import annotations

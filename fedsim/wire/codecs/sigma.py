@@ -33,7 +33,7 @@ Random rounding keeps zeros: a change far below the step nearly always has k = 0
 with a dual needs no error feedback, because t <- t + rho C(change) is DIANA's rule (Mishchenko et al.,
 arXiv:1901.09269, Alg. 1). If C is unbiased with variance at most omega |change|^2 and rho <= 1 / (1 + omega)
 (Horvath et al. 2019, arXiv:1904.05115), this rule has the fixed point of exact messages. For sigma:P%+random
-omega <= 100 / P (docs/decisions/059-one-bit.md).
+omega <= 100 / P (docs/decisions/027-few-bits.md).
 
 Rounding an uploaded precision to the nearest level changes the posterior: once |log(S_k / S_g)| < e / 2 for a
 client, it sends no change any more, and all clients alike lose what is below half a step. With the duals of K
