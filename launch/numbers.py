@@ -59,6 +59,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def span(seconds: float) -> str:
+    """Format an estimate: 40 s, 12 min, 1.5 h."""
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
 def number(value: float) -> str:
     """Format a point of a figure: a whole number in full, another one with four digits; '' for NaN."""
     if math.isnan(value):

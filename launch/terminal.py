@@ -148,11 +148,11 @@ class Status:
     """A status line on a terminal, in which each text replaces the last; elsewhere, nothing is printed."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._shown = not quiet and _is_terminal()
+        self.shown = not quiet and _is_terminal()
 
     def __call__(self, text: str) -> None:
         """Show the text in place of the last one; '' clears the line."""
-        if self._shown:
+        if self.shown:
             sys.stdout.write(CLEAR + one_line(text))
             sys.stdout.flush()
 

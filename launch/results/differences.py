@@ -158,7 +158,7 @@ def forest(compared: Sequence[Compared], title: str = "") -> Figure:
         drawing.suptitle(title, fontsize=11)
 
     size = 3.4 + 2.7 * len(compared), 1.0 + 0.24 * len(compared[0].labels)
-    return Figure("differences from the reference", draw, size=size)
+    return Figure(title or "differences from the reference", draw, size=size)
 
 
 def _draw_row(axes: Any, y: float, d: Difference, scale: float, colour: str) -> None:

@@ -6,13 +6,13 @@ import math
 import re
 import secrets
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from fedsim.data.catalogue import DATASETS
@@ -22,7 +22,7 @@ from launch import terminal
 from launch.configuration.worker_count import usable_cores
 from launch.engines.options import EngineOptions
 from launch.engines.slurm import submit_array
-from launch.numbers import counted
+from launch.numbers import counted, span
 from launch.results.differences import HOW_TO_READ, Compared, forest
 from launch.results.figures import write_figures
 from launch.results.significance import LEAST
@@ -34,7 +34,7 @@ from launch.sweep.recipe import Differences, Recipe, Trial
 from launch.sweep.runner import Progress, run_trials
 from launch.sweep.table import Results
 from launch.sweep.task import Tasks
-from launch.terminal import write_text
+from launch.terminal import Status, write_text
 from workers.storage.atomic_files import disk_errors
 
 JOBS = ".jobs"
@@ -103,10 +103,9 @@ def sweep(
         console.print(message, soft_wrap=True)
         return None
     if run:
-        with _Watch(console) as watch:
-            cores, _ = usable_cores()
-            seconds = math.inf if minutes is None else 60 * minutes
-            errors = run_trials(to_run, execution, pool, side_by_side or cores, watch.show, seconds)
+        watch, (cores, _) = _Watch(quiet), usable_cores()
+        seconds = math.inf if minutes is None else 60 * minutes
+        errors = run_trials(to_run, execution, pool, side_by_side or cores, watch.show, seconds)
         if watch.stopped:
             console.print(
                 f"stopped after {minutes:g} minutes with {counted(watch.stopped, 'run')} not done; the same "
@@ -127,7 +126,9 @@ def sweep(
         write_figures(figures, [*map(results.figure, recipe.plot), *forests])
         console.print(f"figures: {figures}", soft_wrap=True)
     kept = {**_selected(earlier, trials), **done}
-    page = None if out is None else _write(file, out, results, kept, tables, parts, console)
+    page = None if out is None else _write(file, out, results, kept, tables, parts)
+    if page is not None:
+        console.print(f"page: {page}", soft_wrap=True)
     if errors:
         failed = next(t for t in trials if t.id in errors)
         raise TaskError(
@@ -164,47 +165,32 @@ def _write(
     kept: Mapping[str, FinishedRun],
     tables: Sequence[Table],
     parts: Sequence[tuple[Differences, list[Compared]]],
-    console: Console,
 ) -> Path:
-    """Write page, plots and archive. `kept` has the runs of the archive, old and new."""
+    """Write plots, archive and page; return the page. `kept` has the runs of the archive, old and new."""
+    recipe, page = results.recipe, out / f"{results.recipe.section_of or file.stem}.md"
+    texts = [
+        f"{'##' if recipe.section_of else '#'} {recipe.title}",
+        recipe.about.strip(),
+        f"```\n{_command(file, out, results)}\n```",
+        *(table.markdown().rstrip() for table in tables),
+    ]
     with disk_errors(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
-        plots = [results.figure(p).write(out / p.file) for p in results.recipe.plot]
-        page = out / f"{results.recipe.section_of or file.stem}.md"
+        for part, compared in parts:
+            texts += [c.table(part.title).markdown().rstrip() for c in compared]
+            texts += dict.fromkeys(c.note() for c in compared)
+            if part.file and compared:
+                texts += [_picture(forest(compared, part.title).write(out / part.file)), HOW_TO_READ]
+        texts += [_picture(results.figure(p).write(out / p.file)) for p in recipe.plot]
+        texts += [recipe.notes.strip(), markdown(_provenance(results))]
         write_archive(_archive(file, out), _selected(kept, results.trials).values())
-        compared = [_differences(part, each, out) for part, each in parts if each]
-        text = _text(results, tables, compared, plots, _command(file, out, results))
-        marker = f"<!-- section: {file.stem} -->" if results.recipe.section_of else ""
-        write_text(page, _with_sections(page, marker, text))
-    console.print(f"page: {page}", soft_wrap=True)
+        marker = f"<!-- section: {file.stem} -->" if recipe.section_of else ""
+        write_text(page, _with_sections(page, marker, "\n\n".join(text for text in texts if text)))
     return page
 
 
-def _differences(part: Differences, compared: Sequence[Compared], out: Path) -> str:
-    """Return Markdown with the tables of differences, the notes of these tables and the picture."""
-    texts = [c.table(part.title).markdown().rstrip() for c in compared]
-    texts += dict.fromkeys(c.note() for c in compared)
-    if part.file:
-        path = forest(compared, part.title).write(out / part.file)
-        texts.append(f"![{path.stem.replace('_', ' ')}]({path.name})\n\n{HOW_TO_READ}")
-    return "\n\n".join(texts)
-
-
-def _text(
-    results: Results, tables: Sequence[Table], compared: list[str], plots: list[Path], command: str
-) -> str:
-    """Return Markdown with the tables and plots of a finished sweep."""
-    recipe = results.recipe
-    parts = [
-        f"{'##' if recipe.section_of else '#'} {recipe.title}",
-        recipe.about.strip(),
-        f"```\n{command}\n```",
-    ]
-    parts += [table.markdown().rstrip() for table in tables]
-    parts += compared
-    parts += [f"![{p.stem.replace('_', ' ')}]({p.name})" for p in plots]
-    parts += [recipe.notes.strip(), markdown(_provenance(results))]
-    return "\n\n".join(p for p in parts if p)
+def _picture(path: Path) -> str:
+    return f"![{path.stem.replace('_', ' ')}]({path.name})"
 
 
 def _with_sections(page: Path, marker: str, text: str) -> str:
@@ -219,27 +205,28 @@ def _with_sections(page: Path, marker: str, text: str) -> str:
 def _provenance(results: Results) -> str:
     """Describe the runs with their commits, versions and CPU time."""
     done = [results.finished[t.id] for t in results.trials if t.id in results.finished]
-    seeds, unfinished = ", ".join(map(str, results.recipe.seeds)), len(results.trials) - len(done)
-    parts = [
-        f"Cells are the mean ± the population standard deviation over seeds {seeds}; bands are the range of "
-        f"the seeds. {counted(len(done), 'run')}{f', {unfinished} missing' if unfinished else ''}"
-    ]
+    seeds, unfinished = results.recipe.seeds, len(results.trials) - len(done)
+    text = (
+        "Cells are the mean ± the population standard deviation over seeds "
+        f"{', '.join(map(str, seeds))}; bands are the range of the seeds. {counted(len(done), 'run')}"
+        + (f", {unfinished} missing" if unfinished else "")
+    )
     if done:
-        minutes = sum(run.seconds for run in done) / 60
-        parts += [
-            f", {minutes:,.0f} CPU-minutes in all ({_each(run.machine for run in done)}, one thread each), "
-            f"at commit {_each(run.commit for run in done)}; "
-            + ", ".join(
-                f"{name} {_each(run.versions.get(name, '?') for run in done)}"
-                for name in ("python", "torch", "numpy")
-            )
-        ]
-    few = len(results.recipe.seeds)
-    if few < LEAST:
-        parts += [
-            f". n = {few}: the order of rows is no ranking, which takes {LEAST} seeds (docs/statistics.md)"
-        ]
-    return "".join(parts) + "."
+        versions = (
+            f"{name} {_each(run.versions.get(name, '?') for run in done)}"
+            for name in ("python", "torch", "numpy")
+        )
+        text += (
+            f", {sum(run.seconds for run in done) / 60:,.0f} CPU-minutes in all "
+            f"({_each(run.machine for run in done)}, one thread each), "
+            f"at commit {_each(run.commit for run in done)}; {', '.join(versions)}"
+        )
+    if len(seeds) < LEAST:
+        text += (
+            f". n = {len(seeds)}: the order of rows is no ranking, which takes {LEAST} seeds "
+            "(docs/statistics.md)"
+        )
+    return f"{text}."
 
 
 def _each(texts: Iterable[str]) -> str:
@@ -255,36 +242,19 @@ def _command(file: Path, out: Path, results: Results) -> str:
 
 
 class _Watch:
-    """A progress display: a live block on a terminal, otherwise one line per finished run."""
+    """A progress display: a status line on a terminal, otherwise one line per finished run."""
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
-        self._output = -1
+    def __init__(self, quiet: bool) -> None:
+        self._status, self._quiet, self._over = Status(quiet), quiet, -1
         self.stopped = 0
-
-    def __enter__(self) -> _Watch:
-        if self._console.is_terminal and not self._console.quiet:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
 
     def show(self, p: Progress) -> None:
         over, self.stopped = p.done + p.failed, p.stopped
-        left = f", about {_span(p.left)} left" if p.left is not None and over < p.total else ""
-        failed = f", {p.failed} failed" if p.failed else ""
-        line = f"{over} of {p.total} runs{failed}{left}"
-        if self._console.is_terminal:
-            inner = "".join(f"\n  {share:4.0%}  {name}" for name, share in p.running)
-            self._live.update(line + inner, refresh=True)
-        elif over != self._output and not self._console.quiet:
-            self._output = over
+        left = f", about {span(p.left)} left" if p.left is not None and over < p.total else ""
+        line = f"{over} of {p.total} runs{f', {p.failed} failed' if p.failed else ''}{left}"
+        running = (f"{name} {share:.0%}" for name, share in p.running)
+        text = "; ".join([line, *running]) if p.running else ""
+        self._status(text[: shutil.get_terminal_size().columns - 1])
+        if over != self._over and not self._quiet and not self._status.shown:
+            self._over = over
             print(line, flush=True)
-
-
-def _span(seconds: float) -> str:
-    minutes = seconds / 60
-    if minutes >= 90:
-        return f"{minutes / 60:.1f} h"
-    return f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"

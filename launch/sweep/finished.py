@@ -35,40 +35,33 @@ LARGEST = 1 << 30
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
-    """The data of a run for tables, plots and the last line of a page."""
+    """The data of a run for tables, plots and the last line of a page.
+
+    id: Trial.id, the digest of the experiment. name: the label of the run's row. metrics: a column per number
+    in metrics.jsonl, with a value of DIGITS significant digits per evaluated round; null is NaN. A shorter
+    column begins in a later round; for example, round 0 has no train_loss. Lists, such as the accuracies of
+    all clients, are left out. digest: in an archive, the first 16 hexadecimal digits of the other fields'
+    SHA-256; else "".
+    """
 
     id: str
-    """Trial.id, the digest of the experiment."""
     name: str
-    """The label of the run's row in the tables."""
     seed: int
     seconds: float
     commit: str
     machine: str
     versions: dict[str, str]
     metrics: dict[str, list[Number]]
-    """One column per number in metrics.jsonl, with one value per evaluated round; null is NaN.
-
-    A shorter column begins in a later round; for example, round 0 has no train_loss. Lists, such as the
-    accuracies of all clients, are left out. Numbers have DIGITS significant digits.
-    """
     digest: str = ""
-    """The first 16 hexadecimal digits of the other fields' SHA-256, in an archive; else ""."""
 
     @staticmethod
     def of(trial: Trial, pool: Pool) -> FinishedRun:
-        signed, manifest = pool.signed(trial), pool.run(trial).manifest
-        platform, versions = manifest.get("platform", {}), manifest.get("versions", {})
-        return FinishedRun(
-            id=trial.id,
-            name=trial.row.name,
-            seed=trial.seed,
-            seconds=float(signed["seconds"]),
-            commit=str(signed["commit"]),
-            machine=" ".join(str(platform[k]) for k in ("machine", "processor_name") if platform.get(k)),
-            versions={str(name): str(v) for name, v in versions.items()},
-            metrics=_columns(pool.run(trial).lines),
-        )
+        signed, run = pool.signed(trial), pool.run(trial)
+        platform, versions = run.manifest.get("platform", {}), run.manifest.get("versions", {})
+        machine = " ".join(str(platform[k]) for k in ("machine", "processor_name") if platform.get(k))
+        texts = {str(name): str(v) for name, v in versions.items()}
+        facts = float(signed["seconds"]), str(signed["commit"]), machine, texts
+        return FinishedRun(trial.id, trial.row.name, trial.seed, *facts, columns_of(run.lines))
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -85,16 +78,24 @@ class FinishedRun(msgspec.Struct, frozen=True):
         """The numbers of every evaluated round (launch.runs.tables)."""
         return metrics_table(self.lines)
 
+    def signed(self) -> FinishedRun:
+        """Return the run with its digest."""
+        text = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
+        return msgspec.structs.replace(self, digest=hashlib.sha256(text).hexdigest()[:16])
 
-def _columns(lines: tuple[dict[str, Any], ...]) -> dict[str, list[Number]]:
-    keys = dict.fromkeys(k for line in lines for k, x in line.items() if not isinstance(x, list))
-    first = {key: next(at for at, line in enumerate(lines) if key in line) for key in keys}
-    return {key: [_rounded(line.get(key)) for line in lines[first[key] :]] for key in keys}
+
+def columns_of(lines: Iterable[dict[str, Any]]) -> dict[str, list[Number]]:
+    """Return the numbers of metrics.jsonl as columns, each from the first line that has it."""
+    columns: dict[str, list[Number]] = {}
+    for line in lines:
+        for key in dict.fromkeys([*columns, *(k for k, x in line.items() if not isinstance(x, list))]):
+            columns.setdefault(key, []).append(rounded(line.get(key)))
+    return columns
 
 
-def _rounded(number: Number) -> Number:
+def rounded(number: Number) -> Number:
     if isinstance(number, dict):
-        return {key: _rounded(value) for key, value in number.items()}
+        return {key: rounded(value) for key, value in number.items()}
     return float(f"{number:.{DIGITS}g}") if isinstance(number, float) else number
 
 
@@ -119,7 +120,7 @@ def read_archive(path: Path) -> dict[str, FinishedRun]:
             run = msgspec.json.decode(text, type=FinishedRun)
         except msgspec.MsgspecError as e:
             raise DataError(f"{path} is damaged: line {number} is no finished run: {e}") from None
-        if run.digest != _digest(run):
+        if run != run.signed():
             raise DataError(
                 f"{path} is damaged: line {number} ({run.name}, seed {run.seed}) has changed since it was "
                 "written; take the file from where it came from, or run the sweep again"
@@ -134,10 +135,5 @@ def read_archive(path: Path) -> dict[str, FinishedRun]:
 
 def write_archive(path: Path, runs: Iterable[FinishedRun]) -> None:
     """Write an archive atomically; write no file if there is no run."""
-    lines = [msgspec.json.encode(msgspec.structs.replace(run, digest=_digest(run))) + b"\n" for run in runs]
-    if lines:
+    if lines := [msgspec.json.encode(run.signed()) + b"\n" for run in runs]:
         write_atomically(path, [zstandard.compress(b"".join(lines), 19)])
-
-
-def _digest(run: FinishedRun) -> str:
-    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(run, digest=""))).hexdigest()[:16]

@@ -31,11 +31,13 @@ class Named(Protocol):
 
 @dataclass(frozen=True)
 class Pool:
-    """Run folders POOL/<algorithm>-<digest of the experiment>, with commit and seconds in sweep.json."""
+    """Run folders POOL/<algorithm>-<digest of the experiment>, with commit and seconds in sweep.json.
+
+    keeps_states: keep clients' states after the end of a run. Those of 100 clients may need half a gigabyte.
+    """
 
     path: Path
     keeps_states: bool = True
-    """Keep clients' states after the end of a run. The states of 100 clients may need half a gigabyte."""
 
     def folder(self, trial: Named) -> Path:
         return self.path / trial.id
@@ -106,12 +108,8 @@ class Pool:
         packed.unlink(missing_ok=True)
         if self.resumable(trial):
             return True
-        self.clear(trial)
+        shutil.rmtree(folder, ignore_errors=True)
         return False
-
-    def clear(self, trial: Named) -> None:
-        """Remove the files of earlier attempts."""
-        shutil.rmtree(self.folder(trial), ignore_errors=True)
 
     def pause(self, trial: Named, seconds: float) -> None:
         """Record the seconds of a stopped run, and pack its folder into one file, with which the sweep can

@@ -1,22 +1,9 @@
 """A recipe, which defines the runs, tables and plots of a sweep in one TOML file (docs/sweeps.md).
 
-    title = "..."               about = "text before the tables"      notes = "text after the tables"
-    seeds = [62, 63, 64]        preset = "fashion_mnist"    (the tables below override it)
-    [experiment] [hyperparameters] [codecs] [execution]     as in `fedsim launch --config`, for all runs
-    [grid]                      lists of values for dotted keys; every combination is a line of the tables
-    "experiment.participation" = ["full", "0.3"]
-    [repeat]                    like [grid], but a line of the tables averages over the values, as over seeds
-    "experiment.evaluate_on" = ["fold:1/3", "fold:2/3", "fold:3/3"]
-    [[variant]]                 an algorithm with its settings; may have its own grid
-    label = "fedlap_cov"
-    experiment = {algo = "fedlap_cov"}   hyperparameters = {delta = 0.01}   codecs = {precision = "csr:0.1"}
-    published = {"test_accuracy@50" = "80.5±0.6"}
-    [[table]]                   columns are expressions of launch.results.statistics
-    title = "Accuracy"   columns = ["test_accuracy@10", "test_accuracy@50"]   window = 3
-    [[plot]]
-    file = "accuracy.png"   x = "MB"   y = "test_accuracy"
-
-In a file, each key has its own line; here, several keys share a line to save space.
+It has title, about and notes (texts before and after the tables), seeds, preset, the tables [experiment],
+[hyperparameters], [codecs] and [execution] of `fedsim launch --config`, for all runs, [grid] with lists of
+values for dotted keys, every combination of which is a row, [repeat] with values that a row averages over, as
+over seeds, and any number of [[variant]], [[table]], [[plot]] and [[differences]].
 """
 
 from __future__ import annotations
@@ -24,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,60 +61,68 @@ class Variant:
     published: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of the page.
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A table or a plot of the page, of the variants labelled in `only` and the values of grid keys in `at`;
+    by default of all. Numbers are means (or maxima) over `window` rounds."""
 
-    `columns` are expressions, whose values are means (or maxima) over `window` rounds. The table shows only
-    the variants labelled in `only`, and the values of grid keys in `at`; by default all. `pivot` is a grid
-    key whose values become columns, each with the single expression in `columns`.
-    """
-
-    columns: tuple[str, ...]
     title: str = ""
     window: Annotated[int, Meta(ge=1)] = 1
     only: tuple[str, ...] = ()
     at: Mapping[str, Any] = field(default_factory=dict)
-    pivot: str = ""
-    best: bool = False
-    """Print the leaders of every column in bold (launch.results.significance.leaders)."""
+
+    def grid_keys(self) -> tuple[str, ...]:
+        """Return the grid keys that the part names."""
+        return tuple(self.at)
 
 
 @dataclass(frozen=True)
-class Plot:
+class Table(Part):
+    """A table. `columns` are expressions (launch.results.columns). `pivot` is a grid key whose values become
+    columns, each with the single expression in `columns`. `best`: the leaders of every column are bold."""
+
+    columns: tuple[str, ...]
+    pivot: str = ""
+    best: bool = False
+
+    def grid_keys(self) -> tuple[str, ...]:
+        return (*self.at, *([self.pivot] if self.pivot else []))
+
+
+@dataclass(frozen=True)
+class Plot(Part):
     """A plot of `y` over `x`, which is the round, the MB so far, or a grid key. Each value of a grid key is a
-    point, for which y needs an @ROUND."""
+    point, for which y needs an @ROUND. `limits`: variants with two further curves, whose x is the entropy of
+    the messages and the KL of the uploads; the plot's x must be MB."""
 
     file: str
     y: str
     x: str = "round"
-    title: str = ""
-    only: tuple[str, ...] = ()
-    at: Mapping[str, Any] = field(default_factory=dict)
-    window: Annotated[int, Meta(ge=1)] = 1
     logx: bool = False
     low: float | None = None
     high: float | None = None
     limits: tuple[str, ...] = ()
-    """Variants with two further curves, whose x is the entropy of the messages and the KL of the uploads.
-    The plot's x must be MB."""
+
+    @property
+    def over_grid(self) -> bool:
+        return "." in self.x
+
+    def grid_keys(self) -> tuple[str, ...]:
+        return (*self.at, *([self.x] if self.over_grid else []))
 
 
 @dataclass(frozen=True)
-class Differences:
-    """A table of differences between rows, paired by seed, and its picture.
+class Differences(Part):
+    """A table of differences between rows, paired by seed, for each expression in `columns`, and their
+    picture.
 
-    There is one table per expression in `columns`. `against` is the name of the row that is subtracted, by
-    default the best row. `file` is the picture's name; "" for none. `window`, `only`, `at` are as in Table.
+    `against` is the name of the row that is subtracted, by default the best row. `file` is the picture's
+    name; "" for none.
     """
 
     columns: tuple[str, ...]
     against: str = ""
-    title: str = ""
     file: str = ""
-    window: Annotated[int, Meta(ge=1)] = 1
-    only: tuple[str, ...] = ()
-    at: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,33 +154,36 @@ class Recipe:
     @staticmethod
     def read(path: Path) -> Recipe:
         """Read a recipe file, and check that the labels and keys of its tables and plots exist."""
-        tables = completed(path, read_toml(path, "recipe"))
-        recipe = convert(Recipe, tables, f"recipe {path}")
+        recipe = convert(Recipe, completed(path, read_toml(path, "recipe")), f"recipe {path}")
         labels = [v.label for v in recipe.variant]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise UsageError(f"recipe {path}: two variants are called {twice[0]!r}; labels tell rows apart")
         keys = {key for row in recipe.rows() for key in row.point}
+        parts: tuple[Part, ...] = (*recipe.table, *recipe.plot, *recipe.differences)
+        for part in parts:
+            for label in (*part.only, *(part.limits if isinstance(part, Plot) else ())):
+                if label not in labels:
+                    raise unknown(f"variant in recipe {path}:", label, labels)
+            for key in part.grid_keys():
+                if key not in keys:
+                    raise unknown(f"grid key in recipe {path}:", key, keys)
         for table in recipe.table:
-            _known(path, table.only, labels, (*table.at, *([table.pivot] if table.pivot else [])), keys)
             if table.pivot and len(table.columns) != 1:
                 raise UsageError(
                     f"recipe {path}: a table with a pivot has one column, not {len(table.columns)}"
                 )
-        for part in recipe.differences:
-            _known(path, part.only, labels, part.at, keys)
-            rows = [row.name for row in recipe.rows() if row.fits(part.only, part.at)]
-            if part.against and part.against not in rows:
-                raise unknown(f"row of differences in recipe {path}:", part.against, rows)
-        pictures = [f for f in (*(p.file for p in recipe.plot), *(d.file for d in recipe.differences)) if f]
-        for file in pictures:
-            if Path(file).name != file or Path(file).suffix not in PICTURES or pictures.count(file) > 1:
+        for d in recipe.differences:
+            rows = [row.name for row in recipe.rows() if row.fits(d)]
+            if d.against and d.against not in rows:
+                raise unknown(f"row of differences in recipe {path}:", d.against, rows)
+        files = [f for f in (*(p.file for p in recipe.plot), *(d.file for d in recipe.differences)) if f]
+        for file in files:
+            if Path(file).name != file or Path(file).suffix not in PICTURES or files.count(file) > 1:
                 raise UsageError(
                     f"recipe {path}: file = {file!r}: give every picture a name of its own, without folder, "
                     f"that ends in {', '.join(PICTURES)}"
                 )
         for plot in recipe.plot:
-            _known(path, plot.only, labels, (*plot.at, *([plot.x] if "." in plot.x else [])), keys)
-            _known(path, plot.limits, labels, (), keys)
             if plot.limits and plot.x != "MB":
                 raise UsageError(
                     f"recipe {path}: plot {plot.file} has limits, which are in megabytes, so its x must be "
@@ -261,21 +259,6 @@ def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, point, strict=True))
 
 
-def _known(path: Path, only: Iterable[str], labels: list[str], used: Iterable[str], keys: set[str]) -> None:
-    """Check the labels and grid keys that a table or a plot uses."""
-    for label in only:
-        if label not in labels:
-            raise unknown(f"variant in recipe {path}:", label, labels)
-    for key in used:
-        if key not in keys:
-            raise unknown(f"grid key in recipe {path}:", key, keys)
-
-
-def _shown(value: Any) -> str:
-    """Return a value of a grid for display, without the folder of a file that is beside the recipe."""
-    return plugins.short(value) if isinstance(value, str) and value.startswith("/") else str(value)
-
-
 @dataclass(frozen=True)
 class Row:
     """A variant at a point of the grids."""
@@ -285,13 +268,15 @@ class Row:
 
     @property
     def name(self) -> str:
-        at = ", ".join(f"{key.partition('.')[2]} {_shown(value)}" for key, value in self.point.items())
+        """The label with the point; the folder of a file that is beside the recipe is left out."""
+        texts = {key.partition(".")[2]: str(value) for key, value in self.point.items()}
+        at = ", ".join(f"{key} {plugins.short(v) if v[:1] == '/' else v}" for key, v in texts.items())
         return f"{self.variant.label} ({at})" if at else self.variant.label
 
-    def fits(self, only: Collection[str], at: Mapping[str, Any]) -> bool:
-        """Return True if a table or plot with these values of `only` and `at` shows the row."""
-        known = not only or self.variant.label in only
-        return known and all(self.point.get(key, value) == value for key, value in at.items())
+    def fits(self, part: Part) -> bool:
+        """Return True if a part of the page shows the row."""
+        selected = not part.only or self.variant.label in part.only
+        return selected and all(self.point.get(key, value) == value for key, value in part.at.items())
 
 
 @dataclass(frozen=True)
@@ -302,6 +287,10 @@ class Trial:
     seed: int
     experiment: Experiment
     repetition: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.name}, seed {self.seed}"
 
     @property
     def id(self) -> str:

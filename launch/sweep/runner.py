@@ -16,12 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, MismatchError, UsageError, WireError
 from fedsim.experiment import Experiment, convert
@@ -50,24 +51,21 @@ class Running:
     began: float
     claim: int
 
-    @property
-    def name(self) -> str:
-        return f"{self.trial.row.name}, seed {self.trial.seed}"
-
 
 @dataclass
 class Progress:
-    """The state that a display shows."""
+    """The state that a display shows.
+
+    seconds: the sum of the seconds of finished runs. running: the name of each run, and the share of its
+    rounds that is done. stopped: the number of runs that were not done at the time limit.
+    """
 
     total: int
     done: int = 0
     failed: int = 0
     seconds: float = 0.0
-    """The sum of the seconds of finished runs."""
     running: tuple[tuple[str, float], ...] = ()
-    """The name of each run, and the share of its rounds that is done."""
     stopped: int = 0
-    """The number of runs that were not done at the time limit."""
     side_by_side: int = 1
 
     @property
@@ -94,106 +92,135 @@ def run_trials(
     runs, which count as not run, and raises Interrupted.
     """
     waiting = list({t.id: t for t in trials if not pool.done(t)}.values())
-    progress = Progress(len(waiting), side_by_side=side_by_side)
     if not waiting:
         return {}
-    numerics = one_numerics({trial.experiment.numerics for trial in waiting})
-    os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
-    _sockets_in_scratch()
-    context = multiprocessing.get_context("forkserver")
-    os.environ[SWEEP] = str(os.getpid())
-    # otherwise, every run would import these modules
-    context.set_forkserver_preload([ends_with_sweep.__name__, "launch.session.run", "launch.session.session"])
-    _start_fork_server()
-    running: list[Running] = []
-    errors: dict[str, str] = {}
-    interrupt = _Interrupt()
-    until = time.monotonic() + seconds
+    runs = _Runs(execution, pool, Progress(len(waiting), side_by_side=side_by_side), watch)
+    context, until, interrupt = _fork_server(waiting), time.monotonic() + seconds, _Interrupt()
     try:
-        while waiting or running:
+        while waiting or runs.running:
             interrupt.check()
             if time.monotonic() >= until:
-                progress.stopped = len(waiting)
-                _stop(running, pool, progress, errors)
-                progress.running = ()
-                watch(progress)
+                runs.progress.stopped = len(waiting)
+                runs.stop()
                 break
             remote: list[Trial] = []  # claimed by another sweep
-            while waiting and len(running) < side_by_side:
+            while waiting and len(runs.running) < side_by_side:
                 trial = waiting.pop(0)
-                claim = pool.claim(trial)
-                if claim is None:
+                if (claim := pool.claim(trial)) is None:
                     remote.append(trial)
-                    continue
-                if pool.done(trial):
-                    pool.release(trial, claim)
-                    progress.total -= 1
-                    continue
-                how = replace(execution, out=str(pool.folder(trial)))
-                try:
-                    described = [asdict(trial.experiment), asdict(how), pool.begun(trial), os.getpid()]
-                    process = context.Process(target=_one, args=(json.dumps(described),), daemon=True)
-                    process.start()
-                except BaseException:  # Ctrl-C while the fork server imports
-                    pool.release(trial, claim)
-                    raise
-                running.append(Running(trial, process, time.monotonic(), claim))
+                else:
+                    runs.start(trial, claim, context)
             waiting += remote
-            wait([r.process.sentinel for r in running], timeout=min(LOOK, max(0.0, until - time.monotonic())))
-            for r in [r for r in running if not r.process.is_alive()]:
-                running.remove(r)
-                r.process.join()
-                if r.process.exitcode == Interrupted.exit_code:
-                    raise KeyboardInterrupt
-                done = r.process.exitcode == 0 and pool.run(r.trial).status == DONE
-                _ended(r, done, pool, progress, errors)
-                pool.release(r.trial, r.claim)  # not earlier: a run is not done until it is signed
-            progress.running = tuple((r.name, _share(r, pool)) for r in running)
-            watch(progress)
+            ends = [r.process.sentinel for r in runs.running]
+            wait(ends, timeout=min(LOOK, max(0.0, until - time.monotonic())))
+            runs.look()
     except KeyboardInterrupt:
-        where = f"{progress.done} runs are done and kept in {pool.path}; the same command continues there"
-        raise Interrupted(f"interrupted: {where}") from None
+        done = f"{runs.progress.done} runs are done and kept in {pool.path}; the same command continues there"
+        raise Interrupted(f"interrupted: {done}") from None
     finally:
-        for r in running:
-            r.process.kill()
-            r.process.join()
-            pool.release(r.trial, r.claim)
+        runs.kill()
         interrupt.close()
-    return errors
+    return runs.errors
 
 
-def _ended(r: Running, done: bool, pool: Pool, progress: Progress, errors: dict[str, str]) -> None:
-    """Sign a run that is done, or record its error, and count it."""
-    if done:
-        seconds = time.monotonic() - r.began
-        pool.sign(r.trial, seconds)
-        progress.done, progress.seconds = progress.done + 1, progress.seconds + seconds
-    else:
-        errors[r.trial.id] = pool.error(r.trial)
-        progress.failed += 1
+@dataclass
+class _Runs:
+    """The runs of this process, and the errors of those that failed by trial id."""
 
+    execution: Execution
+    pool: Pool
+    progress: Progress
+    watch: Callable[[Progress], None]
+    running: list[Running] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
 
-def _stop(running: list[Running], pool: Pool, progress: Progress, errors: dict[str, str]) -> None:
-    """Stop every run after its last committed round, and pack it; `running` is empty afterwards."""
-    for r in running:
-        r.process.terminate()
-    until = time.monotonic() + STOP
-    while running:
-        r = running.pop()
+    def start(self, trial: Trial, claim: int, context: Any) -> None:
+        """Start a claimed run, unless it is done."""
+        if self.pool.done(trial):
+            self.pool.release(trial, claim)
+            self.progress.total -= 1
+            return
+        how = replace(self.execution, out=str(self.pool.folder(trial)))
         try:
-            r.process.join(max(0.0, until - time.monotonic()))
-            if r.process.is_alive():
+            described = [asdict(trial.experiment), asdict(how), self.pool.begun(trial), os.getpid()]
+            process = context.Process(target=_one, args=(json.dumps(described),), daemon=True)
+            process.start()
+        except BaseException:  # Ctrl-C while the fork server imports
+            self.pool.release(trial, claim)
+            raise
+        self.running.append(Running(trial, process, time.monotonic(), claim))
+
+    def look(self) -> None:
+        """Count the runs that have ended, and show the progress of the others."""
+        for r in [r for r in self.running if not r.process.is_alive()]:
+            self.running.remove(r)
+            r.process.join()
+            if r.process.exitcode == Interrupted.exit_code:
+                raise KeyboardInterrupt
+            self._ended(r, r.process.exitcode == 0 and self.pool.run(r.trial).status == DONE)
+            self.pool.release(r.trial, r.claim)  # not earlier: a run is not done until it is signed
+        evaluated = ((r.trial, self.pool.run(r.trial).evaluated_round) for r in self.running)
+        self.progress.running = tuple((t.name, n / max(1, t.experiment.rounds)) for t, n in evaluated)
+        self.watch(self.progress)
+
+    def _ended(self, r: Running, done: bool) -> None:
+        """Sign a run that is done, or record its error, and count it."""
+        if done:
+            seconds = time.monotonic() - r.began
+            self.pool.sign(r.trial, seconds)
+            self.progress.done += 1
+            self.progress.seconds += seconds
+        else:
+            self.errors[r.trial.id] = self.pool.error(r.trial)
+            self.progress.failed += 1
+
+    def stop(self) -> None:
+        """Stop every run after its last committed round, and pack it."""
+        for r in self.running:
+            r.process.terminate()
+        until = time.monotonic() + STOP
+        while self.running:
+            r = self.running.pop()
+            try:
+                r.process.join(max(0.0, until - time.monotonic()))
                 r.process.kill()
                 r.process.join()
-            status = pool.run(r.trial).status
-            if status in (DONE, FAILED):
-                _ended(r, status == DONE, pool, progress, errors)
-                continue
-            progress.stopped += 1
-            if pool.resumable(r.trial):
-                pool.pause(r.trial, time.monotonic() - r.began)
-        finally:
-            pool.release(r.trial, r.claim)
+                status = self.pool.run(r.trial).status
+                if status in (DONE, FAILED):
+                    self._ended(r, status == DONE)
+                    continue
+                self.progress.stopped += 1
+                if self.pool.resumable(r.trial):
+                    self.pool.pause(r.trial, time.monotonic() - r.began)
+            finally:
+                self.pool.release(r.trial, r.claim)
+        self.look()
+
+    def kill(self) -> None:
+        for r in self.running:
+            r.process.kill()
+            r.process.join()
+            self.pool.release(r.trial, r.claim)
+
+
+def _fork_server(trials: Sequence[Trial]) -> Any:
+    """Return multiprocessing's fork server, which has imported what runs need.
+
+    It is started with SIGINT blocked, which it ignores after its imports: Ctrl-C reaches every process of the
+    foreground group, and the imports of the server would end in a traceback.
+    """
+    environment = environment_for(one_numerics({trial.experiment.numerics for trial in trials}))
+    os.environ.update({**ENVIRONMENT, **environment, SWEEP: str(os.getpid())})
+    _sockets_in_scratch()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([ends_with_sweep.__name__, "launch.session.run", "launch.session.session"])
+    resource_tracker.ensure_running()  # otherwise the server starts it, which unblocks the signal
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    return context
 
 
 @cache
@@ -203,19 +230,6 @@ def _sockets_in_scratch() -> None:
     scratch = Scratch("fedsim-sweep-", parent_of_sockets())
     multiprocessing.current_process()._config.setdefault("tempdir", str(scratch.path))  # type: ignore[attr-defined]
     atexit.register(scratch.remove)
-
-
-def _start_fork_server() -> None:
-    """Start multiprocessing's fork server with SIGINT blocked, which ignores the signal after its imports.
-
-    Ctrl-C reaches every process of the foreground group; the imports of the server would end in a traceback.
-    """
-    resource_tracker.ensure_running()  # otherwise the server starts it, which unblocks the signal
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 class _Interrupt:
@@ -237,11 +251,6 @@ class _Interrupt:
     def close(self) -> None:
         if self._mine:
             signal.signal(signal.SIGINT, self._before)
-
-
-def _share(r: Running, pool: Pool) -> float:
-    """Return the share of its rounds that a run has evaluated."""
-    return pool.run(r.trial).evaluated_round / max(1, r.trial.experiment.rounds)
 
 
 def _one(worker_config: str) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from fedsim.experiment import Experiment
 from launch.numbers import extent, setting
@@ -18,7 +17,7 @@ from launch.results.significance import leaders
 from launch.results.table import Table as TextTable
 from launch.runs.tables import LIMITS
 from launch.sweep.finished import FinishedRun
-from launch.sweep.recipe import Differences, Plot, Recipe, Row, Table, Trial
+from launch.sweep.recipe import Differences, Part, Plot, Recipe, Row, Table, Trial
 
 SIZE = (7.6, 4.6)
 
@@ -45,19 +44,19 @@ class Results:
             result.append((row, Group(part, table, keys)))
         return result
 
-    def of(self, only: Collection[str], at: Mapping[str, Any]) -> list[tuple[Row, Group]]:
-        """Return the rows that a table or a plot with these values of `only` and `at` shows."""
-        return [(row, group) for row, group in self.groups if row.fits(only, at)]
+    def of(self, part: Part) -> list[tuple[Row, Group]]:
+        """Return the rows that a part of the page shows."""
+        return [(row, group) for row, group in self.groups if row.fits(part)]
 
     def table(self, part: Table, counted: bool = False) -> TextTable:
         """Return the cells of a table; published values are in a separate row below those of the runs.
         counted: with a column of the numbers of runs."""
-        rows = self.of(part.only, part.at)
+        rows = self.of(part)
         return _pivoted(rows, part, counted) if part.pivot else _plain(rows, part, counted)
 
     def compare(self, part: Differences) -> list[Compared]:
         """Return the differences between rows with finished runs, as one Compared per column."""
-        rows = [(row, group) for row, group in self.of(part.only, part.at) if group.keys]
+        rows = [(row, group) for row, group in self.of(part) if group.keys]
         names = [row.name for row, _ in rows]
         if part.against and part.against not in names:
             return []
@@ -69,14 +68,17 @@ class Results:
     def figure(self, plot: Plot) -> Figure:
         """Return the figure of a plot; its first rounds are left out of a logarithmic axis."""
         lines: dict[str, list[tuple[Row, Group]]] = {}
-        for row, group in self.of(plot.only, plot.at):
+        for row, group in self.of(plot):
             lines.setdefault(_name(row, {plot.x, *plot.at}), []).append((row, group))
         drawn = []
-        over_grid = "." in plot.x
         for name, members in lines.items():
-            line = _over_grid(plot, name, members) if over_grid else _curve(plot, plot.x, name, members[0][1])
+            line = (
+                _over_grid(plot, name, members)
+                if plot.over_grid
+                else _curve(plot, plot.x, name, members[0][1])
+            )
             drawn += line
-        for row, group in self.of(plot.limits, plot.at) if plot.limits else ():
+        for row, group in self.of(replace(plot, only=plot.limits)) if plot.limits else ():
             for x, what in zip(LIMITS, ("entropy", "KL of uploads"), strict=True):
                 if group.has(x) and group.table[x].notna().all():  # fola has no precision, so no KL
                     drawn += _curve(plot, x, f"{_name(row, plot.at)}: {what}", group)
@@ -84,11 +86,11 @@ class Results:
         ends = [end / 100 if end is not None and share else end for end in (plot.low, plot.high)]
         (figure,) = chart(
             drawn,
-            plot.x.partition(".")[2] if over_grid else MEGABYTES.get(plot.x, plot.x),
+            plot.x.partition(".")[2] if plot.over_grid else MEGABYTES.get(plot.x, plot.x),
             y,
             label=plot.file.rpartition(".")[0],
             title=plot.title,
-            marks=over_grid,
+            marks=plot.over_grid,
             logx=plot.logx,
             limits=(ends[0], ends[1]),
             shares="y" if share else "",
@@ -181,8 +183,8 @@ def _name(row: Row, without: Collection[str]) -> str:
 
 def _y(plot: Plot) -> tuple[str, bool]:
     """Return the label of the y axis, and whether it is in %."""
-    metric = column(plot.y if "." in plot.x else f"{plot.y}@end")
-    text = metric.heading if "." in plot.x else metric.heading.removesuffix("@end")
+    metric = column(plot.y if plot.over_grid else f"{plot.y}@end")
+    text = metric.heading if plot.over_grid else metric.heading.removesuffix("@end")
     return text.replace("@", " at round "), metric.percent
 
 

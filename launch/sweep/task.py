@@ -49,7 +49,7 @@ class Tasks(msgspec.Struct, frozen=True):
     def of(trials: Sequence[Trial], execution: Execution, pool: Pool) -> Tasks:
         """Return the runs that the pool does not have, without duplicates."""
         missing = {trial.id: trial for trial in trials if not pool.done(trial)}.values()
-        tasks = tuple(Task(t.id, f"{t.row.name}, seed {t.seed}", asdict(t.experiment)) for t in missing)
+        tasks = tuple(Task(t.id, t.name, asdict(t.experiment)) for t in missing)
         return Tasks(str(pool.path.resolve()), asdict(execution), tasks, pool.keeps_states)
 
     @property
@@ -61,10 +61,8 @@ class Tasks(msgspec.Struct, frozen=True):
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment variables to set before torch is imported."""
-        return {
-            **ENVIRONMENT,
-            **environment_for(one_numerics({t.experiment["numerics"] for t in self.tasks})),
-        }
+        numerics = one_numerics({t.experiment["numerics"] for t in self.tasks})
+        return {**ENVIRONMENT, **environment_for(numerics)}
 
     def write(self, path: Path) -> None:
         write(path, msgspec.json.format(msgspec.json.encode(self)).decode())
@@ -94,14 +92,9 @@ def run_task(tasks: Tasks, number: int) -> str:
         pool.release(task, claim)  # not earlier: a run is not done until it is signed
 
 
-def main(file: str, number: str) -> int:
-    """Compute one run of a file of tasks; return the exit code."""
-    tasks = msgspec.json.decode(Path(file).read_bytes(), type=Tasks)
-    os.environ.update(tasks.environment())
-    error = run_task(tasks, int(number))
-    print(error or tasks.tasks[int(number)].name, flush=True)
-    return 1 if error else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    tasks, number = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Tasks), int(sys.argv[2])
+    os.environ.update(tasks.environment())
+    error = run_task(tasks, number)
+    print(error or tasks.tasks[number].name, flush=True)
+    sys.exit(bool(error))

@@ -359,7 +359,7 @@ def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pyte
     accuracy = [pool.run(t).summary["test_accuracy"] for t in trials[:2]]
     assert shown("test_accuracy@2", accuracy) in page
 
-    pool.clear(trials[0])  # one is missing: only that one runs again
+    shutil.rmtree(pool.folder(trials[0]))  # one is missing: only that one runs again
     second = CliRunner().invoke(main, command)
     assert second.exit_code == 0 and "1 runs to do" in second.output
     for t in trials[1:]:

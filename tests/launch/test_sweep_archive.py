@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 
 from fedsim.errors import DataError
 from launch.cli import main
-from launch.sweep.finished import FinishedRun, _columns, _rounded, read_archive, write_archive
+from launch.sweep.finished import FinishedRun, columns_of, read_archive, rounded, write_archive
 
 RECIPE = """
 title = "A small sweep"
@@ -190,11 +190,11 @@ NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.inte
 
 
 @given(st.lists(NUMBERS, min_size=2, max_size=6), st.integers(0, 5), st.dictionaries(st.text(), NUMBERS))
-def test_lines_come_back_from_their_columns(values: list[Any], first: int, limits: dict[str, Any]) -> None:
+def test_lines_come_back_from_theircolumns_of(values: list[Any], first: int, limits: dict[str, Any]) -> None:
     """Every number with its first digits, also where a metric begins late or is a mapping, without lists."""
     lines = [{"round": at, "loss": x, "limits": limits} for at, x in enumerate(values)]
     for line in lines[:first]:
         del line["loss"]
-    columns = json.loads(json.dumps(_columns(tuple(line | {"clients": [1, 2]} for line in lines))))
+    columns = json.loads(json.dumps(columns_of(tuple(line | {"clients": [1, 2]} for line in lines))))
     run = FinishedRun("a-1", "a", 0, 1.0, "c", "m", {}, columns)
-    assert run.lines == [{key: _rounded(x) for key, x in line.items()} for line in lines]
+    assert run.lines == [{key: rounded(x) for key, x in line.items()} for line in lines]
