@@ -58,7 +58,7 @@ def test_a_comparison_is_a_table_with_n_deviation_and_the_best_in_bold(make: Mak
     assert comparison.table("Bytes by field").heads == ("", "mean", "total")
     assert comparison.figure("accuracy against round").get_size_inches()[0] == pytest.approx(3.3)
     for missing in (lambda: comparison.figure("accuracy"), lambda: comparison.table("Result")):
-        with pytest.raises(UsageError, match="unknown (figure|table) "):
+        with pytest.raises(UsageError, match=r"unknown (figure|table) "):
             missing()
 
 
