@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from launch.numbers import between, megabytes
 from launch.results.figures import COLOURS, DASHES, TWO_COLUMNS, Figure, Line, chart, plain, style, wide
-from launch.results.frontier import Cost, FrontierPoint, by_budget, ranking, winning_ranges
+from launch.results.frontier import Cost, by_budget, ranking, winning_ranges
 from launch.results.groups import Band, RunGroup
 from launch.results.html import Part, Text
 from launch.results.table import Table
 from launch.results.tables import STOPPED, UNFINISHED, costs, name
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def slots_of(groups: Sequence[RunGroup]) -> list[int]:
@@ -120,14 +123,14 @@ def _ranges(
     return [Figure(title, draw, None, (TWO_COLUMNS, 0.8 + 0.25 * len(reaching)))]
 
 
-def winners(groups: Sequence[RunGroup], ahead: Sequence[FrontierPoint]) -> Table:
+def winners(groups: Sequence[RunGroup], frontier: pandas.DataFrame) -> Table:
     """Return the frontier as a table: megabytes, the most accurate group with this budget, and accuracies in
     %. It has no rows if a run ended at its target accuracy, because its accuracy with more bytes is
     unknown."""
     rows = []
-    for r in winning_ranges(ahead) if not any(g.stopped for g in groups) else ():
-        first = megabytes([1e6 * r.first.MB])
-        budget = f"from {first}" if r.until == math.inf else between(first, megabytes([1e6 * r.until]))
-        reached = between(f"{100 * r.first.accuracy:.1f}", f"{100 * r.last.accuracy:.1f}")
-        rows.append((budget, name(groups[r.first.group]), reached))
+    for r in winning_ranges(frontier).itertuples() if not any(g.stopped for g in groups) else ():
+        low = megabytes([1e6 * r.MB])
+        budget = f"from {low}" if r.until == math.inf else between(low, megabytes([1e6 * r.until]))
+        accuracies = between(f"{100 * r.first:.1f}", f"{100 * r.last:.1f}")
+        rows.append((budget, name(groups[r.group]), accuracies))
     return Table(("budget, MB", "highest mean", "accuracy %"), rows, 2)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -20,7 +21,7 @@ from launch.results.columns import column
 from launch.results.comparison_page import below, comparable, remarks, render, unranked, warnings
 from launch.results.differences import Compared
 from launch.results.figures import write_figures
-from launch.results.frontier import FrontierPoint, cost, levels, pareto, running_maximum
+from launch.results.frontier import cost, levels, pareto, running_maxima
 from launch.results.groups import RunGroup, gather
 from launch.results.html import Page
 from launch.results.table import Table
@@ -36,6 +37,9 @@ from launch.results.tables import (
     unreached,
 )
 from launch.terminal import print_json, write_text
+
+if TYPE_CHECKING:
+    import pandas
 
 MOST_RANGES = 6
 """With more ranges of budgets than this, only the page shows the best group of each range."""
@@ -57,11 +61,11 @@ FOLDER = Path("comparisons")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs side by side. maxima: frontier.running_maximum of each group. accuracies: the
+    """Groups of runs side by side. maxima: frontier.running_maxima. accuracies: the
     levels for which the bytes to reach them are shown. compared: the final scores, with their differences."""
 
     groups: Sequence[RunGroup]
-    maxima: Sequence[Sequence[FrontierPoint]]
+    maxima: pandas.DataFrame
     accuracies: Sequence[float]
     compared: Sequence[Compared] = ()
 
@@ -77,7 +81,7 @@ class Comparison:
         """
         asked = sorted({parsed(text, "--to") for text in to})
         groups = gather(paths, where)
-        maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
+        maxima = running_maxima(groups)
         targets = sorted({float(until) for g in groups if (until := g.settings.get("until"))})
         accuracies = asked or targets or levels(maxima, _start(groups))
         return Comparison(groups, maxima, accuracies, _compared(groups, against))
@@ -135,13 +139,14 @@ class Comparison:
         """Return the tables; `groups` has the columns of --csv, with null for a missing number."""
         table = records(self.groups, self.accuracies)
         rows = [dict(zip(table.heads, row, strict=True)) for row in table.rows]
-        frontier = pareto([p for points in self.maxima for p in points])
         return {
             "groups": [{key: None if v == "" else v for key, v in row.items()} for row in rows],
             "accuracies": list(self.accuracies),
             "differences": [c.to_json() for c in self.compared],
             "costs": costs_json(self.groups, self.accuracies),
-            "frontier": [{**asdict(p), "group": self.groups[p.group].label} for p in frontier],
+            "frontier": [
+                {**p, "group": self.groups[p["group"]].label} for p in pareto(self.maxima).to_dict("records")
+            ],
             "notes": [*warnings(self.groups), *remarks(self.groups), *below(self.groups)],
             "files": {what.lower(): path for what, path in written},
         }
@@ -160,7 +165,7 @@ class Comparison:
             if max(d.n for d in c.differences) > 1:  # otherwise there are only single seeds
                 c.table().only(SHOWN if out.width >= WIDE else SHOWN[1:]).print(out)
                 out.print(c.note())
-        leading = winners(self.groups, pareto([p for points in self.maxima for p in points]))
+        leading = winners(self.groups, pareto(self.maxima))
         if len(self.groups) > 1 and 0 < len(leading.rows) <= MOST_RANGES:
             out.print()
             leading.print(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from launch.results.budget_picture import against_bytes, slots_of, winners
 from launch.results.differences import HOW_TO_READ, Compared, forest
 from launch.results.field_bars import bars
 from launch.results.figures import Figure, Line, Values, chart, legend_of, wide
-from launch.results.frontier import FrontierPoint, pareto
+from launch.results.frontier import pareto
 from launch.results.groups import Band, Member, RunGroup
 from launch.results.html import Beside, Page, Part, Text
 from launch.results.labels import differences, differing_hyperparameters, shared, unnamed
@@ -22,6 +23,9 @@ from launch.results.significance import LEAST
 from launch.results.table import Table
 from launch.results.tables import STOPPED, UNFINISHED, calibration, fields, name, parts, results, sends_once
 from workers.numerics import DRIFT
+
+if TYPE_CHECKING:
+    import pandas
 
 MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
 AXES = {
@@ -43,13 +47,13 @@ SPAN = 30
 
 def render(
     groups: Sequence[RunGroup],
-    maxima: Sequence[Sequence[FrontierPoint]],
+    maxima: pandas.DataFrame,
     levels: Sequence[float],
     compared: Sequence[Compared] = (),
 ) -> Page:
     """Return the page.
 
-    maxima: the points of frontier.running_maximum of each group. levels: the accuracies for which the page
+    maxima: frontier.running_maxima. levels: the accuracies for which the page
     shows the cost of reaching them. compared: scores whose differences the page shows.
     """
     shown = drawn(groups, maxima)
@@ -141,16 +145,13 @@ def comparable(groups: Sequence[RunGroup]) -> bool:
     return all(len(_values(groups, key)) == 1 for key in ROWS)
 
 
-def drawn(groups: Sequence[RunGroup], maxima: Sequence[Sequence[FrontierPoint]]) -> list[int]:
+def drawn(groups: Sequence[RunGroup], maxima: pandas.DataFrame) -> list[int]:
     """Return the indices of the groups that charts show.
 
     If there are more than MOST_LINES groups, those on the frontier come first, then the most accurate ones.
     """
-    if len(groups) <= MOST_LINES:
-        return list(range(len(groups)))
-    ahead = {p.group for p in pareto([p for points in maxima for p in points])}
-    top = [points[-1].accuracy if points else -1.0 for points in maxima]
-    order = sorted(range(len(groups)), key=lambda n: (n not in ahead, -top[n]))
+    ahead, top = set(pareto(maxima).group), maxima.groupby("group").accuracy.last()
+    order = sorted(range(len(groups)), key=lambda n: (n not in ahead, -top.get(n, -1.0)))
     return sorted(order[:MOST_LINES])
 
 
@@ -291,8 +292,8 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
     return low - 0.03 * (high - low), high + 0.03 * (high - low)
 
 
-def _winners(groups: Sequence[RunGroup], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[Part]:
-    table = winners(groups, pareto([p for points in maxima for p in points]))
+def _winners(groups: Sequence[RunGroup], maxima: pandas.DataFrame) -> Iterator[Part]:
+    table = winners(groups, pareto(maxima))
     if len(groups) < 2 or not table.rows:
         return
     yield table

@@ -1,45 +1,26 @@
-"""Accuracy against bytes: the accuracy of each group for a budget, and the group with the best one."""
+"""Accuracy against bytes: the most accurate group for a budget, and the cost of an accuracy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from launch.results.columns import reached
 from launch.results.groups import Band, PairKey, RunGroup
-from launch.results.significance import ROUNDING, median
+from launch.results.significance import ROUNDING, differences, median
+
+if TYPE_CHECKING:
+    import pandas
 
 STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 """Step sizes, tried in order; `levels` uses the first one that gives enough different levels."""
 FINE = 0.01
 """With this step or a finer one, two levels are enough."""
-
-
-@dataclass(frozen=True)
-class FrontierPoint:
-    """A group's best accuracy within a budget: its mean over seeds, with the range of the seeds.
-
-    group: the group's index in the comparison. MB: the budget in megabytes, both directions.
-    """
-
-    group: int
-    MB: float
-    accuracy: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class WinningRange:
-    """A range of budgets with one best group, from `first.MB` to `until` (inf if it has no end)."""
-
-    first: FrontierPoint
-    last: FrontierPoint
-    until: float
 
 
 def by_budget(runs: RunGroup) -> Band:
@@ -65,38 +46,40 @@ def by_budget(runs: RunGroup) -> Band:
     return Band.over(xs[finite], rows[:, finite])
 
 
-def running_maximum(group: int, runs: RunGroup) -> list[FrontierPoint]:
-    """Return the points at which the group's best accuracy rises, sorted by bytes; [] without accuracies."""
-    b = by_budget(runs)
-    points = zip(b.x.tolist(), b.mean.tolist(), b.low.tolist(), b.high.tolist(), strict=True)
-    return pareto([FrontierPoint(group, *point) for point in points if not math.isnan(point[1])])
+def running_maxima(groups: Sequence[RunGroup]) -> pandas.DataFrame:
+    """Return the points at which the best accuracy of a group rises: group (its index), MB, accuracy (mean
+    over the seeds), low and high (their range)."""
+    import pandas
+
+    bands = [by_budget(g) for g in groups]
+    tables = [
+        pandas.DataFrame({"group": n, "MB": b.x, "accuracy": b.mean, "low": b.low, "high": b.high})
+        for n, b in enumerate(bands)
+    ]
+    return pandas.concat(map(pareto, tables), ignore_index=True)
 
 
-def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+def pareto(points: pandas.DataFrame) -> pandas.DataFrame:
     """Return the Pareto front: points more accurate than all with as many or fewer bytes, sorted by bytes."""
-    result: list[FrontierPoint] = []
-    for point in sorted(points, key=lambda p: (p.MB, -p.accuracy)):
-        if point.accuracy > (result[-1].accuracy + ROUNDING if result else -math.inf):
-            result.append(point)
-    return result
+    ordered = points.sort_values(["MB", "accuracy"], ascending=[True, False], kind="stable")
+    before = ordered.accuracy.cummax().shift(fill_value=-math.inf)
+    return ordered[ordered.accuracy > before + ROUNDING].reset_index(drop=True)
 
 
-def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[WinningRange]:
-    """Return the ranges of budgets in which one group is best, merging neighbouring points of a group."""
-    result: list[WinningRange] = []
-    for n, point in enumerate(frontier):
-        until = frontier[n + 1].MB if n + 1 < len(frontier) else math.inf
-        if result and result[-1].first.group == point.group:
-            result[-1] = WinningRange(result[-1].first, point, until)
-        else:
-            result.append(WinningRange(point, point, until))
-    return result
+def winning_ranges(frontier: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the ranges of budgets in which one group is best: group, MB, until (inf for no end), first and
+    last accuracy."""
+    change = (frontier.group != frontier.group.shift()).cumsum()
+    ranges = frontier.groupby(change).agg(
+        group=("group", "first"), MB=("MB", "first"), first=("accuracy", "first"), last=("accuracy", "last")
+    )
+    return ranges.assign(until=ranges.MB.shift(-1, fill_value=math.inf))
 
 
-def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[float]:
+def levels(maxima: pandas.DataFrame, start: float) -> list[float]:
     """Return up to three accuracies above `start`, rounded down. Three quarters of the groups reach the first
     one, half of them reach the second one, and the best group reaches the third one."""
-    best = sorted(points[-1].low for points in maxima if points and points[-1].low > start)
+    best = sorted(low for low in maxima.groupby("group").low.last() if low > start)
     if not best:
         return []
     target = (best[len(best) // 4], best[len(best) // 2], best[-1])
@@ -111,12 +94,16 @@ def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[floa
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost at which a group reaches an accuracy.
+    """The cost at which a group reaches an accuracy, and the factor over the group with the least.
 
     seeds: the number of seeds. rounds: the first evaluated round with the accuracy, for each seed that
     reaches it. spent: the bytes up to that round, both directions, for the same seeds. ended: all bytes of
     each seed that does not reach it. best: the best accuracy, as the mean over the seeds; NaN without
     accuracies. by_seed: `spent` by key of pairs; NaN for a seed that does not reach the accuracy.
+
+    ratio: the bytes divided by those of the group with the least; None if unknown. n: the number of seeds
+    that both have. low, high: the 95 % interval of the ratio, for all comparisons of the family. p, holm: the
+    p-value of the paired t-test of logarithms, by itself and corrected for `family` comparisons.
     """
 
     group: int
@@ -126,6 +113,14 @@ class Cost:
     best: float
     ended: tuple[int, ...] = ()
     by_seed: Mapping[PairKey, float] = field(default_factory=dict)
+    ratio: float | None = None
+    verdict: str = ""
+    n: int = 0
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    holm: float | None = None
+    family: int = 0
 
     @property
     def whole(self) -> bool:
@@ -158,15 +153,50 @@ def cost(group: int, runs: RunGroup, accuracy: float) -> Cost:
 
 
 def ranking(groups: Sequence[RunGroup], accuracy: float) -> list[Cost]:
-    """Return the costs at which the groups reach an accuracy, the best group first.
+    """Return the costs at which the groups reach an accuracy, with factors; the best group first.
 
     Groups with a finite median come first, in ascending order. Groups of which some seeds reach the accuracy
     follow, then groups of which no seed does. Both are sorted by their best accuracy.
     """
-    costs = [cost(n, group, accuracy) for n, group in enumerate(groups)]
 
     def order(c: Cost) -> tuple[int, float]:
         best = math.inf if math.isnan(c.best) else -c.best
         return (0, c.median) if math.isfinite(c.median) else (1 if c.spent else 2, best)
 
-    return sorted(costs, key=order)
+    return _with_factors(sorted((cost(n, group, accuracy) for n, group in enumerate(groups)), key=order))
+
+
+def _with_factors(ranked: Sequence[Cost]) -> list[Cost]:
+    """Add the factors over the first cost that has bytes and a median.
+
+    Differences of logarithms are paired and tested (launch.results.significance), so the ratio is a geometric
+    mean and has an interval. A group with a seed that does not reach the accuracy is not tested; its ratio is
+    that of the medians, if both are known.
+    """
+    first = next((c for c in ranked if 0 < c.median < math.inf), None)
+    whole = [c for c in ranked if c is not first and c.whole and min(c.spent) > 0] if first else []
+    tested = {}
+    if first is not None and first.whole:
+        logs = [{key: math.log(n) for key, n in c.by_seed.items()} for c in (first, *whole)]
+        of_others = differences(logs, 0, all_pairs=True)[1:]
+        tested = {c.group: d for c, d in zip(whole, of_others, strict=True)}
+    result = []
+    for c in ranked:
+        ratio = c.median / first.median if first and math.isfinite(c.median) else None
+        d = tested.get(c.group)
+        if c is first:
+            verdict = "least"
+        elif d is not None:
+            verdict = d.verdict("more bytes", "fewer bytes") if d.ranked else d.verdict()
+        elif c.median == 0:
+            verdict = "sends nothing"
+        elif c.whole and first is not None:
+            verdict = f"{len(first.spent)} of {first.seeds} of the first reach it"
+        else:
+            verdict = f"{len(c.spent)} of {c.seeds} reach it"
+        made = replace(c, ratio=ratio, verdict=verdict, n=d.n if d else 0)
+        if d is not None and d.ranked:
+            low, mean, high = (math.exp(x) for x in (d.low, d.mean, d.high))
+            made = replace(made, ratio=mean, low=low, high=high, p=d.p, holm=d.holm, family=d.family)
+        result.append(made)
+    return result

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from statistics import fmean
+from typing import Any
 
 from fedsim.learning.score_names import CALIBRATION, EXTRA
 from launch.numbers import FIRM, NONE, below_target, between, extent, megabytes, optional, target
 from launch.results.columns import column
 from launch.results.frontier import Cost, cost, ranking
 from launch.results.groups import Group, RunGroup
-from launch.results.significance import Difference, differences, leaders
+from launch.results.significance import leaders
 from launch.results.table import Table
 
 MEASURES = ("test_accuracy@end", "best test_accuracy@end", "test_nll@end", *(f"{name}@end" for name in EXTRA))
@@ -115,90 +115,34 @@ def cost_title(level: float) -> str:
 
 
 def _costs(groups: Sequence[RunGroup], ranked: Sequence[Cost]) -> Iterator[tuple[str, ...]]:
-    for c, factor in zip(ranked, factors(ranked), strict=True):
+    for c in ranked:
         ends = NONE
         if c.spent and c.seeds > 1:
             last = megabytes([max(c.spent)]) if c.whole else f">{FIRM}{megabytes([max(c.ended)])}"
             ends = between(megabytes([min(c.spent)]), last)
         median = megabytes([c.median]) if math.isfinite(c.median) else unreached(c)
-        ratio = optional(factor.ratio, ".2f")
-        if factor.low is not None:
-            ratio += f" ({factor.low:.2f} to {factor.high:.2f})"
+        ratio = optional(c.ratio, ".2f") + (f" ({c.low:.2f} to {c.high:.2f})" if c.low is not None else "")
         rounds = column("rounds to 1.0").shown(c.rounds) if c.whole else NONE
         count = f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}"
-        yield name(groups[c.group]), median, ends, ratio, factor.verdict, count, rounds
+        yield name(groups[c.group]), median, ends, ratio, c.verdict, count, rounds
 
 
-@dataclass(frozen=True)
-class Factor:
-    """The bytes of a group to an accuracy, divided by those of the group with the least; None if unknown.
-
-    n: the number of seeds that both have. low, high: the 95 % interval of the ratio, for all comparisons of
-    the family. p, holm: the p-value of the paired t-test of logarithms, by itself and corrected for `family`
-    comparisons.
-    """
-
-    ratio: float | None
-    verdict: str
-    n: int = 0
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    holm: float | None = None
-    family: int = 0
+FACTOR = ("ratio", "verdict", "n", "low", "high", "p", "holm", "family")
 
 
-def factors(ranked: Sequence[Cost]) -> list[Factor]:
-    """Return the factor of each of `ranked` over the first one that sends bytes and has a median.
-
-    Differences of logarithms are paired and tested (launch.results.significance), so the ratio is a geometric
-    mean and has an interval. A group with a seed that does not reach the accuracy is not tested; its ratio is
-    that of the medians, if both are known.
-    """
-    first = next((c for c in ranked if 0 < c.median < math.inf), None)
-    tested = _tested(ranked, first) if first is not None and first.whole else {}
-    return [_factor(c, first, tested.get(c.group)) for c in ranked]
-
-
-def _factor(c: Cost, first: Cost | None, d: Difference | None) -> Factor:
-    """Return the factor of one group. d: its difference of logarithms from `first`, if both are tested."""
-    ratio = c.median / first.median if first and math.isfinite(c.median) else None
-    if c is first:
-        return Factor(ratio, "least")
-    if d is not None and d.ranked:
-        low, mean, high = (math.exp(x) for x in (d.low, d.mean, d.high))
-        return Factor(mean, d.verdict("more bytes", "fewer bytes"), d.n, low, high, d.p, d.holm, d.family)
-    if d is not None:
-        return Factor(ratio, d.verdict(), d.n)
-    if c.median == 0:
-        return Factor(ratio, "sends nothing")
-    if c.whole and first is not None:
-        return Factor(ratio, f"{len(first.spent)} of {first.seeds} of the first reach it")
-    return Factor(ratio, f"{len(c.spent)} of {c.seeds} reach it")
-
-
-def _tested(ranked: Sequence[Cost], first: Cost) -> dict[int, Difference]:
-    """Return the differences of logarithms from `first`, by group, of all groups whose seeds all reach it."""
-    whole = [first, *(c for c in ranked if c is not first and c.whole and min(c.spent) > 0)]
-    logs = [{key: math.log(n) for key, n in c.by_seed.items()} for c in whole]
-    compared = differences(logs, 0, all_pairs=True)
-    return {c.group: d for c, d in zip(whole[1:], compared[1:], strict=True)}
-
-
-def costs_json(groups: Sequence[RunGroup], levels: Sequence[float]) -> list[dict[str, object]]:
+def costs_json(groups: Sequence[RunGroup], levels: Sequence[float]) -> list[dict[str, Any]]:
     """Return the tables of `costs` as one object per accuracy, with bytes instead of megabytes."""
-    result: list[dict[str, object]] = []
+    result = []
     for level in levels:
-        ranked = ranking(groups, level)
         rows = [
             {
                 "group": groups[c.group].label,
                 "median": c.median if math.isfinite(c.median) else None,
                 "reached": len(c.spent),
                 "seeds": c.seeds,
-                **asdict(factor),
+                **{key: getattr(c, key) for key in FACTOR},
             }
-            for c, factor in zip(ranked, factors(ranked), strict=True)
+            for c in ranking(groups, level)
         ]
         result.append({"accuracy": level, "rows": rows})
     return result

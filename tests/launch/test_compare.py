@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from launch.cli import main
 from launch.results.comparison_page import AXES, MEASURES, pooled
 from launch.results.figures import POINTS, Line, chart
-from launch.results.frontier import cost, levels, pareto, running_maximum, winning_ranges
+from launch.results.frontier import cost, levels, pareto, running_maxima, winning_ranges
 from launch.results.groups import gather
 from launch.results.labels import labels
 from launch.runs.folder import RunFolder
@@ -129,18 +129,20 @@ def test_the_frontier_of_a_small_example(make: Make) -> None:
     make("cheap", (0.1, 0.4, 0.3, 0.5), cost=MB, algo="fedavg")
     make("dear", (0.1, 0.2, 0.9), cost=3 * MB, algo="fedlap")
     groups = gather([make("bad", (0.1, 0.1, 0.2), cost=4 * MB, algo="fedprox").parent])
-    maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
+    maxima = running_maxima(groups)
     by = {g.settings["algo"]: n for n, g in enumerate(groups)}
-    assert [(p.MB, p.accuracy) for p in maxima[by["fedavg"]]] == [(2, 0.4), (6, 0.5)]
-    ahead = pareto([p for points in maxima for p in points])
-    assert [(p.group, p.MB, p.accuracy) for p in ahead] == [
+    own = maxima[maxima.group == by["fedavg"]]
+    assert [*zip(own.MB, own.accuracy, strict=True)] == [(2, 0.4), (6, 0.5)]
+    ahead = pareto(maxima)
+    assert [*zip(ahead.group, ahead.MB, ahead.accuracy, strict=True)] == [
         (by["fedavg"], 2, 0.4),
         (by["fedavg"], 6, 0.5),
         (by["fedlap"], 12, 0.9),
     ]
-    assert [(r.first.MB, r.last.MB, r.until) for r in winning_ranges(ahead)] == [
-        (2, 6, 12),
-        (12, 12, float("inf")),
+    ranges = winning_ranges(ahead)
+    assert [*zip(ranges.MB, ranges["first"], ranges["last"], ranges.until, strict=True)] == [
+        (2, 0.4, 0.5, 12),
+        (12, 0.9, 0.9, float("inf")),
     ]
     assert levels(maxima, 0.1) == [0.2, 0.5, 0.9]
     assert levels(maxima, 0.95) == []
