@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas
 
 from fedsim.learning.client_scores import HISTOGRAM_BINS
 from fedsim.learning.score_names import CLIENT_LISTS
@@ -17,6 +16,9 @@ from launch.results.run_curves import numbers
 from launch.results.table import Table
 from launch.runs.tables import sides
 from launch.session.display import on_the_clock
+
+if TYPE_CHECKING:
+    import pandas
 
 SPENT = {
     "seconds, simulated": "client_seconds",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas
 from rich.console import Console
 
 from fedsim.errors import UsageError
@@ -20,6 +19,9 @@ from launch.runs.folder import RunFolder
 from launch.runs.tables import sides
 from launch.terminal import output_file, print_json
 from workers.storage.growing_file import LEDGER
+
+if TYPE_CHECKING:
+    import pandas
 
 SIDES = ("down", "up")
 SHOWN = 12
@@ -179,14 +181,7 @@ def exported(rows: pandas.DataFrame) -> pandas.DataFrame:
     traffic without a client, the other end is a worker: workers 0, 1, ... are -2, -3, ..."""
     other = rows.client.where(rows.client >= 0, -2 - rows.worker)
     down = rows.direction == "down"
-    frame = pandas.DataFrame(
-        {
-            "round": rows["round"],
-            "sender": other.where(~down, -1),
-            "receiver": other.where(down, -1),
-            "bytes": rows.bytes,
-        }
-    )
+    frame = rows.assign(sender=other.where(~down, -1), receiver=other.where(down, -1))
     return frame.groupby(["round", "sender", "receiver"], as_index=False)["bytes"].sum()
 
 

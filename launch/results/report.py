@@ -5,13 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas
 
 from fedsim import event_rules
-from fedsim.errors import UsageError
 from fedsim.experiment import dotted
 from fedsim.printable import printable
 from launch.numbers import NONE, percentage, ranges, target
@@ -24,10 +22,14 @@ from launch.results.html import File, Folded, Page, Part, Text, Tiles
 from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.table import Table
 from launch.runs.folder import RunFolder
-from launch.runs.tables import sides
+from launch.runs.tables import metrics_frame, sides
 from launch.terminal import write_text
 from workers.numerics import DRIFT
+from workers.storage.growing_file import LEDGER, METRICS
 from workers.storage.metrics_file import LISTS
+
+if TYPE_CHECKING:
+    import pandas
 
 EMBEDDED = 400_000
 """The maximum size in bytes of a file that the page contains."""
@@ -75,19 +77,15 @@ def page_of(folder: RunFolder) -> Page:
 
 
 def _metrics(run: RunFolder) -> pandas.DataFrame:
-    try:
-        return run.metrics
-    except (UsageError, KeyError):  # no file, or an empty one
-        return pandas.DataFrame()
+    """Return the table of metrics.jsonl; an empty one if there is no such file, or an empty one."""
+    return metrics_frame(run.lines if run.has(METRICS) else ())
 
 
 def _own(run: RunFolder) -> pandas.DataFrame:
-    """Return the algorithm's rows of the ledger."""
-    try:
-        rows = run.ledger
-    except UsageError:
-        return pandas.DataFrame()
-    return rows[rows.kind == "algorithm"]
+    """Return the algorithm's rows of the ledger; an empty table if there is no ledger."""
+    if not run.has(LEDGER):
+        return metrics_frame(())
+    return run.ledger[run.ledger.kind == "algorithm"]
 
 
 def numbers_of(run: RunFolder) -> Table:

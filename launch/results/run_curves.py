@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas
 
 from fedsim.learning.score_names import CLIENT_NUMBERS, EXTRA
 from launch.numbers import percentage
@@ -14,6 +14,9 @@ from launch.results.html import Beside, Part, Text
 from launch.results.reliability_diagram import TABLES, diagram, last_table
 from launch.runs.tables import every_round
 from workers.storage.metrics_file import EDGE_BYTES, LISTS
+
+if TYPE_CHECKING:
+    import pandas
 
 ACCURACIES = {"test_accuracy": "at the mean", "ensemble_accuracy": "averaged over posterior samples"}
 NLLS = {"test_nll": "at the mean", "ensemble_nll": "averaged over posterior samples"}
@@ -32,6 +35,8 @@ def numbers(frame: pandas.DataFrame, name: str) -> Values:
     """Return a column as floats; NaN for null and for a missing column."""
     if name not in frame:
         return np.full(len(frame), np.nan)
+    import pandas
+
     return np.asarray(pandas.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
 
 
