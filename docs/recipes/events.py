@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "the last three evaluated rounds. `from full` is the mean difference from `full` of the same "
         "algorithm, paired by seed, with its 95 % interval (Student's t), or the range of fewer than "
         f"{LEAST} seeds. The verdict is that of the paired t-test, corrected by Holm for the rows of an "
-        "algorithm ([statistics.md](../statistics.md))."
+        "algorithm ([what a number is worth](../what-a-number-is-worth.md#is-it-a-difference))."
     )
     for name, (title, count) in SOURCES.items():
         lines = read(name)

@@ -1,4 +1,4 @@
-"""Run README's first command; write its card to docs/results/readme_card.md, the checklist to docs/card.md.
+"""Run README's first command; write its card's checklist to docs/what-a-number-is-worth.md.
 
     python docs/recipes/readme_card.py      20 seconds
 
@@ -27,19 +27,17 @@ def command() -> list[str]:
     return shlex.split(match[1])
 
 
-def main(page: Path, card: Path) -> None:
-    """Run it, write the card, and put its checklist into the page."""
+def main(page: Path) -> None:
+    """Run it, and put the checklist of its card into the page."""
     with tempfile.TemporaryDirectory() as folder:
         fedsim = [sys.executable, "-m", "launch"]
-        run = f"{folder}/run"
+        run, card = f"{folder}/run", Path(folder) / "card.md"
         subprocess.run([*fedsim, *command(), "--quiet", "--out", run], check=True, cwd=ROOT)
         subprocess.run([*fedsim, "card", run, "--out", str(card)], check=True, cwd=ROOT)
-    text = card.read_text(encoding="utf-8").replace(f"--quiet --out {run}", "")
-    card.write_text(text, encoding="utf-8")
+        checklist = card.read_text(encoding="utf-8").partition("## Checklist\n\n")[2].strip()
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    checklist = text.partition("## Checklist\n\n")[2].strip()
     page.write_text(f"{before}{BEGIN}\n\n{checklist}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(ROOT / "docs" / "card.md", ROOT / "docs" / "results" / "readme_card.md")
+    main(ROOT / "docs" / "what-a-number-is-worth.md")

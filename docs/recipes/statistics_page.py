@@ -1,4 +1,4 @@
-"""Write the table of docs/statistics.md: the difference that n seeds can tell, by our sweeps' variances.
+"""Write the table of docs/what-a-number-is-worth.md: the difference that n seeds can tell.
 
     python docs/recipes/statistics_page.py      2 seconds; rewrites the table between the markers
 
@@ -19,7 +19,7 @@ import report
 from scipy.stats import t
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "statistics.md"
+PAGE = ROOT / "docs" / "what-a-number-is-worth.md"
 BEGIN, END = "<!-- resolution: docs/recipes/statistics_page.py -->", "<!-- end of resolution -->"
 SWEEPS = {
     "events_digits_10": ("digits, 10 clients", "events.md#digits-10-clients-5-seeds"),

@@ -32,7 +32,7 @@ def compare(runs: tuple[Path, ...], **options: Any) -> None:
     """Compare runs, or folders of runs such as runs/sweep.
 
     Runs that differ only in their seed share one line. Differences are paired by seed
-    and tested. Fewer than five seeds do not establish a ranking (docs/statistics.md).
+    and tested. Fewer than five seeds do not establish a ranking (docs/what-a-number-is-worth.md).
     """
     from launch.results.compare import compare
 

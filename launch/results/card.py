@@ -2,7 +2,7 @@
 
 Several runs that differ only in their seed make one card. Its statements are names with values, by section;
 Markdown, the HTML page and the last section of fedsim report show the same rows. The checklist says which
-claims the runs support, and what is missing for the others. (Source: docs/card.md.)
+claims the runs support, and what is missing for the others. (Source: docs/what-a-number-is-worth.md.)
 """
 
 from __future__ import annotations

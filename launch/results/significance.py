@@ -13,7 +13,7 @@ standard deviation s, and m comparisons:
 The family is all pairs of configurations if the reference is the best one, because the data select it; an
 interval of one row alone would then cover too rarely (91.6 % of 5 rows, 88.4 % of 10). If the user names the
 reference, the family is one pair per row. Pairs without a test do not count. With fewer than LEAST seeds
-there is no test, and the interval is the range of the differences. (Source: docs/statistics.md.)
+there is no test, and the interval is the range of the differences. (Source: docs/what-a-number-is-worth.md.)
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _entropy(line: Mapping[str, Any]) -> float:
     """Return the bytes, both directions, that a round would cost at the entropy of its fields."""
     total = 0.0
     for side in ("down", "up"):
-        fields = line.get("limits", {}).get(side, {}).values()
+        fields = (line.get("limits") or {}).get(side, {}).values()
         sent = sum(field["bits"] for field in fields)
         total += line[f"bytes_{side}"] * (sum(field["entropy"] for field in fields) / sent if sent else 1.0)
     return total
@@ -142,7 +142,7 @@ def _entropy(line: Mapping[str, Any]) -> float:
 def _divergence(line: Mapping[str, Any]) -> float:
     """Return the bytes that a round's uploads would cost at the KL divergence of the measured upload. Every
     field has one value per parameter, so the sum of their bits per value is in bits per parameter."""
-    limits = line.get("limits", {})
+    limits = line.get("limits") or {}
     sent = sum(field["bits"] for field in limits.get("up", {}).values())
     return float(limits["kl"] / sent * line["bytes_up"]) if sent and "kl" in limits else math.nan
 

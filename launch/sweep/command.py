@@ -224,7 +224,7 @@ def _provenance(results: Results) -> str:
     if len(seeds) < LEAST:
         text += (
             f". n = {len(seeds)}: the order of rows is no ranking, which takes {LEAST} seeds "
-            "(docs/statistics.md)"
+            "(docs/what-a-number-is-worth.md)"
         )
     return f"{text}."
 
