@@ -37,7 +37,6 @@ LONG: Mapping[str, float] = {
     "launch/test_engines.py::test_workers_here_and_elsewhere_share_a_run": 0,
     "launch/test_failed_starts.py::test_the_first_signal_ends_a_start_and_leaves_nothing": 3,
     "launch/test_kubernetes.py::test_its_containers_carry_the_run_with_the_bits_of_one_process": 0,
-    "launch/test_mutations.py::test_files_that_change_places_go_on_identically_or_are_refused": 0,
     "launch/test_nth_fault.py::test_whatever_is_written_may_find_the_disk_full": 0,
     "launch/test_power_cut.py::test_a_power_cut_costs_at_most_the_rounds_not_yet_synced": 1,
     "launch/test_remote_workers.py::test_a_new_start_has_new_keys": 0,

@@ -65,18 +65,13 @@ def complaint(kind: type, values: Mapping[str, Any]) -> str:
     ("values", "says"),
     [
         ({"roundz": 3}, "'roundz'; did you mean 'rounds'"),
-        ({"Seed": 3}, "'Seed'; did you mean 'seed'"),
         ({"rounds": "x"}, "rounds = 'x': must be a whole number of at least 0"),
-        ({"rounds": -2}, "rounds = -2: must be a whole number of at least 0"),
         ({"rounds": True}, "rounds = True: must be a whole number"),
         ({"clients": 0}, "clients = 0: must be a whole number of at least 1"),
-        ({"clients": 2.0}, "clients = 2.0: must be a whole number"),
         ({"fraction": 0}, "fraction = 0: must be a number above 0 and at most 1"),
         ({"fraction": float("nan")}, "fraction = nan: must be a finite number"),
         ({"inputs": "rw"}, "inputs = 'rw': must be one of raw, scaled"),
-        ({"device": "tpu"}, "device = 'tpu': must be one of cpu, cuda"),
         ({"codecs": {"mean": 3}}, "codecs = {'mean': 3}: must be a table of text"),
-        ({"codecs": 3}, "codecs = 3: must be a table of text"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(values: dict[str, Any], says: str) -> None:
@@ -179,9 +174,7 @@ def test_an_override_leaves_its_neighbours_at_the_algorithms_defaults() -> None:
         ({"epochs": 1}, "unknown key in hyperparameters of Outer: 'epochs'; did you mean 'other.epochs'"),
         ({"local": {"lrr": 1}}, "'local.lrr'; did you mean 'local.lr'"),
         ({"local.lr": -1}, "local.lr = -1: must be a number above 0"),
-        ({"local.lr": "x"}, "local.lr = 'x': must be a number above 0"),
         ({"rho": "1/N"}, "rho = '1/N': must be "),
-        ({"local": 3}, "'local'; did you mean 'local.lr'"),
         ({"on": 1}, "on = 1: must be true or false"),
     ],
 )

@@ -96,7 +96,6 @@ def test_a_spec_means_the_same_in_every_folder(tmp_path: Path, monkeypatch: pyte
     ("source", "name", "words"),
     [
         ("import os\n\nx = 1 / 0\n", "Mine", "importing it failed in line 3: ZeroDivisionError: division"),
-        ("import nowhere_at_all\n", "Mine", "in line 1: ModuleNotFoundError: No module named"),
         ("a = 1\nclass Mine(:\n", "Mine", "importing it failed in line 2: SyntaxError: "),
         ("def f():\n  raise ValueError('one\\ntwo')\nf()\n", "Mine", "failed in line 2: ValueError: one"),
         ("import sys\nsys.exit(3)\n", "Mine", "in line 2: SystemExit: 3"),
@@ -168,7 +167,6 @@ def test_a_users_algorithm_is_found(write: Write) -> None:
     ("source", "name", "words"),
     [
         ("Mine = 3", "Mine", "no subclass of fedsim.algorithm.Algorithm"),
-        ("class Mine: pass", "Mine", "no subclass of fedsim.algorithm.Algorithm"),
         (f"{ALGORITHM}class Bare(Algorithm): pass", "Bare", "lacks broadcast, client_init, client_update"),
         (f"{ALGORITHM}class Bare(Mine): pass", "Bare", "@dataclass(frozen=True)"),
         (
@@ -248,9 +246,7 @@ def test_a_users_model_is_built_with_the_seed(write: Write) -> None:
         ("tuned", "calling it with shape (1, 8, 8) and 10 classes failed: TypeError: tuned() missing"),
         ("empty", "has no parameters that could be trained"),
         ("image", "a forward pass of two examples of shape (1, 8, 8) failed: RuntimeError"),
-        ("double", "a forward pass of two examples of shape (1, 8, 8) failed: RuntimeError"),
         ("ready", "is a Linear; name a class or function that makes a new torch.nn.Module"),
-        ("Nett", "did you mean 'Net'"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(name: str, words: str, write: Write) -> None:
@@ -298,7 +294,6 @@ def test_a_users_data_set_is_a_function_or_an_object(write: Write) -> None:
         ("x", "it gives a ndarray"),
         ("fails", "calling it failed in line 13: IndexError"),
         ("needs", "calling it failed: TypeError: needs() missing 1 required positional argument"),
-        ("mode", "did you mean 'made'"),
     ],
 )
 def test_what_is_no_data_set_is_refused(name: str, words: str, write: Write) -> None:

@@ -149,14 +149,6 @@ def test_an_ensemble_is_the_softmax_averaged_over_the_streams_samples(
     assert other.ensemble[NLL] != result.ensemble[NLL]
 
 
-def test_the_number_of_samples_is_the_experiments(mean: Tensor) -> None:
-    q = posterior(mean, "diagonal")
-    scores = [problem_of(samples=n).score(q, 0, ROUND) for n in (1, 2, SAMPLES)]
-    assert len({s.ensemble[NLL] for s in scores}) == 3
-    for n, score in zip((1, 2, SAMPLES), scores, strict=True):
-        assert_same(score, by_hand(problem_of(samples=n), q, n))
-
-
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_an_ensemble_does_not_depend_on_the_chunks(
     kind: str, problem: Problem, mean: Tensor, monkeypatch: pytest.MonkeyPatch

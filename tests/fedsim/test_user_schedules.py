@@ -51,11 +51,8 @@ def test_modifiers_strike_a_users_participants_as_others(tmp_path: Path) -> None
     ("body", "words"),
     [
         ("return [2, 1]", "round 1: the ids must ascend, each once; they are [2, 1]"),
-        ("return [1, 1]", "each once"),
         ("return [5]", "a client's id is a whole number from 0 to 4, not 5"),
-        ("return [-1]", "from 0 to 4, not -1"),
         ("return [0.5]", "not 0.5"),
-        ("return [True]", "not True"),
         ("return 3", "drawing round 1 failed: TypeError: 'int' object is not iterable"),
         ("return 1 / 0", "drawing round 1 failed in line 4: ZeroDivisionError"),
         ("return Participation((1,), dropouts=frozenset({2}))", "client 2 loses its upload or drops out"),
@@ -67,12 +64,6 @@ def test_modifiers_strike_a_users_participants_as_others(tmp_path: Path) -> None
             "    return f",
             "differs when it is drawn again",
         ),
-        (
-            "def it(population):\n    seen = []\n    def f(round):\n        seen.append(0)\n"
-            "        return [len(seen)]\n    return f",
-            "differs when it is drawn again",
-        ),
-        ("def it(): pass", "TypeError"),
     ],
 )
 def test_mistake_names_the_file_and_the_round(body: str, words: str, tmp_path: Path) -> None:

@@ -161,22 +161,6 @@ def output(*arguments: object) -> str:
     return done.stderr
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    assert f"{tmp_path} is not a run folder" in output(tmp_path)
-    assert "is not a run folder" in output(tmp_path / "nowhere")
-    (tmp_path / "file").write_text("")
-    assert "is not a run folder" in output(tmp_path / "file")
-
-
-def test_a_manifest_of_another_format_or_damaged(run: Path) -> None:
-    manifest(run, format=2)
-    assert "has format 2; this version of fedsim reads format 1" in output(run)
-    (run / "manifest.json").write_text("{")
-    assert "manifest.json is damaged" in output(run)
-    (run / "manifest.json").write_text("[1]")
-    assert "has format None" in output(run)
-
-
 def test_an_experiment_that_this_version_cannot_carry_out(run: Path) -> None:
     described = json.loads((run / "manifest.json").read_text())["experiment"]
     manifest(run, experiment=described | {"algo": "fedlap_cow"})

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -61,8 +60,6 @@ RUNS: dict[str, tuple[dict[str, Any], Ending]] = {
     "killed twice": ({"algo": "fedadmm", "participation": "0.6+lost:0.3"}, Ending("evaluated", 3, again=6)),
 }
 """What differs from four clients, eight rounds and the logistic model."""
-SMALL = {"algo": "fedadmm", "clients": 3, "rounds": 5, "participation": "0.7"}
-"""A run whose files change places; its states have a version in their mark."""
 
 
 @dataclass(frozen=True)
@@ -177,20 +174,6 @@ def files_of(folder: Path) -> list[str]:
     return [f for f in files if not f.startswith(("lock", "logs", ".")) and (folder / f).stat().st_size]
 
 
-def exchanged(base: Base, one: str, other: str, home: Path, of: Base | None = None) -> tuple[str, str]:
-    """Let two files of a run change places, or let one have the content of another run's, and resume."""
-    folder = shutil.copytree(base.folder, home / "exchanged")
-    contents = {one: ((of or base).folder / other).read_bytes()}
-    if of is None:
-        contents[other] = (base.folder / one).read_bytes()
-    for file, data in contents.items():
-        (folder / file).unlink()  # a state may be a link to the one before
-        (folder / file).write_bytes(data)
-    outcome = _resumed(folder, base.expected)
-    shutil.rmtree(folder)
-    return outcome, f"{one} <-> {other}: {outcome}"
-
-
 def _resumed(folder: Path, expected: dict[str, Any]) -> str:
     """Resume a run; returns how it ended, which is good only if it is IDENTICAL or REFUSED."""
     try:
@@ -222,24 +205,3 @@ def test_a_run_with_a_changed_file_goes_on_identically_or_is_refused(
         assert outcome in (IDENTICAL, REFUSED), f"seed {seed}: {name!r}, {what}"
         outcomes.add(outcome)
     assert outcomes == {IDENTICAL, REFUSED}
-
-
-def test_files_that_change_places_go_on_identically_or_are_refused(tmp_path: Path) -> None:
-    """Also with files of a run with another seed, and of the same experiment."""
-    homes = [tmp_path / part for part in ("base", "other", "same")]
-    for home in homes:
-        home.mkdir()
-    ending = Ending("evaluated", 3)
-    run, another, again = (
-        Base.of(SMALL | {"seed": seed}, ending, home) for seed, home in zip((0, 1, 0), homes, strict=True)
-    )
-    files = files_of(run.folder)
-    states = [file for file in files if file.startswith("state/")]
-    assert len(states) >= 5 and any(file.startswith("checkpoints/") for file in files)
-    pairs = [pair for pair in combinations(files, 2) if len({Path(file).suffix for file in pair}) == 1]
-    pairs += zip(files[1:], files, strict=False)  # of two kinds
-    trials = [exchanged(run, *pair, tmp_path) for pair in dict.fromkeys(pairs)]
-    for of in (another, again):
-        trials += [exchanged(run, file, file, tmp_path, of) for file in files if (of.folder / file).exists()]
-    assert not [what for outcome, what in trials if outcome not in (IDENTICAL, REFUSED)]
-    assert {outcome for outcome, _ in trials} == {IDENTICAL, REFUSED}

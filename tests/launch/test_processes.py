@@ -228,24 +228,6 @@ def test_a_hung_fold_ends_the_run_after_its_patience(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_a_config_file_is_between_defaults_and_options(tmp_path: Path) -> None:
-    config = tmp_path / "job.toml"
-    config.write_text(
-        'experiment = {algo = "fedlap", rounds = 2, seed = 5}\n'
-        "hyperparameters = {delta = 0.5, epochs = 1}\n"
-        'codecs = {"up.mean" = "bf16"}\n'
-        "execution = {workers = 0}\n"
-    )
-    run(tmp_path / "run", "--config", str(config), "--rounds", "1", "--set", "delta=0.25")
-    experiment = load(tmp_path / "run" / "manifest.json")["experiment"]
-    assert (experiment["algo"], experiment["rounds"], experiment["seed"]) == ("fedlap", 1, 5)
-    assert experiment["hyperparameters"]["delta"] == 0.25
-    assert experiment["hyperparameters"]["local.epochs"] == 1
-    summary = load(tmp_path / "run" / "summary.json")
-    assert summary["bytes"]["algorithm"]["up"]["mean"]["values"] == 10 * 2 * summary["params"]
-    assert summary["bytes"]["algorithm"]["down"]["mean"]["values"] == 10 * 4 * summary["params"]
-
-
 def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path) -> None:
     """Files of at most 60 kB: the ledger grows too long."""
     out, limit = tmp_path / "run", (60_000, 60_000)

@@ -412,30 +412,3 @@ def test_a_tracker_has_each_round_once_without_a_network(name: str, run: Path) -
     assert read.returncode == 0, read.stderr
     series = json.loads(read.stdout.splitlines()[-1])
     agrees(series, run, 1e-6 if name == "tensorboard" else 1e-15)
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_wandb_takes_the_command_that_the_documentation_gives(run: Path, tmp_path: Path) -> None:
-    """A dry run sends nothing."""
-    if tracking.find_spec("wandb") is None:
-        pytest.skip("wandb is not installed")
-    page = (ROOT / "docs" / "looking-at-runs.md").read_text(encoding="utf-8")
-    options, _, files = page.partition("`wandb sync ")[2].partition("`")[0].rpartition("RUN/")
-    subprocess.run(
-        [sys.executable, "-m", "launch.tracking.follow", str(run), "wandb"],
-        stdin=subprocess.DEVNULL,
-        check=True,
-        timeout=DEADLINE,
-        cwd=ROOT,
-    )
-    parts = [str(path) for path in run.glob(files)]
-    done = subprocess.run(
-        [sys.executable, "-m", "wandb", "sync", "--dry-run", *options.split(), *parts],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0 and len(parts) == 1, done.stderr
-    assert all(f"{Path(part).name}/run-" in done.stderr for part in parts)

@@ -7,10 +7,8 @@ docs/references/equations.md#identity-9. Relative errors are
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,40 +102,6 @@ def test_amas_first_round_with_its_default_is_the_mean_of_the_steps(
 
 
 # ---- on a real network, through the launcher, the coordinator and the wire
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("algo", "settings", "rho"),
-    [
-        ("fedadmm", {"silent": "last", "rho": 10.0}, 10.0),
-        ("ama", {"delta": 1.0}, 1 / 2),  # two of three clients are asked
-    ],
-)
-def test_metrics_of_a_run(
-    launched: Callable[..., Path], algo: str, settings: dict[str, Any], rho: float
-) -> None:
-    run = launched(
-        "run",
-        algo=algo,
-        clients=3,
-        rounds=4,
-        fraction=0.5,
-        participation="2",
-        hyperparameters={"epochs": 1} | settings,
-    )
-    result = lines(run)
-    assert [m["round"] for m in result] == [0, 1, 2, 3, 4]
-    heard = [m for m in result if m["round"] and m["participants"]]
-    assert len(heard) > 2
-    for m in heard:
-        assert m["rho"] == pytest.approx(rho)
-        assert m["primal_residual"] > 0 and m["dual_residual"] > 0
-        assert "dual_slack" not in m and "ensemble_nll" not in m
-    assert result[-1]["test_nll"] < result[0]["test_nll"]
 
 
 def test_isotropic_bayesian_admm_is_fedadmm_on_quadratics(quadratics: SimpleNamespace) -> None:

@@ -411,9 +411,3 @@ def test_metrics_of_a_run(
     assert result[-1]["test_nll"] < result[0]["test_nll"]
     model = load_file(run / "model.safetensors")
     assert any(name.startswith("precision") for name in model)
-
-
-def test_without_samples_there_is_no_ensemble(launched: Callable[..., Path]) -> None:
-    common = {"clients": 3, "rounds": 1, "fraction": 0.4, "eval_samples": 0}
-    run = launched("run", algo="ivon_admm", hyperparameters={"epochs": 1}, **common)
-    assert not any(key.startswith("ensemble") for m in lines(run) for key in m)

@@ -205,17 +205,13 @@ def ready(data: bytes) -> Envelope:
     "data",
     [
         b"",
-        b"null",
         b"{}",
-        b"[]",
         b'{"data": 1, "sources": {}}',
         b'{"data": "", "sources": []}',
         b'{"data": "", "sources": {"a": 1}}',
         b'{"data": "", "sources": {}, "more": 1}',
-        b'{"data": "", "sources": {}}x',
         b'{"data": "\xff", "sources": {}}',
         b'{"data": "", "sources": ' + b'{"a":' * 10**6,
-        b'{"more": ' + b"[" * 10**6,
         b"[" * 10**6,
     ],
 )

@@ -20,7 +20,7 @@ from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.seeds import RandomStream, seeded_torch
 from tests.support.tolerances import gamma, loss_gradient, moved
 
@@ -128,22 +128,6 @@ def test_carried_moments_make_two_tasks_one_long_run(module: nn.Module, shard: S
     assert torch.equal(second.weights, flat(module))
     assert second.carried is not None
     assert second.carried.steps == 60
-
-
-def test_without_carry_every_task_begins_anew(module: nn.Module, shard: Shard) -> None:
-    how, one, two = (
-        replace(STEPS, carry=False),
-        RandomStream(3, "client", 1, 2),
-        RandomStream(3, "client", 2, 2),
-    )
-    stale = Moments(torch.ones(len(flat(module))), torch.ones(len(flat(module))), 30)
-    first = minimise(shard, flat(module), how=how, rng=one, round=one.round)
-    second = minimise(shard, first.weights, how=how, rng=two, round=two.round, moments=stale)
-    train(module, fused_adam(module, how), batches(shard, how, one))
-    train(module, fused_adam(module, how), batches(shard, how, two))
-    assert torch.equal(second.weights, flat(module))
-    assert first.carried is None
-    assert second.carried is None
 
 
 # ---- the objective

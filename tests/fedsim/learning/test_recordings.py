@@ -200,17 +200,6 @@ def test_dropout_and_smoothing_are_recorded() -> None:
     assert recorded.recordings is not None and not recorded.recordings.refusals
 
 
-def test_a_task_does_not_change_its_arguments_and_results() -> None:
-    recorded, _ = nets(network(), Tapes())
-    carried = Moments(vector(4), vector(5), 7)
-    first = minimise(shard_of(recorded), vector(6), how=HOW, rng=RNG, round=2, moments=carried)
-    before = values(first)
-    solved(shard_of(recorded, seed=2))
-    assert values(first) == before
-    assert torch.equal(carried.first, vector(4))
-    assert torch.equal(carried.second, vector(5))
-
-
 class OwnDraws(nn.Module):
     """A module that draws from torch's default generator."""
 
