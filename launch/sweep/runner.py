@@ -9,7 +9,6 @@ import json
 import math
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import threading
@@ -27,13 +26,14 @@ from typing import Any
 from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, MismatchError, UsageError, WireError
 from fedsim.experiment import Experiment, convert
 from launch.configuration.execution import AUTO, Execution
-from launch.processes.fork_server import ENVIRONMENT
+from launch.processes.fork_server import ENVIRONMENT, die_with_parent
 from launch.runs.documents import Attempt
 from launch.runs.folder import DONE, FAILED, document_or_empty
 from launch.sweep import ends_with_sweep
 from launch.sweep.ends_with_sweep import SWEEP
 from launch.sweep.pool import ATTEMPT, Pool
 from launch.sweep.recipe import Trial, one_numerics
+from launch.sweep.task import Task
 from workers.portable import environment_for
 from workers.scratch import Scratch, parent_of_sockets
 from workers.storage.atomic_files import write_atomically
@@ -46,7 +46,7 @@ LOOK = 1.0
 
 @dataclass
 class Running:
-    trial: Trial
+    trial: Trial | Task
     process: BaseProcess
     began: float
     claim: int
@@ -78,7 +78,7 @@ class Progress:
 
 
 def run_trials(
-    trials: Sequence[Trial],
+    trials: Sequence[Trial | Task],
     execution: Execution,
     pool: Pool,
     side_by_side: int,
@@ -103,7 +103,7 @@ def run_trials(
                 runs.progress.stopped = len(waiting)
                 runs.stop()
                 break
-            remote: list[Trial] = []  # claimed by another sweep
+            remote: list[Trial | Task] = []  # claimed by another sweep
             while waiting and len(runs.running) < side_by_side:
                 trial = waiting.pop(0)
                 if (claim := pool.claim(trial)) is None:
@@ -134,7 +134,7 @@ class _Runs:
     running: list[Running] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
-    def start(self, trial: Trial, claim: int, context: Any) -> None:
+    def start(self, trial: Trial | Task, claim: int, context: Any) -> None:
         """Start a claimed run, unless it is done."""
         if self.pool.done(trial):
             self.pool.release(trial, claim)
@@ -142,7 +142,7 @@ class _Runs:
             return
         how = replace(self.execution, out=str(self.pool.folder(trial)))
         try:
-            described = [asdict(trial.experiment), asdict(how), self.pool.begun(trial), os.getpid()]
+            described = [asdict(trial.experiment), asdict(how), self.pool.begun(trial)]
             process = context.Process(target=_one, args=(json.dumps(described),), daemon=True)
             process.start()
         except BaseException:  # Ctrl-C while the fork server imports
@@ -203,7 +203,7 @@ class _Runs:
             self.pool.release(r.trial, r.claim)
 
 
-def _fork_server(trials: Sequence[Trial]) -> Any:
+def _fork_server(trials: Sequence[Trial | Task]) -> Any:
     """Return multiprocessing's fork server, which has imported what runs need.
 
     It is started with SIGINT blocked, which it ignores after its imports: Ctrl-C reaches every process of the
@@ -255,8 +255,8 @@ class _Interrupt:
 
 def _one(worker_config: str) -> None:
     """Compute one run in a child process, which exits with the code of the command line."""
-    described, how, begun, sweep = json.loads(worker_config)
-    threading.Thread(target=_end_with, args=(sweep,), daemon=True).start()
+    die_with_parent(os.getppid())  # the fork server, which ends with the sweep
+    described, how, begun = json.loads(worker_config)
     experiment = convert(Experiment, described, "a sweep's experiment")
     execution = convert(Execution, how, "a sweep's execution")
     text = io.StringIO()
@@ -287,15 +287,6 @@ def start_or_resume(experiment: Experiment, execution: Execution, begun: bool) -
             raise type(e)(f"{e}; remove {folder} to begin this run anew") from None
     else:
         launch(experiment, execution, quiet=True)
-
-
-def _end_with(sweep: int) -> None:
-    """End this process when the sweep's process `sweep` ends."""
-    with contextlib.suppress(ProcessLookupError):
-        ended = select.poll()
-        ended.register(os.pidfd_open(sweep), select.POLLIN)
-        ended.poll()
-    os._exit(1)
 
 
 def leave_summary(folder: Path, error: str) -> None:

@@ -6,27 +6,18 @@ and writes the same run folder as a sweep on one machine. An unfinished run is r
 
 from __future__ import annotations
 
-import os
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from fedsim.errors import FedsimError, UsageError
-from fedsim.experiment import Experiment, convert
+from fedsim.errors import UsageError
+from fedsim.experiment import Experiment
 from launch.configuration.execution import Execution
 from launch.engines.job import write
-from launch.processes.fork_server import ENVIRONMENT
 from launch.sweep.pool import Pool
-from launch.sweep.recipe import Trial, one_numerics
-from workers.portable import environment_for
-
-LOOK = 0.5
-"""Seconds between two attempts to take another process's lock, which the kernel frees when that ends."""
+from launch.sweep.recipe import Trial
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -34,14 +25,14 @@ class Task(msgspec.Struct, frozen=True):
 
     id: str
     name: str
-    experiment: dict[str, Any]
+    experiment: Experiment
 
 
 class Tasks(msgspec.Struct, frozen=True):
     """The missing runs of a sweep. `pool` is their folder, and `keeps_states` is as in Pool."""
 
     pool: str
-    execution: dict[str, Any]
+    execution: Execution
     tasks: tuple[Task, ...]
     keeps_states: bool = True
 
@@ -49,52 +40,30 @@ class Tasks(msgspec.Struct, frozen=True):
     def of(trials: Sequence[Trial], execution: Execution, pool: Pool) -> Tasks:
         """Return the runs that the pool does not have, without duplicates."""
         missing = {trial.id: trial for trial in trials if not pool.done(trial)}.values()
-        tasks = tuple(Task(t.id, t.name, asdict(t.experiment)) for t in missing)
-        return Tasks(str(pool.path.resolve()), asdict(execution), tasks, pool.keeps_states)
+        tasks = tuple(Task(t.id, t.name, t.experiment) for t in missing)
+        return Tasks(str(pool.path.resolve()), execution, tasks, pool.keeps_states)
 
     @property
     def threads(self) -> int:
         """Cores for every run: the largest number of threads of any run."""
         if not self.tasks:
             raise UsageError("no runs are to be done")
-        return max(int(task.experiment["threads"]) for task in self.tasks)
-
-    def environment(self) -> Mapping[str, str]:
-        """Return the environment variables to set before torch is imported."""
-        numerics = one_numerics({t.experiment["numerics"] for t in self.tasks})
-        return {**ENVIRONMENT, **environment_for(numerics)}
+        return max(task.experiment.threads for task in self.tasks)
 
     def write(self, path: Path) -> None:
         write(path, msgspec.json.format(msgspec.json.encode(self)).decode())
 
 
-def run_task(tasks: Tasks, number: int) -> str:
-    """Compute one run; return its error, or ''."""
-    from launch.sweep.runner import leave_summary, start_or_resume
+def main(file: str, number: str) -> int:
+    """Compute one run of a file of tasks; return the exit code."""
+    from launch.sweep.runner import run_trials
 
-    task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)
-    while (claim := pool.claim(task)) is None:
-        time.sleep(LOOK)
-    try:
-        if pool.done(task):
-            return ""
-        began, folder = time.monotonic(), pool.folder(task)
-        try:
-            experiment = convert(Experiment, task.experiment, "a sweep's experiment")
-            execution = convert(Execution, tasks.execution, "a sweep's execution")
-            start_or_resume(experiment, replace(execution, out=str(folder)), pool.begun(task))
-        except FedsimError as e:
-            leave_summary(folder, str(e))
-            return f"{task.name}: {e}"
-        pool.sign(task, time.monotonic() - began)
-        return ""
-    finally:
-        pool.release(task, claim)  # not earlier: a run is not done until it is signed
+    tasks = msgspec.json.decode(Path(file).read_bytes(), type=Tasks)
+    task, pool = tasks.tasks[int(number)], Pool(Path(tasks.pool), tasks.keeps_states)
+    errors = run_trials([task], tasks.execution, pool, 1, lambda progress: None)
+    print(f"{task.name}: {errors[task.id]}" if errors else task.name, flush=True)
+    return len(errors)
 
 
 if __name__ == "__main__":
-    tasks, number = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Tasks), int(sys.argv[2])
-    os.environ.update(tasks.environment())
-    error = run_task(tasks, number)
-    print(error or tasks.tasks[number].name, flush=True)
-    sys.exit(bool(error))
+    sys.exit(main(*sys.argv[1:]))

@@ -6,7 +6,6 @@ import csv
 import json
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +21,7 @@ from launch.results.groups import gather
 from launch.results.labels import labels
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import MB, Make
-
-VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
-
-
-class Checked(HTMLParser):
-    """Every tag that is opened is closed, and nothing is loaded from anywhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.loads: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-        loaded = [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
-        self.loads += [v for v in loaded if not v.startswith(("#", "data:"))]
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
+from tests.support.pages import below, check
 
 
 def invoke(*arguments: object) -> Result:
@@ -191,11 +170,7 @@ def test_the_page_stands_by_itself(make: Make, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert str(out) in result.output.replace("\n", "")
     text = out.read_text()
-    page = Checked()
-    page.feed(text)
-    assert page.open == [] and page.loads == []
-    named = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)  # what SVG is, loaded by nobody
-    assert "<script" not in text and not re.search(r"https?://", named)
+    check(text)
     labels = re.findall(r'<figure role="img" aria-label="([^"]*)"', text)
     curves = [f"{y} against {x}" for x in AXES.values() if "joules" not in x for y in MEASURES.values()]
     ranges = [f"Bytes to an accuracy of {level} %" for level in (60, 90)]
@@ -280,12 +255,6 @@ def test_of_many_points_the_table_has_some_the_first_and_the_last_among_them() -
     assert drawn.numbers is not None
     rows = drawn.numbers.rows
     assert len(rows) == POINTS and rows[0] == ("a", "0", "0") and rows[-1] == ("a", "999", "1,998")
-
-
-def below(text: str, label: str) -> list[list[str]]:
-    """The cells of the table below a figure."""
-    table = text.partition(f'aria-label="{label}"')[2].partition("</figure>")[2].partition("</table>")[0]
-    return [row for line in table.split("<tr>") if (row := re.findall(r"<td[^>]*>([^<]*)", line))]
 
 
 def test_clients_are_compared(launched: Callable[..., Path], tmp_path: Path) -> None:
@@ -399,9 +368,7 @@ def test_calibration_and_the_worst_client_are_compared(make: Make, tmp_path: Pat
         ["fedavg", "10", "60.0 %", "50.0 %"],
         ["fedprox", "10", "60.0 %", "50.0 %"],
     ]
-    checked = Checked()
-    checked.feed(page)
-    assert checked.open == []
+    check(page)
 
 
 def test_the_predictions_of_all_seeds_are_pooled(make: Make) -> None:

@@ -19,7 +19,9 @@ from types import SimpleNamespace
 import pytest
 
 from fedsim.errors import Interrupted, TaskError, UsageError
+from fedsim.experiment import Experiment
 from launch.configuration.config import Overrides
+from launch.configuration.execution import Execution
 from launch.engines import ray as ray_engine
 from launch.engines.job import Job
 from launch.engines.options import ENGINES as NAMES, EngineOptions
@@ -338,7 +340,7 @@ def test_sbatch_reads_each_option_whole(tmp_path: Path) -> None:
     )
     assert f"--output={folder}/it's 50%%j \\n.job/job.log" in options
     assert {f"--job-name=fedsim-{run.name}", "--comment=a b", "--exclusive"} <= set(options)
-    tasks = Tasks("pool", {}, (Task("0", "run 0", {"threads": 1}),))
+    tasks = Tasks("pool", Execution(), (Task("0", "run 0", Experiment(threads=1)),))
     script = array_script(tasks, EngineOptions("slurm", options=("comment=a b",)), folder / "x 1.json", None)
     assert {f"--output={folder}/x 1-%a.log", "--comment=a b"} <= set(read_by_sbatch(script))
     (tmp_path / "job.sh").write_text(script)
@@ -395,7 +397,9 @@ def test_without_runs_a_sweep_submits_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_array_has_an_element_for_each_run(tmp_path: Path) -> None:
-    tasks = Tasks("pool", {}, tuple(Task(str(i), f"run {i}", {"threads": 2}) for i in range(5)))
+    tasks = Tasks(
+        "pool", Execution(), tuple(Task(str(i), f"run {i}", Experiment(threads=2)) for i in range(5))
+    )
     engine = EngineOptions("slurm", options=("partition=gpu",), gpus_per_worker=0.5)
     script = array_script(tasks, engine, tmp_path / "a b.json", jobs=3)
     assert {"#SBATCH --array=0-4%3", "#SBATCH --cpus-per-task=2", "#SBATCH --gres=gpu:1"} <= set(

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
 
@@ -25,29 +24,8 @@ from launch.results.field_bars import ordered, styles
 from launch.results.report import page_of, participation, report
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import COLUMNS, Make
+from tests.support.pages import below, check
 from workers.storage.metrics_file import LISTS
-
-VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
-
-
-class Checked(HTMLParser):
-    """Every tag that is opened is closed, and nothing is loaded from anywhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.loads: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-        supplied = dict(attrs)
-        loaded = [v for k, v in supplied.items() if k in ("src", "href", "xlink:href") and v]
-        self.loads += [v for v in loaded if not v.startswith(("#", "data:"))]
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
 
 
 @pytest.fixture
@@ -58,13 +36,8 @@ def folder(launched: Callable[..., Path]) -> Path:
 
 def test_the_page_stands_by_itself_and_says_what_the_run_says(folder: Path) -> None:
     text = report(folder).read_text()
-    page = Checked()
-    page.feed(text)
-    assert page.open == [] and page.loads == []
     algo = str(RunFolder.open(folder).experiment["algo"])
-    address = names("algorithms")[algo].url  # the card cites it, as text
-    named = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text.replace(address, ""))  # what SVG is, loaded by nobody
-    assert "<script" not in text and not re.search(r"https?://", named)
+    check(text, names("algorithms")[algo].url)  # the card cites it, as text
     summary = json.loads((folder / "summary.json").read_text())
     for number in (
         f"{summary['bytes_down']:,}",
@@ -262,25 +235,18 @@ def test_the_table_of_clients_is_the_summary_and_the_ledger(folder: Path) -> Non
     assert len(lines) == 4
 
 
-def numbers(page: str, label: str) -> list[list[str]]:
-    """The cells of the table below a figure."""
-    table = page.partition(f'aria-label="{label}"')[2].partition("</figure>")[2].partition("</table>")[0]
-    rows = [re.findall(r"<td[^>]*>([^<]*)", line) for line in table.split("<tr>")]
-    return [row for row in rows if row]
-
-
 def test_a_figure_has_its_numbers_below_it(folder: Path) -> None:
     run = RunFolder.open(folder)
     page, drawn = page_of(run).html(), [line["test_accuracy"] for line in run.lines]
-    rows = numbers(page, "accuracy against round")
+    rows = below(page, "accuracy against round")
     assert rows == [["at the mean", str(n), f"{100 * y:.1f} %"] for n, y in enumerate(drawn)]
-    spent = [float(row[1]) for row in numbers(page, "NLL (nats) against megabytes, both directions")]
+    spent = [float(row[1]) for row in below(page, "NLL (nats) against megabytes, both directions")]
     assert spent == pytest.approx(list(run.metrics["MB"]), rel=1e-3)
 
 
 def test_the_participation_of_every_round_is_stated(folder: Path) -> None:
     run = RunFolder.open(folder)
-    rows = numbers(page_of(run).html(), "participation")
+    rows = below(page_of(run).html(), "participation")
     took = {r: set(line["participants"]) for r, line in enumerate(run.lines) if r}
     assert [int(row[0]) for row in rows] == sorted(took)
     for number, count, folded, silent, lost in rows:
