@@ -91,9 +91,9 @@ def _score(title: str, value: float | None) -> str:
 def _by_client(what: str, heights: Mapping[str, Values], share: bool = False) -> list[Figure]:
     """Draw a bar for every client; more than MOST_CLIENTS bars have no gaps."""
     places: Values = np.arange(len(next(iter(heights.values()))), dtype=np.float64)
-    half = 0.44 if len(places) <= MOST_CLIENTS else 0.5
-    ends = np.subtract(places, half), np.add(places, half)
-    return bar_chart(f"{what} by client", ("client", what), ends, heights, share=share, numbers=False)
+    bars = places, 0.88 if len(places) <= MOST_CLIENTS else 1.0
+    title, axis = f"{what} by client", ("client", what)
+    return bar_chart(title, axis, bars, heights, shares="y" * share, tabulated=False)
 
 
 def _waits(devices: Mapping[str, Any]) -> str:
@@ -159,8 +159,8 @@ def histogram(counts: Values, round: int) -> list[Figure]:
     if not len(there) or len(counts) != HISTOGRAM_BINS:
         return []
     width = 100 / HISTOGRAM_BINS
-    left: Values = width * np.arange(HISTOGRAM_BINS, dtype=np.float64)
+    middle: Values = width * (np.arange(HISTOGRAM_BINS, dtype=np.float64) + 0.5)
     axis = f"accuracy after round {round} (%)", "clients"
     limits = max(0.0, width * (there[0] - 1)), min(100.0, width * (there[-1] + 2))
-    ends = left + 0.04 * width, left + 0.96 * width
-    return bar_chart("clients by accuracy", axis, ends, {"clients": counts}, limits=limits)
+    bars = middle, 0.92 * width
+    return bar_chart("clients by accuracy", axis, bars, {"clients": counts}, xlimits=limits)

@@ -138,7 +138,8 @@ class Line:
 
     slot: the index of colour and dashes; by default the line's position. kind: "steps" keeps each value up to
     the next point and has no band, because bands of steps would hide each other; "points" draws no line.
-    mark: matplotlib's marker of points. areas: the areas of marks in square points.
+    "bars" draws a bar of this width at each x, from low. mark: matplotlib's marker of points. areas: those of
+    marks, in square points.
     """
 
     name: str
@@ -147,9 +148,10 @@ class Line:
     low: Values | None = None
     high: Values | None = None
     slot: int | None = None
-    kind: Literal["curve", "steps", "points"] = "curve"
+    kind: Literal["curve", "steps", "points", "bars"] = "curve"
     mark: str = "o"
     areas: Values | None = None
+    width: float = 0.0
 
 
 def style(slot: int) -> tuple[str, str]:
@@ -176,17 +178,18 @@ def chart(
     marks: bool = False,
     size: tuple[float, float] = SIZE,
     limits: Limits = (None, None),
+    xlimits: Limits = (None, None),
     levels: Sequence[float] = (),
     shares: str = "",
     legend: Literal["", "inside", "right"] = "inside",
-    numbers: Table | None = None,
+    numbers: Table | Literal["points"] | None = "points",
 ) -> list[Figure]:
     """Draw lines; return no figure if no line has a point.
 
-    label: by default "Y against X". limits: ends of the y axis. levels: values of y at which to draw a
-    horizontal line. shares: the axes that are shown in %, "y" or "xy"; the first bisector is then drawn for
-    both. An x axis of WHOLE has whole numbers only. legend: where the lines are named, if there are several.
-    numbers: the table; by default, the points of the lines.
+    label: by default "Y against X". limits, xlimits: ends of the y and the x axis. levels: values of y at
+    which to draw a horizontal line. shares: the axes that are shown in %, "y" or "xy"; the first bisector is
+    then drawn for both. An x axis of WHOLE has whole numbers only. legend: where the lines are named, if
+    there are several. numbers: the table below the figure, if any; by default, the points of the lines.
     """
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
@@ -204,9 +207,11 @@ def chart(
         for name in shares:
             axis = axes.xaxis if name == "x" else axes.yaxis
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g}"))
-        if shares == "xy":
+        if any(line.kind == "bars" for line in lines):
+            axes.locator_params(axis="x", nbins=7, integer=bool((lines[0].x % 1 == 0).all()))
+            axes.locator_params(axis="y", nbins=5)
+        elif shares == "xy":
             axes.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
-            axes.set_xlim(0, 1)
         elif x in WHOLE or (
             marks and all(line.x.dtype != object and not (line.x % 1).any() for line in lines)
         ):
@@ -219,6 +224,7 @@ def chart(
             across: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
             axes.text(1.01, level, target(level) if shares else f"{level:g}", **across)
         axes.set_ylim(*limits)
+        axes.set_xlim(*xlimits)
         axes.set_xlabel(f"{x} (%)" if "x" in shares else x)
         axes.set_ylabel(f"{y} (%)" if shares else y)
         axes.set_title(title, fontsize=9)
@@ -230,7 +236,7 @@ def chart(
             look: Any = {"frameon": False, "fontsize": 8, "loc": f"outside {legend} center"}
             drawing.legend(named.values(), named.keys(), **look)
 
-    table = numbers or _numbers(lines, x, y, bool(shares))
+    table = _numbers(lines, x, y, bool(shares)) if numbers == "points" else numbers
     alone = partial(draw, legend=legend if legend == "inside" else "lower")
     return [Figure(label or f"{y} against {x}", partial(draw, legend=legend), table, size, alone)]
 
@@ -288,6 +294,9 @@ def _numbers(lines: Sequence[Line], x: str, y: str, share: bool) -> Table:
 def _draw(axes: Any, line: Line, slot: int, marks: bool) -> None:
     colour, dash = style(slot)
     drawn: Any = {"color": colour, "label": line.name}
+    if line.kind == "bars":
+        axes.bar(line.x, np.nan_to_num(line.y), line.width, line.low, linewidth=0, **drawn)
+        return
     if line.kind == "points":
         axes.plot(line.x, line.y, linestyle="", marker=line.mark, markersize=6, zorder=4, **drawn)
         return
@@ -303,41 +312,24 @@ def _draw(axes: Any, line: Line, slot: int, marks: bool) -> None:
 def bar_chart(
     title: str,
     axis: tuple[str, str],
-    ends: tuple[Values, Values],
+    bars: tuple[Values, float],
     heights: Mapping[str, Values],
     *,
-    limits: Limits = (None, None),
-    share: bool = False,
-    numbers: bool = True,
+    xlimits: Limits = (None, None),
+    shares: str = "",
+    tabulated: bool = True,
 ) -> list[Figure]:
     """Draw stacked bars; return no figure without a bar.
 
-    axis: the labels of the x and the y axis. ends: left and right of each bar. heights: those of all bars, by
-    kind and from below; no bar is drawn for NaN. limits: the ends of the x axis. share: show heights in %.
-    numbers: False if the page has a table of them beside the figure.
+    axis: the labels of the x and the y axis. bars: the middle of each, and their width. heights: those of all
+    bars, by kind and from below; no bar is drawn for NaN. xlimits: the ends of the x axis. shares: "y" shows
+    heights in %. tabulated: False if the page has a table of them beside the figure.
     """
-    left, right = ends
-    if not len(left) or not any(np.isfinite(of).any() for of in heights.values()):
-        return []
-    middle, form = (left + right) / 2, percentage if share else number
-
-    def draw(figure: Any) -> None:
-        from matplotlib.ticker import FuncFormatter
-
-        axes, below, scale = figure.subplots(), np.zeros(len(left)), 100 if share else 1
-        for n, (name, of) in enumerate(heights.items()):
-            tall, look = np.nan_to_num(of), {"color": style(n)[0], "linewidth": 0}
-            axes.bar(left, tall, right - left, below, align="edge", label=name, **look)
-            below += tall
-        axes.locator_params(axis="x", nbins=7, integer=bool((middle % 1 == 0).all()))
-        axes.locator_params(axis="y", nbins=5)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{scale * value:,.10g}"))
-        axes.set_xlim(*limits)
-        axes.set_xlabel(axis[0])
-        axes.set_ylabel(f"{axis[1]} (%)" if share else axis[1])
-        plain(axes)
-        if len(heights) > 1:
-            axes.legend(frameon=False, fontsize=8)
-
-    rows = [[number(middle[n]), *(form(of[n]) for of in heights.values())] for n in range(len(left))]
-    return [Figure(title, draw, Table((axis[0], *heights), rows, 0) if numbers else None)]
+    (middle, width), below, lines = bars, np.zeros(len(bars[0])), []
+    for name, of in heights.items():
+        lines.append(Line(name, middle, of, below.copy(), kind="bars", width=width))
+        below += np.nan_to_num(of)
+    form = percentage if shares else number
+    rows = [[number(middle[n]), *(form(of[n]) for of in heights.values())] for n in range(len(middle))]
+    table = Table((axis[0], *heights), rows, 0) if tabulated else None
+    return chart(lines, *axis, label=title, shares=shares, xlimits=xlimits, numbers=table)

@@ -46,6 +46,7 @@ def diagram(tables: Mapping[int, tuple[str, Values]], title: str = "", legend: b
         title=title,
         size=(3.3, 2.8),
         limits=(0, 1.02),
+        xlimits=(0, 1),
         shares="xy",
         legend="inside" if legend else "",
         numbers=Table(heads, rows),

@@ -266,9 +266,8 @@ def staleness(summary: Mapping[str, Any]) -> Iterator[Part]:
     if not steps:
         return
     counts = np.array(steps["staleness"], dtype=np.float64)
-    places = np.arange(len(counts), dtype=np.float64)
-    axis, ends = ("steps of the server since the broadcast", "uploads"), (places - 0.46, places + 0.46)
-    yield from bar_chart("uploads by staleness", axis, ends, {"uploads": counts})
+    axis, places = ("steps of the server since the broadcast", "uploads"), np.arange(len(counts), dtype=float)
+    yield from bar_chart("uploads by staleness", axis, (places, 0.92), {"uploads": counts})
     yield Text(
         f"mean {steps['staleness_mean']:.2f}, largest {len(counts) - 1}; {steps['simulated_seconds']:,.1f} "
         "simulated seconds. The staleness of an upload is how many steps the server has taken since the "

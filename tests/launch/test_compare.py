@@ -21,7 +21,7 @@ from launch.results.groups import gather
 from launch.results.labels import labels
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import MB, Make
-from tests.support.pages import below, check
+from tests.support.html_pages import below, check
 
 
 def invoke(*arguments: object) -> Result:

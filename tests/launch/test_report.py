@@ -24,7 +24,7 @@ from launch.results.field_bars import ordered, styles
 from launch.results.report import page_of, participation, report
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import COLUMNS, Make
-from tests.support.pages import below, check
+from tests.support.html_pages import below, check
 from workers.storage.metrics_file import LISTS
 
 

@@ -1,42 +1,32 @@
-"""What is in a page: well-formed tags, and the numbers below a figure."""
+"""Pages that only the site has."""
 
 from __future__ import annotations
 
-import re
-from html.parser import HTMLParser
+import importlib.util
+import runpy
+import sys
+from functools import cache
+from pathlib import Path
 
-VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
-
-
-class Checked(HTMLParser):
-    """Every tag that is opened is closed, and nothing is loaded from anywhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.loads: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-        loaded = [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
-        self.loads += [v for v in loaded if not v.startswith(("#", "data:"))]
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def check(text: str, cited: str = "") -> None:
-    """Check that a page is well formed and loads nothing. cited: an address that it has as text."""
-    page = Checked()
-    page.feed(text)
-    assert page.open == [] and page.loads == []
-    named = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text.replace(cited, "") if cited else text)  # what SVG is
-    assert "<script" not in text and not re.search(r"https?://", named)
+@cache
+def reference() -> str:
+    """Return docs/reference.md as the site has it."""
+    return str(runpy.run_path(str(DOCS / "reference_page.py"))["page"]())
 
 
-def below(text: str, label: str) -> list[list[str]]:
-    """The cells of the table below a figure."""
-    table = text.partition(f'aria-label="{label}"')[2].partition("</figure>")[2].partition("</table>")[0]
-    return [row for line in table.split("<tr>") if (row := re.findall(r"<td[^>]*>([^<]*)", line))]
+@cache
+def notebooks() -> dict[str, str]:
+    """Return the pages of the notebooks by name, without what the cells print."""
+    spec = importlib.util.spec_from_file_location("notebook_pages", DOCS / "recipes" / "notebook_pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look for it there
+    spec.loader.exec_module(module)
+    pages = {}
+    for file in sorted((DOCS / "notebooks").glob("*.py")):
+        cells = list(module.cells(file.read_text(encoding="utf-8")))
+        pages[file.stem] = str(module.page(file.stem, cells, [""] * len(cells)))
+    return pages
