@@ -157,7 +157,7 @@ def section(name: str, pool: Pool, out: Path, earlier: Mapping[str, str]) -> lis
         return [earlier[title]] if title in earlier else []
     lines = cells(recipe, pool, archive)
     picture(lines, title, out / f"participation_{name}.png")
-    seeds, rounds = len(recipe.seeds), lines[0].curves[0].rounds()[-1]
+    seeds, rounds = len(recipe.seeds), lines[0].curves[0].index[-1]
     parts = [f"## {title}", ""]
     parts += [f"![Accuracy of {title} over rounds and megabytes](participation_{name}.png)", ""]
     parts += ["Solid and dashed: 0.3 of the clients; dotted, the same colours: all of them.", ""]
@@ -181,9 +181,9 @@ def of_ledgers(lines: Sequence[Cell], pool: Pool) -> list[str]:
     shares = [f"{min(s):.1f} to {max(s):.1f} % under {name}" for name, s in wasted.items()]
     parts = [f"{LEDGERS}, by algorithm: {', '.join(shares) or 'none'}.", ""]
     one = {c.schedule: waste[c.label, c.schedule] for c in lines}
-    parts += ["Rounds in which the least and the most frequent client were folded:", ""]
-    counts = {s: f"{min(w.least for w in own)} to {max(w.most for w in own)}" for s, own in one.items()}
-    parts += [table(["schedule", *counts], [["rounds", *counts.values()]]), ""]
+    counts = [f"{s} {min(w.least for w in own)} to {max(w.most for w in own)}" for s, own in one.items()]
+    folded = "Rounds in which the least and the most frequent client were folded"
+    parts += [f"{folded}: {'; '.join(counts)}.", ""]
     mismatch = [
         (float(run.summary["dual_mismatch"]), *at)
         for at, own in runs.items()
