@@ -111,7 +111,7 @@ class Page:
         if self.options.quick:
             head.append("**A quick run: the numbers mean nothing.**")
         seconds = time.perf_counter() - self.started
-        foot = ["## Circumstances", circumstances(seconds)]
+        foot = [circumstances(seconds)]
         text = "\n\n".join([*head, *self.parts, *foot]) + "\n"
         path: Path = self.options.out / f"{self.section_of or self.name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,16 +130,13 @@ class Page:
 
 
 def circumstances(seconds: float) -> str:
-    """Run time, machine, commit and versions, as a list."""
+    """Return run time, machine, commit and versions as one sentence."""
     names = ("torch", "numpy", "scikit-learn", "matplotlib")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
-    return "\n".join(
-        [
-            f"- run time {seconds:.0f} s on one thread of {processor()}; load of the machine at the end "
-            f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
-            f"- commit {commit()}",
-            f"- Python {platform.python_version()}, {versions}",
-        ]
+    return (
+        f"Circumstances: run time {seconds:.0f} s on one thread of {processor()}; load of the machine at the "
+        f"end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; commit {commit()}; "
+        f"Python {platform.python_version()}, {versions}."
     )
 
 
