@@ -9,7 +9,7 @@ import numpy as np
 
 from fedsim.learning.client_scores import HISTOGRAM_BINS
 from fedsim.learning.score_names import CLIENT_LISTS
-from launch.numbers import NONE, optional, percentage
+from launch.numbers import optional, percentage
 from launch.results.figures import Figure, Line, Values, bar_chart, chart
 from launch.results.html import Beside, Folded, Part, Text
 from launch.results.run_curves import numbers
@@ -44,28 +44,24 @@ def clients(
     by = sides(rows[rows.client >= 0], ["client"]).reindex(range(count), fill_value=0)
     sent = rows[(rows["round"] > 0) & (rows.direction == "down") & (rows.client >= 0)]
     counted = sent.groupby("client")["round"].nunique().reindex(range(count), fill_value=0)
-    took_part = summary.get("took_part") or [int(n) for n in counted]
-    folded, sizes = summary.get("folded") or [], experiment.get("client_sizes") or []
-    shown = list(range(count))
-    if count > MOST_CLIENTS:
-        ranked = sorted(shown, key=lambda k: -int(by.loc[k].sum()))
-        half = MOST_CLIENTS // 2
-        shown = [*ranked[:half], *ranked[-half:]]
     devices = summary.get("devices") or {}
-    spent = {title: devices[key] for title, key in SPENT.items() if len(devices.get(key, ())) == count}
-    lists = {title: last.get(key) for title, key in SCORES.items()}
-    scores = {title: of for title, of in lists.items() if isinstance(of, list) and len(of) == count}
-    lines = [
-        [
-            *(str(k), _at(sizes, k), _at(took_part, k), _at(folded, k)),
-            *(f"{by[side][k]:,}" for side in DIRECTIONS),
-            *(_score(title, values[k]) for title, values in scores.items()),
-            *(f"{values[k]:,.4g}" for values in spent.values()),
-        ]
-        for k in shown
-    ]
-    heads = ["client", "examples", "took part in rounds", "upload folded", "bytes down", "bytes up"]
-    total = by.sum(axis=1)
+    columns: dict[str, tuple[Any, str]] = {
+        "examples": (experiment.get("client_sizes"), ","),
+        "took part in rounds": (summary.get("took_part") or counted.tolist(), ","),
+        "upload folded": (summary.get("folded"), ","),
+        "bytes down": (by["down"].tolist(), ","),
+        "bytes up": (by["up"].tolist(), ","),
+    }
+    scores = {title: of for title, key in SCORES.items() if _one_each(of := last.get(key), count)}
+    columns |= {title: (of, "%" if "accuracy" in title else ".4f") for title, of in scores.items()}
+    spent = {title: of for title, key in SPENT.items() if _one_each(of := devices.get(key), count)}
+    columns |= {title: (of, ",.4g") for title, of in spent.items()}
+    total, shown, cut = by.sum(axis=1), list(range(count)), ""
+    if count > MOST_CLIENTS:
+        ranked, half = sorted(shown, key=lambda k: -total[k]), MOST_CLIENTS // 2
+        shown = [*ranked[:half], *ranked[-half:]]
+        cut = f", the {half} with the most and the {half} with the fewest bytes"
+    lines = [[str(k), *(_cell(values, k, form) for values, form in columns.values())] for k in shown]
     yield Text(
         f"{count:,} clients; bytes of a client, both directions: {int(total.min()):,} to "
         f"{int(total.max()):,}, {total.mean():,.0f} on average."
@@ -77,15 +73,18 @@ def clients(
         heights = {title: np.array(values, dtype=np.float64)}
         drawn += _by_client(f"{title} after round {last['round']}", heights, share="accuracy" in title)
     yield Beside(drawn)
-    cut = f", the {half} with the most and the {half} with the fewest bytes" if count > MOST_CLIENTS else ""
-    table = Table([*heads, *scores, *spent], lines, 0)
+    table = Table(["client", *columns], lines, 0)
     yield Folded(f"Table of clients{cut}", [table], opened=count <= 20)
 
 
-def _score(title: str, value: float | None) -> str:
-    if "accuracy" in title:
-        return NONE if value is None else percentage(value)
-    return optional(value, ".4f")
+def _one_each(values: object, count: int) -> bool:
+    return isinstance(values, list) and len(values) == count
+
+
+def _cell(values: Sequence[float | None] | None, k: int, form: str) -> str:
+    """Return the number of client k; an unfinished run has shorter lists, or none."""
+    value = values[k] if values and k < len(values) else None
+    return percentage(value) if form == "%" and value is not None else optional(value, form.strip("%"))
 
 
 def _by_client(what: str, heights: Mapping[str, Values], share: bool = False) -> list[Figure]:
@@ -109,10 +108,6 @@ def _waits(devices: Mapping[str, Any]) -> str:
         f"For {devices.get('client_holds_total', 0):,.4g} s of the run one client alone was waited for, of "
         f"which for client {most} {holds[most]:,.4g} s."
     )
-
-
-def _at(values: Sequence[int], k: int) -> str:
-    return f"{values[k]:,}" if k < len(values) else NONE
 
 
 HISTOGRAM = "client_accuracy_histogram"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsim import plugins
-from launch.numbers import megabytes, ranges
+from launch.numbers import extent, megabytes, ranges
 from launch.results.budget_picture import against_bytes, slots_of, winners
 from launch.results.differences import HOW_TO_READ, Compared, forest
 from launch.results.field_bars import bars
@@ -213,17 +213,13 @@ def _values(groups: Sequence[RunGroup], key: str) -> list[str]:
 def _description(groups: Sequence[RunGroup]) -> str:
     runs = sum(len(g.members) for g in groups)
     all_seeds = ranges(list({seed for g in groups for seed in g.seeds}))
-    output = [f"{runs} runs of {len(groups)} configurations", f"{_count(groups)} ({all_seeds})"]
+    counts = extent([len(g.seeds) for g in groups])
+    seeds = f"{counts} seed{'s' * (counts != '1')} ({all_seeds})"
+    output = [f"{runs} runs of {len(groups)} configurations", seeds]
     for key, what in (("params", "P = {}"), ("clients", "{} clients"), ("rounds", "{} rounds")):
         if len(values := _values(groups, key)) == 1:
             output.append(what.format(f"{int(values[0]):,}"))
     return ", ".join(output)
-
-
-def _count(groups: Sequence[RunGroup]) -> str:
-    counts = sorted({len(g.seeds) for g in groups})
-    most = counts[-1]
-    return f"{most} seed{'s' * (most > 1)}" if len(counts) == 1 else f"{counts[0]} to {most} seeds"
 
 
 def _curves(groups: Mapping[int, RunGroup], levels: Sequence[float]) -> list[Figure]:

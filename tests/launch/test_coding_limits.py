@@ -72,6 +72,11 @@ def test_a_round_without_a_limit_counts_whole_and_has_no_divergence() -> None:
     assert (first, second) == (0.0, pytest.approx(0.04)) and all(math.isnan(v) for v in rest)
 
 
+def test_a_line_of_an_archive_may_have_null_in_place_of_limits() -> None:
+    curve = metrics_table([line(0), {**line(1), "limits": None}])
+    assert list(curve["MB entropy"]) == pytest.approx([0.0, 6.0]) and math.isnan(curve["MB KL"].iloc[-1])
+
+
 @pytest.mark.process
 def test_a_picture_has_the_limits_beside_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, Line] = {}
