@@ -39,26 +39,21 @@ PairKey = tuple[int, str]
 class Group:
     """Runs of one configuration.
 
-    table: a row per run and evaluated round (the index), and a column per metric and sum of
-    launch.runs.tables. Runs are numbered, and keys has the key by which each is paired with runs of other
-    groups, or None; runs with equal keys, such as folds, count as one.
+    curves: the table of each run, with a row per evaluated round and a column per metric and sum
+    (launch.runs.tables.metrics_table). keys: the key by which a run is paired with runs of other groups, or
+    None; runs with equal keys, such as folds, count as one.
     """
 
     label: str
-    table: pandas.DataFrame
+    curves: Sequence[pandas.DataFrame]
     keys: Sequence[PairKey | None]
 
-    @staticmethod
-    def joined(curves: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
-        """Return the table of runs from that of each."""
+    @cached_property
+    def table(self) -> pandas.DataFrame:
+        """The table of all runs, with their number and the round as index."""
         import pandas
 
-        return pandas.concat(dict(enumerate(curves)), names=["run"]) if curves else pandas.DataFrame()
-
-    @cached_property
-    def curves(self) -> list[pandas.DataFrame]:
-        """The table of each run."""
-        return [self.table.loc[n] for n in range(len(self.keys))]
+        return pandas.concat(dict(enumerate(self.curves)), names=["run"])
 
     def has(self, metric: str) -> bool:
         """Return whether every run has the metric; simulated and J need a number in every round from 1."""
@@ -213,8 +208,8 @@ class Member(RunFolder):
 class RunGroup(Group):
     """Run folders of one configuration.
 
-    members: one run per seed; only finished runs, if there are any. aside: all other runs. The table has the
-    members with an evaluated round after round 0, `trained`.
+    members: one run per seed; only finished runs, if there are any. aside: all other runs. Curves are those
+    of the members with an evaluated round after round 0, `trained`.
     """
 
     settings: Mapping[str, Any]
@@ -229,9 +224,9 @@ class RunGroup(Group):
             selected.setdefault(member.seed, member)
         members = tuple(selected.values())
         trained = [m for m in members if m.rounds > 0]
-        table = Group.joined([m.curve for m in trained])
         aside = tuple(m for m in ordered if m not in members)
-        return RunGroup(label, table, [m.key for m in trained], settings, members, aside)
+        curves, keys = [m.curve for m in trained], [m.key for m in trained]
+        return RunGroup(label, curves, keys, settings, members, aside)
 
     @property
     def trained(self) -> list[Member]:

@@ -203,7 +203,7 @@ class Recipe:
             for seed in self.seeds:
                 for point in _points(self.repeat):
                     whole = Row(row.variant, {**row.point, **point})
-                    yield Trial(row, seed, self.configure(whole, seed), point)
+                    yield Trial(row, seed, self.configure(whole, seed))
 
     def configure(self, row: Row, seed: int) -> Experiment:
         """Return the experiment of a row, fully resolved, so that equal configurations compare equal."""
@@ -281,12 +281,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. `repetition` is its point in [repeat]."""
+    """One run of a sweep."""
 
     row: Row
     seed: int
     experiment: Experiment
-    repetition: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

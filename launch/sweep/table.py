@@ -38,10 +38,10 @@ class Results:
             trials = [t for t in self.trials if t.row == row]
             missing = {key_of(t) for t in trials if t.id not in self.finished}
             done = [t for t in trials if t.id in self.finished]
-            table = Group.joined([self.finished[t.id].curve for t in done])
+            curves = [self.finished[t.id].curve for t in done]
             keys = [key if (key := key_of(t)) not in missing else None for t in done]
             part = f" ({len(done)} of {len(trials)} runs)" if 0 < len(done) < len(trials) else ""
-            result.append((row, Group(part, table, keys)))
+            result.append((row, Group(part, curves, keys)))
         return result
 
     def of(self, part: Part) -> list[tuple[Row, Group]]:

@@ -23,6 +23,7 @@ from launch.cli import main
 from launch.configuration.config_files import read_config
 from launch.configuration.execution import AUTO
 from launch.results.columns import column
+from launch.results.groups import Group
 from launch.runs.folder import RunFolder
 from launch.runs.tables import metrics_table
 from launch.sweep.command import _with_sections
@@ -136,6 +137,14 @@ def test_a_list_is_no_column() -> None:
     lines = [{"reliability": [[1, 0.5, 1]]}, {"reliability": [[1, 0.5, 0]]}]
     with pytest.raises(UsageError, match="no metric 'reliability'"):
         value("reliability@end", curve(*lines))  # type: ignore[arg-type]
+
+
+def test_a_run_without_a_metric_has_not_diverged() -> None:
+    """Of two runs of a row, of which one is older than the metric."""
+    group = Group("", [curve({}, {"test_ece": 0.1}), curve({}, {})], [(0, ""), (1, "")])
+    with pytest.raises(UsageError, match="no metric 'test_ece' in this run"):
+        group.values("test_ece@end")
+    assert not group.has("test_ece") and group.known("test_ece@end") == []
 
 
 def test_cells_have_mean_and_population_deviation() -> None:
