@@ -298,11 +298,10 @@ def _winners(groups: Sequence[RunGroup], maxima: pandas.DataFrame) -> Iterator[P
 
 def _differs(groups: Sequence[RunGroup]) -> Iterator[Part]:
     settings = [g.settings for g in groups]
-    result = differences(settings)
-    if result.names:
-        rows = [(g.label, *row) for g, row in zip(groups, result.rows, strict=True)]
-        yield Table(("", *result.names), rows, len(result.names) + 1)
-    for algorithm, text in result.own.items():
+    table, own = differences({g.label: g.settings for g in groups})
+    if table.heads[1:]:
+        yield table
+    for algorithm, text in own.items():
         yield Text(f"Only {algorithm} has: {text}")
     yield Text("All share: " + ", ".join(f"{k} {v}" for k, v in shared(settings).items() if v != ""))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedsim import plugins
 from fedsim.printable import one_line
+from launch.results.table import Table
 
 Settings = Mapping[str, Any]
 
@@ -75,34 +75,22 @@ def natural(label: str) -> list[tuple[float, str]]:
     return [(float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts)]
 
 
-@dataclass(frozen=True)
-class Differences:
-    """Settings that not all groups share. names: the settings. rows: one row of values per group. own: by
-    algorithm, the hyperparameters that are equal in all groups that have them."""
-
-    names: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    own: Mapping[str, str]
-
-
-def differences(groups: Sequence[Settings]) -> Differences:
-    """Return the differences. A hyperparameter that is equal in all groups that have it is in `own`."""
+def differences(groups: Mapping[str, Settings]) -> tuple[Table, dict[str, str]]:
+    """Return a table of the settings that not all groups share, one row per group; and, by algorithm, the
+    hyperparameters that are equal in all groups that have them. groups: settings by label."""
     keys: list[str] = []
     own: list[str] = []
-    for key in _differing(groups):
-        values = {repr(g[key]) for g in groups if key in g}
+    for key in _differing([*groups.values()]):
+        values = {repr(g[key]) for g in groups.values() if key in g}
         alone = key.startswith("hyperparameters.") and len(values) == 1
         if key not in ("algo", "params"):
             (own if alone else keys).append(key)
     by: dict[str, str] = {}
-    for g in groups:
+    for g in groups.values():
         if parts := [f"{_short(key, own)} {g[key]}" for key in own if key in g]:
             by[plugins.short(str(g["algo"]))] = ", ".join(parts)
-    return Differences(
-        tuple(_short(key, keys) for key in keys),
-        tuple(tuple(_value(key, g) for key in keys) for g in groups),
-        by,
-    )
+    rows = [(label, *(_value(key, g) for key in keys)) for label, g in groups.items()]
+    return Table(("", *(_short(key, keys) for key in keys)), rows, len(keys) + 1), by
 
 
 def shared(groups: Sequence[Settings]) -> dict[str, str]:

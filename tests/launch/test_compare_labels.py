@@ -83,14 +83,14 @@ def test_settings_too_long_for_labels_stand_below_the_table(make: Make, tmp_path
 
 
 def test_what_differs_has_hyperparameters_of_one_name_and_sets_an_algorithms_own_apart() -> None:
-    result = differences(
-        [
-            settings("fedavg", **{"hyperparameters.server_lr": 1.0}),
-            settings("fedlap", **{LR: 0.01, "hyperparameters.delta": 0.5}),
-        ]
+    table, own = differences(
+        {
+            "a": settings("fedavg", **{"hyperparameters.server_lr": 1.0}),
+            "b": settings("fedlap", **{LR: 0.01, "hyperparameters.delta": 0.5}),
+        }
     )
-    assert result.names == ("lr",) and result.rows == (("0.1",), ("0.01",))
-    assert result.own == {"fedavg": "server_lr 1.0", "fedlap": "delta 0.5"}
+    assert table.heads == ("", "lr") and table.rows == [("a", "0.1"), ("b", "0.01")]
+    assert own == {"fedavg": "server_lr 1.0", "fedlap": "delta 0.5"}
 
 
 def test_a_hyperparameter_that_differs_between_algorithms_is_noted(make: Make, tmp_path: Path) -> None:
