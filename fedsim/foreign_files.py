@@ -36,9 +36,8 @@ def opened(path: Path, most: int | None = None, links: bool = False) -> Buffered
     try:
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     except OSError as e:
-        raise (
-            OSError(e.errno, "it is a link; put the file itself there") if _is_link(e, path) else e
-        ) from None
+        link = not links and _is_link(e, path)
+        raise (OSError(e.errno, "it is a link; put the file itself there") if link else e) from None
     status, wrong = os.fstat(number), None
     if not stat.S_ISREG(status.st_mode):
         wrong = OSError(errno.EINVAL, "it is no regular file but a folder, a pipe or a device")

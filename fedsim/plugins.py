@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
 import sys
 import traceback
@@ -147,7 +148,7 @@ def user_code_errors(spec: str, option: str, doing: str) -> Iterator[None]:
 def path_and_name(spec: str) -> tuple[Path, str]:
     """Return the absolute path and the name in a spec; the name is '' if it is missing."""
     head, _, name = spec.rpartition(".py:") if ".py:" in spec else (spec.removesuffix(".py"), "", "")
-    return Path(f"{head}.py").expanduser().resolve(), name
+    return Path(os.path.realpath(Path(f"{head}.py").expanduser())), name  # resolve() fails in a loop of links
 
 
 @contextmanager
@@ -164,10 +165,10 @@ def executed_anew() -> Iterator[None]:
 
 
 def _executed(path: Path, spec: str, option: str) -> _File:
-    if not path.is_file():
-        raise UsageError(f"{option} {short(spec)}: there is no file {path}")
     try:
         source = read(path, links=True)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{option} {short(spec)}: there is no file {path}") from None
     except OSError as e:
         raise UsageError(f"{option} {short(spec)}: cannot read {path}: {e.strerror}") from None
     digest = hashlib.sha256(source).hexdigest()

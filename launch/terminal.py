@@ -296,12 +296,13 @@ def output_file(path: Path) -> Iterator[BinaryIO]:
     """Open a new file, and rename it to `path` when the block has ended without an error.
 
     A link at `path` is replaced and not followed, because the folder may be a run folder of somebody else.
-    Only what is in /dev, and a pipe that has a reader, are written directly.
+    Only what is in /dev, but for files in /dev/shm, and a pipe that has a reader, are written directly.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file")
     with disk_errors(f"cannot write {path}"):
-        direct = Path(os.path.abspath(path)).is_relative_to("/dev") or _is_pipe(path)
+        place = Path(os.path.abspath(path)).parts
+        direct = (place[1:2] == ("dev",) and place[2:3] != ("shm",)) or _is_pipe(path)
         target = path if direct else path.with_name(f".{secrets.token_hex(8)}.new")
         how = os.O_TRUNC | os.O_NONBLOCK if direct else os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         number = os.open(target, os.O_WRONLY | os.O_CLOEXEC | how, 0o666)

@@ -19,8 +19,10 @@ from launch.numbers import counted, percentage
 from launch.progress_display import ProgressDisplay
 from launch.runs.documents import Summary
 from launch.runs.folder import (
+    DAMAGED,
     DONE,
     KILLED,
+    MISSING,
     RUNNING,
     SUMMARY,
     RunFolder,
@@ -155,7 +157,8 @@ def follow(folder: Path, interval: float = 1.0) -> int:
             time.sleep(interval)
     finally:
         display.stop()
-    more = "" if watched.status == DONE else f"; fedsim resume {folder} continues"
+    more = "; its folder was removed" if watched.status == MISSING else f"; fedsim resume {folder} continues"
+    more = "" if watched.status in (DONE, DAMAGED) else more
     display.console.print(watched.outcome + more, soft_wrap=True)
     return EXIT.get(watched.status, FedsimError.exit_code)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsim.errors import TaskError, UsageError
+from launch.terminal import output_file
 from workers.storage.atomic_files import disk_errors
 
 SUBMIT_DEADLINE = 60.0
@@ -101,7 +102,8 @@ def write(path: Path, text: str) -> None:
     """Write a file that an engine reads; create its folder if it is missing."""
     with disk_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    with output_file(path) as file:
+        file.write(text.encode())
 
 
 def asked(command: Sequence[str], text: str = "") -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fedsim import plugins
 from fedsim.errors import UsageError
 from fedsim.extras import needed
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
@@ -59,7 +60,8 @@ def print_ledger(
         console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
         if not by:
             return None
-    what = f"{run.label} on {experiment['dataset']}: P = {run.params:,}, {experiment['clients']} clients"
+    dataset, clients = plugins.short(experiment["dataset"]), experiment["clients"]
+    what = f"{run.label} on {dataset}: P = {run.params:,}, {clients} clients"
     if not len(rows):
         console.print(f"{what}, nothing is recorded yet: no round is committed", soft_wrap=True)
         return None

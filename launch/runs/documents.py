@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Required, TypedDict, get_type_hints
+from typing import Annotated, Any, Required, TypedDict, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
@@ -13,7 +13,9 @@ from workers.storage.metrics_file import Count, Limits, Number
 
 CURE = "copy the folder again from where it was made"
 Clients = Annotated[int, Meta(ge=1, le=10**7)]
-Text = Annotated[str, Meta(pattern="^[^\0\ud800-\udfff]*$")]
+LONGEST = 1 << 14
+"""The largest length of a setting, which pages and figures show."""
+Text = Annotated[str, Meta(pattern="^[^\0\ud800-\udfff]*$", max_length=LONGEST)]
 """A text that may be a path: without NUL and lone surrogates."""
 Scalar = Text | Number | bool | None
 By = dict[str, dict[str, dict[str, Count]]]
@@ -33,7 +35,7 @@ class Environment(TypedDict, total=False):
 class Manifest(Environment, total=False):
     """The content of manifest.json."""
 
-    run: str
+    run: Required[Text]
     experiment: dict[str, Any]
     experiment_sha256: str
     execution: dict[str, Scalar]
@@ -42,15 +44,18 @@ class Manifest(Environment, total=False):
 
 
 EXPERIMENT: Mapping[str, Any] = {
-    **get_type_hints(Experiment, include_extras=True),
+    **{
+        name: Text if get_origin(kind) is Annotated and get_args(kind)[0] is str else kind
+        for name, kind in get_type_hints(Experiment, include_extras=True).items()
+    },
     "clients": Clients,
     "params": Annotated[int, Meta(ge=1)],
     "hyperparameters": dict[Text, Scalar],
     "codecs": dict[Text, Text],
     "client_sizes": list[Count],
-    "data": str | None,
-    "sources": dict[str, str | None],
-    "features": list[str],
+    "data": Text | None,
+    "sources": dict[Text, Text | None],
+    "features": list[Text],
 }
 """The types of the manifest's experiment; others are of settings that left."""
 

@@ -21,6 +21,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from fedsim import plugins
 from fedsim.errors import DataError, DiskError, MismatchError, UsageError, WireError
 from fedsim.experiment import Experiment, convert
 from fedsim.foreign_files import DOCUMENT, checked, json_value, opened, read
@@ -196,10 +197,10 @@ class RunFolder:
 
     @property
     def label(self) -> str:
-        """The algorithm, with its codecs if it has any."""
+        """The algorithm, with its codecs if it has any; users' files without their folders."""
         codecs = self.experiment.get("codecs") or {}
-        selected = ", ".join(f"{field} {codec}" for field, codec in codecs.items())
-        return str(self.experiment["algo"]) + (f" ({selected})" if selected else "")
+        selected = ", ".join(f"{field} {plugins.short(codec)}" for field, codec in codecs.items())
+        return plugins.short(self.experiment["algo"]) + (f" ({selected})" if selected else "")
 
     @property
     def drift(self) -> tuple[str, ...]:

@@ -118,6 +118,11 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(
 def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
     output = complaint(lambda: plugins.load(f"{tmp_path}/mine.py:Mine", "--model"))
     assert f"--model mine:Mine: there is no file {tmp_path}/mine.py" in output
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    for name, why in (("pipe", "it is no regular file but a folder, a pipe"), ("loop", "Too many levels of")):
+        output = complaint(lambda name=name: plugins.load(f"{tmp_path}/{name}.py:Mine", "--model"))
+        assert f"--model {name}:Mine: cannot read {tmp_path}/{name}.py: {why}" in output
     (tmp_path / "mine.py").write_text("")
     (tmp_path / "mine.py").chmod(0)
     if os.geteuid():  # root reads everything

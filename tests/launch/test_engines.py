@@ -355,6 +355,14 @@ def test_what_the_job_reads_is_what_was_said(tmp_path: Path) -> None:
     assert overrides.experiment["rounds"] == 2 and overrides.hyperparameters == {"local.lr": 1e-05}
 
 
+def test_a_link_in_the_place_of_a_jobs_file_is_replaced(tmp_path: Path) -> None:
+    planned, target = job(tmp_path), tmp_path / "profile"
+    planned.folder.mkdir()
+    planned.config.symlink_to(target)
+    planned.write_config()
+    assert not planned.config.is_symlink() and not target.exists()
+
+
 @pytest.mark.parametrize("options", [{"a\nb": "c"}, {"time": "1\n#SBATCH --x"}])
 def test_an_option_cannot_end_its_line(tmp_path: Path, options: dict[str, str]) -> None:
     with pytest.raises(UsageError):

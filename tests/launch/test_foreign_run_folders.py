@@ -9,13 +9,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedsim.errors import DataError, Interrupted
+from fedsim.errors import DataError, FedsimError, Interrupted
 from fedsim.printable import printable
+from launch.runs.documents import LONGEST
+from launch.runs.folder import RunFolder
 from launch.runs.restored import RestoredRun
 from launch.runs.resume import Resumption
 from launch.session.run import resume
@@ -83,6 +86,16 @@ def test_a_page_has_the_mode_of_the_umask_and_leaves_no_other_file(tmp_path: Pat
     assert (tmp_path / "page").stat().st_mode & 0o777 == 0o640
 
 
+def test_a_file_in_shared_memory_is_created_like_another() -> None:
+    path = Path("/dev/shm") / f"fedsim-test-{os.getpid()}"
+    try:
+        with output_file(path) as file:
+            file.write(b"text")
+        assert path.read_bytes() == b"text"
+    finally:
+        path.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("name", ["card.md", "card.html", "report.html", "trace.json"])
 def test_a_pipe_in_the_place_of_a_page_is_an_error(name: str, run: Path) -> None:
     os.mkfifo(run / name)
@@ -126,6 +139,42 @@ def test_links_of_a_tracker_are_its_own(tmp_path: Path) -> None:
     (folder / "latest-run").symlink_to(tmp_path)
     resume(tmp_path / "run", {}, quiet=True)
     assert (tmp_path / "run" / "summary.json").is_file()
+
+
+# ---- what a manifest has
+
+
+def changed(run: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Change the manifest, and remove the digests that would show it."""
+    manifest, summary = (json.loads((run / name).read_text()) for name in ("manifest.json", "summary.json"))
+    for content in (manifest, summary):
+        content.pop("experiment_sha256")
+    change(manifest)
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "summary.json").write_text(json.dumps(summary))
+    return run
+
+
+def test_a_manifest_may_lack_any_key(whole: Path, tmp_path: Path) -> None:
+    keys = json.loads((whole / "manifest.json").read_text()).keys() - {"experiment_sha256"}
+    for key in keys:
+        run = changed(
+            Path(shutil.copytree(whole, tmp_path / key)), lambda manifest, key=key: manifest.pop(key)
+        )
+        for read in (RunFolder.open, RestoredRun.open, lambda folder: Resumption.open(folder).configure({})):
+            with suppress(FedsimError):
+                read(run)
+        if key in ("run", "experiment"):
+            assert "manifest.json is damaged" in command("verify", run).err
+
+
+@pytest.mark.parametrize("where", ["algo", "codecs.up.mean", "hyperparameters.local.batch_size"])
+def test_a_setting_that_no_page_could_show_is_damage(where: str, run: Path) -> None:
+    table, _, name = where.partition(".")
+    long = "x" * (LONGEST + 1)
+    changed(run, lambda manifest: manifest["experiment"].update({table: {name: long} if name else long}))
+    with pytest.raises(DataError, match=f"manifest.json is damaged: {table} Expected `str` of length <= "):
+        RunFolder.open(run)
 
 
 # ---- what a page and a terminal show

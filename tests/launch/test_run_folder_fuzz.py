@@ -266,7 +266,9 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     ),
     "watch": lambda run, page: command("watch", run, "--interval", "0.05"),
     "verify": lambda run, page: command("verify", run),
-    "resume": lambda run, page: command("resume", run, "--quiet"),
+    "resume": lambda run, page: command(
+        "resume", run, "--quiet", "--rounds", 4
+    ),  # not the manifest's million
 }
 OFTEN = {"open": 3, "report": 3, "card": 3, "ledger": 2, "trace": 2, "compare": 2}
 

@@ -12,6 +12,7 @@ import pytest
 import fedsim
 from fedsim.errors import MismatchError
 from launch.sweep.recipe import Recipe
+from tests.support.kept_runs import command
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GUIDES = ("adding-a-schedule.md", "adding-a-codec.md", "adding-a-partition.md")
@@ -44,6 +45,8 @@ def test_users_files_run_in_processes_and_resume_with_the_same_bits(folder: Path
     assert run.experiment["sources"] == {
         str(folder / name): sha256(source.encode()).hexdigest() for name, source in FILES.items()
     }
+    assert run.label == "fedavg (up.mean int8:int8)"
+    assert command("ledger", run.path).out.startswith(f"{run.label} on digits: P = ")
     assert run.experiment["participation"] == f"{folder}/nightly.py:nightly+lost:0.1"
     rows = run.ledger[(run.ledger.kind == "algorithm") & (run.ledger.direction == "up")]
     digest = sha256(FILES["int8.py"].encode()).hexdigest()[:8]

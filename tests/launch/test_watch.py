@@ -216,6 +216,15 @@ def test_a_folder_of_runs_has_a_line_for_each(
     assert "b: killed after 3 evaluated rounds" in capsys.readouterr().out
 
 
+def test_a_folder_that_is_removed_ends_the_watch(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "summary.json").unlink()
+    monkeypatch.setattr(module.time, "sleep", lambda _: shutil.rmtree(run))  # between two looks
+    assert follow(run) == 1
+    assert capsys.readouterr().out.endswith("; its folder was removed\n")
+
+
 def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder, text in (
