@@ -153,10 +153,10 @@ class _Runs:
     def look(self) -> None:
         """Count the runs that have ended, and show the progress of the others."""
         for r in [r for r in self.running if not r.process.is_alive()]:
-            self.running.remove(r)
             r.process.join()
             if r.process.exitcode == Interrupted.exit_code:
                 raise KeyboardInterrupt
+            self.running.remove(r)
             self._ended(r, r.process.exitcode == 0 and self.pool.run(r.trial).status == DONE)
             self.pool.release(r.trial, r.claim)  # not earlier: a run is not done until it is signed
         evaluated = ((r.trial, self.pool.run(r.trial).evaluated_round) for r in self.running)

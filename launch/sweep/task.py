@@ -6,13 +6,14 @@ and writes the same run folder as a sweep on one machine. An unfinished run is r
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from fedsim.errors import UsageError
+from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment
 from launch.configuration.execution import Execution
 from launch.engines.job import write
@@ -55,12 +56,19 @@ class Tasks(msgspec.Struct, frozen=True):
 
 
 def main(file: str, number: str) -> int:
-    """Compute one run of a file of tasks; return the exit code."""
+    """Compute one run of a file of tasks; return the exit code. SIGTERM stops the run after a round: an
+    engine sends it to all processes."""
     from launch.sweep.runner import run_trials
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     tasks = msgspec.json.decode(Path(file).read_bytes(), type=Tasks)
     task, pool = tasks.tasks[int(number)], Pool(Path(tasks.pool), tasks.keeps_states)
-    errors = run_trials([task], tasks.execution, pool, 1, lambda progress: None)
+    try:
+        errors = run_trials([task], tasks.execution, pool, 1, lambda progress: None)
+    except Interrupted as e:
+        print(f"{task.name}: {e}", flush=True)
+        return e.exit_code
     print(f"{task.name}: {errors[task.id]}" if errors else task.name, flush=True)
     return len(errors)
 
