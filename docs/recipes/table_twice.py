@@ -422,7 +422,7 @@ the main table's archive.
   after the first comparison.
 - Neither implementation shows the published 77.0 % of ivon_admm at round 10. The release reseeds before
   every local training, so that all clients and rounds have common noise, which
-  [ivon_noise.md](ivon_noise.md) measures.
+  [fashion_mnist_hom.md](fashion_mnist_hom.md#common-noise-what-reseeding-every-client-does) measures.
 - Where papers and released code differ or are silent, both implementations made the same choice. Here they
   could be wrong together, because both authors had read the same notes on the release:
 
