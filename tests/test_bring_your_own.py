@@ -21,7 +21,7 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from launch.cli import main
 from protocols import find
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 from tests.support.harness import CLIENTS, Step, steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,14 +52,7 @@ def test_the_guides_scaffold_is_the_registered_file() -> None:
 def test_a_users_algorithm_model_and_data_run_and_cost_what_they_say(folder: Path) -> None:
     selected = "--algo mine.py:Scaffold --model net.py:Net --dataset blobs.py:blobs"
     job = f"launch --workers 2 --clients 3 --rounds 4 --set lr=0.1 --out run {selected}"
-    done = subprocess.run(
-        [sys.executable, "-m", "launch", *job.split()],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        cwd=folder,
-        env=ENVIRONMENT,
-    )
+    done = ran([sys.executable, "-m", "launch", *job.split()], cwd=folder, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     header = done.stdout.splitlines()[:2]
@@ -114,11 +107,8 @@ def test_the_guides_variant_sends_what_describe_says_with_any_number_of_workers(
 
 def battery(algorithm: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The battery on a user's algorithm, as the guide says it."""
-    return subprocess.run(
+    return ran(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_battery.py", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
         cwd=ROOT,
         env=ENVIRONMENT | {"FEDSIM_BATTERY": algorithm},
     )
@@ -186,11 +176,8 @@ def test_one_step_of_feddane_is_a_step_along_the_mean_gradient(folder: Path) -> 
 @pytest.mark.process
 def test_a_users_algorithm_of_two_exchanges_costs_what_it_says(folder: Path) -> None:
     job = "launch --algo dane.py:FedDane --model net.py:Net --dataset blobs.py:blobs --workers 2 --clients 3"
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "launch", *job.split(), "--rounds", "2", "--out", "dane"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
         cwd=folder,
         env=ENVIRONMENT,
     )

@@ -14,15 +14,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.common import (
-    FEW,
-    FULL,
-    fashion_shaped,
-    launch,
-    options_of,
-    round_seconds,
-    spread,
-)
+from tests.benchmarks.common import FEW, FULL, fashion_shaped, launch, options_of, round_seconds, spread
 
 
 def main() -> None:

@@ -16,15 +16,7 @@ import tempfile
 from pathlib import Path
 
 from fedsim.experiment import Experiment
-from tests.benchmarks.common import (
-    FEW,
-    FULL,
-    fashion_shaped,
-    launch,
-    options_of,
-    round_seconds,
-    spread,
-)
+from tests.benchmarks.common import FEW, FULL, fashion_shaped, launch, options_of, round_seconds, spread
 from tests.benchmarks.floor import floor
 
 WARM = 5

@@ -39,10 +39,7 @@ PRINTS = {
         r"^memory: different digests: 1$",
         r"^6 stages, 0 failures$",
     ],
-    "growth": [
-        r"^\| 20 \| \d+ \| [\d.]+ \| \d+ \|",
-        r"^\| 2 \| [\d.]+ \| \d+ \| -?\d+ \|",
-    ],
+    "growth": [r"^\| 20 \| \d+ \| [\d.]+ \| \d+ \|", r"^\| 2 \| [\d.]+ \| \d+ \| -?\d+ \|"],
     "model_size": [
         r"^fedavg: ratio [\d.]+ ",
         r"^fedlap_cov: memory [\d,]+ MB, [\d,]+ vectors",

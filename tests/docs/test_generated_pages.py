@@ -31,9 +31,7 @@ def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
 
 
 @pytest.mark.parametrize(
-    "script",
-    ["overview_picture", "round_machine_diagram", "statistics_page", "traffic"],
-    indirect=True,
+    "script", ["overview_picture", "round_machine_diagram", "statistics_page", "traffic"], indirect=True
 )
 def test_the_pages_are_what_the_script_writes(script: ModuleType) -> None:
     outdated = [

@@ -75,10 +75,7 @@ def test_energy_of_a_file_goes_with_the_computer_of_all(tmp_path: Path) -> None:
         ('client,compute,noise\n0,"5ms,noise=0.1",\n1,,\n', r"line 2: .*there is a column noise"),
         ("client,up\n0,1mbit,2mbit\n1,\n", r"line 2 has more cells"),
         ("client,up\n0,1mbit\nedges,1mbit\n", r"line 3: client 'edges'"),
-        (
-            "client,compute\nedge a,1ms\n",
-            r"line 2: an edge server's link has up, .* but no compute",
-        ),
+        ("client,compute\nedge a,1ms\n", r"line 2: an edge server's link has up, .* but no compute"),
         ("client,clients_up\n0,1mbit\n", r"line 2: only a line `edge NAME` has clients_up and clients_down"),
         ("client,server_up\n0,1mbit\n1,\n", r"line 2: 'server_up=1mbit'; write up="),
         ("client,joules\n0,1\n1,\n", r"line 2: 'joules=1'; write up=.*joules_example"),

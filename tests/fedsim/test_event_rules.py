@@ -59,10 +59,7 @@ def test_the_first_message_is_sent_and_then_the_rule_decides() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=60),
-    st.floats(0.05, 0.95),
-)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=60), st.floats(0.05, 0.95))
 def test_bytes_of_a_budget_are_bounded_by_how_far_its_threshold_has_moved(
     changes: list[float], share: float
 ) -> None:

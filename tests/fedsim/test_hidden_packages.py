@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from fedsim.hidden_packages import refuse_hidden_packages
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 
 HIDING = ("launch.py", "workers.py", "protocols/__init__.py", "workers/__init__.py")
 
@@ -17,9 +16,7 @@ HIDING = ("launch.py", "workers.py", "protocols/__init__.py", "workers/__init__.
 def _ran(folder: Path, program: str) -> str:
     """The last line that a program of this folder prints."""
     (folder / "script.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, folder / "script.py"], capture_output=True, text=True, timeout=DEADLINE
-    )
+    done = ran([sys.executable, folder / "script.py"])
     return (done.stdout + done.stderr).splitlines()[-1]
 
 

@@ -35,16 +35,8 @@ def test_a_count_draws_that_many_clients_of_the_roster(clients: int, data: st.Da
 @pytest.mark.parametrize(
     ("spec", "clients", "count"),
     [
-        ("0.3", 10, 3),
-        ("0.5", 7, 4),
-        ("0.25", 10, 2),
-        ("0.01", 10, 1),
-        (".5", 4, 2),
-        ("1.0", 10, 10),
-        ("0.999", 10, 10),
-        ("1", 1, 1),
-        ("1", 10, 1),
-        ("full", 6, 6),
+        *(("0.3", 10, 3), ("0.5", 7, 4), ("0.25", 10, 2), ("0.01", 10, 1), (".5", 4, 2)),
+        *(("1.0", 10, 10), ("0.999", 10, 10), ("1", 1, 1), ("1", 10, 1), ("full", 6, 6)),
     ],
 )
 def test_a_share_is_rounded_and_is_at_least_one_client(spec: str, clients: int, count: int) -> None:

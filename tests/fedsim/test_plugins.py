@@ -161,13 +161,6 @@ class Other(Mine):
 """
 
 
-def test_a_users_algorithm_is_found(write: Write) -> None:
-    path = write(ALGORITHM)
-    result = protocols.find(f"{path}:Mine")
-    assert issubclass(result, Algorithm)
-    assert result is protocols.find(f"{path}:Mine")
-
-
 @pytest.mark.parametrize(
     ("source", "name", "words"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, get_origin
@@ -14,7 +13,7 @@ import pytest
 
 import fedsim
 from fedsim.wire.schema import FieldKind
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
@@ -75,11 +74,5 @@ def test_import_is_light_and_the_door_imports_no_torch() -> None:
         "print(sorted({'torch', 'numpy', 'pandas', 'msgspec', 'launch', 'workers', 'protocols'} & light), "
         "sorted({'torch', 'numpy', 'pandas', 'zmq', 'protocols'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", probe],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    done = ran([sys.executable, "-c", probe], env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.stdout == "[] []\n", done.stderr

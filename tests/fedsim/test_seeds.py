@@ -39,12 +39,8 @@ def test_the_key_is_blake2b_of_the_name() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        RandomStream(1, "task", 2, 3),
-        RandomStream(0, "tasks", 2, 3),
-        RandomStream(0, "task", 3, 3),
-        RandomStream(0, "task", 2, 4),
-        RandomStream(0, "task", 2),
-        RandomStream(0, "task"),
+        *(RandomStream(1, "task", 2, 3), RandomStream(0, "tasks", 2, 3), RandomStream(0, "task", 3, 3)),
+        *(RandomStream(0, "task", 2, 4), RandomStream(0, "task", 2), RandomStream(0, "task")),
     ],
 )
 def test_draws_differ_with_the_name_and_repeat_with_it(other: RandomStream) -> None:

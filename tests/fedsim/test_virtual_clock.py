@@ -211,8 +211,3 @@ def test_energy_is_that_of_bytes_and_examples(c: Clock, down: int, up: int, exam
     for k, (link, computer) in enumerate(zip(links(c), computers(c), strict=True)):
         expected = link.joules_up * up + link.joules_down * down + computer.joules * examples
         assert joules[k] == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_servers_link_goes_with_no_deadline() -> None:
-    with pytest.raises(UsageError, match="--deadline goes with no link that clients share"):
-        created("up=1mbit,server_up=1gbit", deadline="2s")

@@ -7,7 +7,6 @@ import inspect
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -24,7 +23,7 @@ from fedsim.experiment import Experiment
 from launch.configuration.execution import Execution
 from launch.session import run as launch_run
 from protocols.fedavg import FedAvg
-from tests.support.commands import DEADLINE
+from tests.support.commands import DEADLINE, ran
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {"algo": "fedavg", "clients": 3, "rounds": 2, "quiet": True}
@@ -180,14 +179,9 @@ def test_a_sweep_returns_its_runs_in_the_order_of_the_grid(tmp_path: Path) -> No
     )
     command = [sys.executable, str(script)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, timeout=DEADLINE, env=environment
-    )
+    done = ran(command, cwd=tmp_path, env=environment)
     assert done.stdout.splitlines() == [
-        "once",
-        "done fedprox 1.0",
-        "done fedprox markov:0.5,0.5",
-        "done fedavg 1.0",
+        *("once", "done fedprox 1.0", "done fedprox markov:0.5,0.5", "done fedavg 1.0"),
         "done fedavg markov:0.5,0.5",
     ], done.stderr
 
@@ -233,11 +227,7 @@ def test_signature_names_every_key_with_its_default() -> None:
 @pytest.mark.parametrize(
     ("participation", "text"),
     [
-        (0.3, "0.3"),
-        (3, "3"),
-        (1.0, "1.0"),
-        (1e-5, "0.00001"),
-        ("coin:0.5", "coin:0.5"),
+        *((0.3, "0.3"), (3, "3"), (1.0, "1.0"), (1e-5, "0.00001"), ("coin:0.5", "coin:0.5")),
         (np.float64(0.5), "0.5"),
     ],
 )
@@ -437,13 +427,7 @@ print(fedsim.resume("third", rounds=3, workers=1, quiet=True).status)
 
 def test_script_without_a_main_guard_starts_workers_that_do_not_run_it() -> None:
     Path("script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    done = ran([sys.executable, "script.py"], env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert len(Path("started").read_text().splitlines()) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from launch.cli import main
 from launch.session import run
 from launch.session.run import SPARE, allow_open_files
 from protocols import find
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 from tests.support.harness import play, problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,9 +37,7 @@ def test_few_open_files(limit: str, code: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launch", "launch", "--workers", "2", *JOB]
     command += ["--out", str(tmp_path / "run")]
     shell = f'ulimit {limit}; exec "$@"'
-    done = subprocess.run(
-        ["bash", "-c", shell, "bash", *command], capture_output=True, text=True, timeout=DEADLINE, cwd=ROOT
-    )
+    done = ran(["bash", "-c", shell, "bash", *command], cwd=ROOT)
     assert done.returncode == code, done.stderr
     assert (f"2 workers need {SPARE + 8} open files" in done.stderr) == bool(code)
     assert "Traceback" not in done.stderr
@@ -74,11 +71,8 @@ def test_a_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.process
 def test_an_address_space_that_torch_does_not_fit_into_is_one_line(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "launch", "launch", "--workers", "1", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2 * 10**9, 2 * 10**9)),
     )
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr

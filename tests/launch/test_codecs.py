@@ -79,11 +79,7 @@ def test_the_table_of_a_run(run: Path) -> None:
     assert max(map(len, lines)) <= 110
     assert lines[0].startswith("fedlap_cov on digits, mlp_small, P = 7,510: messages of round 3 with client")
     for words in (
-        "down.mean",
-        "up.precision",
-        "> best:0.2",
-        "> delta+zstd",
-        "csr:0.5 *",
+        *("down.mean", "up.precision", "> best:0.2", "> delta+zstd", "csr:0.5 *"),
         "KL(q_k || q_g) of the upload: ",
     ):
         assert words in done.stdout
@@ -121,10 +117,7 @@ def test_the_messages_are_those_that_the_run_sends_next(trained: Path, tmp_path:
     down, up = stored.next_messages(client)
     assert (down.side, up.side, down.exchange) == ("down", "up", 1)
     experiment = Experiment(
-        clients=3,
-        rounds=3,
-        codecs=stored.problem.experiment.codecs,
-        hyperparameters={"local.epochs": 1},
+        clients=3, rounds=3, codecs=stored.problem.experiment.codecs, hyperparameters={"local.epochs": 1}
     )
     longer = launch(experiment, Execution(workers=0, devices="cpu", out=str(tmp_path / "run")), quiet=True)
     problem = stored.problem

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,14 +23,7 @@ def completed(words: str) -> tuple[list[str], str]:
     )
     count = str(len(words.split()) - 1)
     environment = {"_FEDSIM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    done = ran([sys.executable, "-c", program], cwd=ROOT, env=os.environ | environment)
     return done.stdout.splitlines(), done.stderr.strip()
 
 

@@ -20,7 +20,7 @@ from fedsim.errors import UsageError
 from launch.cli import main
 from launch.configuration.listen_address import check_bind
 from launch.runs.writer import RunDir
-from tests.support.commands import DEADLINE
+from tests.support.commands import DEADLINE, ran
 from workers.storage.atomic_files import RunLock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,13 +93,8 @@ def test_ctrl_c_before_the_options_are_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text(  # imported in the place of the library
         "import signal\nsignal.raise_signal(signal.SIGINT)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "launch", "launch"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    done = ran(
+        [sys.executable, "-m", "launch", "launch"], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "fedsim: interrupted\n")
 
@@ -109,18 +104,12 @@ def test_a_disk_that_is_full_before_the_manifest_leaves_nothing(tmp_path: Path) 
     """A limit of 0 on the length of files stands for the full disk."""
     command = [sys.executable, "-m", "launch", "launch", "--workers", "2", *JOB]
     command += ["--out", str(tmp_path / "runs/a")]
-    full = subprocess.run(
-        ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    full = ran(["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *command], cwd=ROOT)
     assert full.returncode == 5, full.stderr
     assert re.match("fedsim: cannot make (the run folder|a temporary file)", full.stderr), full.stderr
     assert len(full.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    again = ran(command, cwd=ROOT)
     assert again.returncode == 0, again.stderr
 
 

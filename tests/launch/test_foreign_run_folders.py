@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +22,7 @@ from launch.runs.restored import RestoredRun
 from launch.runs.resume import Resumption
 from launch.session.run import resume
 from launch.terminal import output_file
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 from tests.support.kept_runs import command, files, kept_run
 from tests.support.snapshots import at
 from workers.storage.atomic_files import RunLock, is_locked
@@ -216,7 +215,7 @@ def test_text_of_a_run_is_no_markup_in_markdown(run: Path, tmp_path: Path) -> No
 
 def test_a_warning_of_matplotlib_has_no_control_characters(run: Path) -> None:
     words = [sys.executable, "-m", "launch", "report", with_hostile_text(run)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE)
+    done = ran(words)
     assert done.returncode == 0 and "Glyph" in done.stderr
     assert printable(done.stderr) == done.stderr
     page = (run / "report.html").read_text()
@@ -258,8 +257,7 @@ def test_a_lock_that_may_not_be_read_is_seen_among_the_locks_of_the_machine(
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("manifest.json", "Permission denied"), ("model.safetensors", "Permission denied")],
+    ("name", "message"), [("manifest.json", "Permission denied"), ("model.safetensors", "Permission denied")]
 )
 def test_a_file_that_may_not_be_read_is_not_called_missing(
     name: str, message: str, run: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ import pytest
 import fedsim
 from fedsim.errors import UsageError
 from launch.inherited import children_kept
-from tests.support.commands import DEADLINE
+from tests.support.commands import DEADLINE, ran
 
 SMALL = {"algo": "fedavg", "model": "logistic", "clients": 2, "rounds": 1, "quiet": True}
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def test_a_working_folder_that_is_gone_is_named(name: str) -> None:
 def test_the_command_says_it_in_a_line(words: str) -> None:
     program = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom launch.__main__ import run\nrun()\n"
     command = [sys.executable, "-c", program, *words.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    done = ran(command)
     assert done.returncode == 2
     assert done.stderr == "fedsim: the working folder has been removed; change to one that exists (cd)\n"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
@@ -16,17 +14,11 @@ from launch.runs.client_costs import sent_once
 from launch.sweep.recipe import Recipe, Row, Variant
 from protocols import PAPERS, REGISTRY, RELATED
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def test_the_file_is_what_the_registries_say() -> None:
     assert names.FILE.read_text(encoding="utf-8") == write_names.text(), (
         "python -m launch.configuration.write_names"
     )
-
-
-def test_every_algorithm_is_listed_in_the_order_of_the_registry() -> None:
-    assert list(names.names("algorithms")) == [kind.name for kind in REGISTRY]
 
 
 def test_algorithms_of_other_papers_are_a_group_behind_the_papers_own() -> None:

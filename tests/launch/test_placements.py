@@ -55,12 +55,7 @@ def test_worker_i_is_on_gpu_i_mod_n(monkeypatch: pytest.MonkeyPatch, machine: Ca
 
 @pytest.mark.parametrize(
     ("options", "workers"),
-    [
-        ({}, 2),
-        ({"devices": "cuda:1"}, 1),
-        ({"devices": "cpu"}, 10),
-        ({"workers": 5}, 5),
-    ],
+    [({}, 2), ({"devices": "cuda:1"}, 1), ({"devices": "cpu"}, 10), ({"workers": 5}, 5)],
 )
 def test_one_worker_a_gpu_is_the_default(
     options: dict[str, Any], workers: int, machine: Callable[[int], None]
@@ -120,10 +115,7 @@ def test_lanes_without_a_worker_on_a_gpu_are_refused(workers: int, device: Any) 
     ],
 )
 def test_gpus_are_counted_as_cuda_counts(
-    asked: str | None,
-    gpus: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    machine: Callable[[int], None],
+    asked: str | None, gpus: list[str], monkeypatch: pytest.MonkeyPatch, machine: Callable[[int], None]
 ) -> None:
     machine(3)
     if asked is not None:

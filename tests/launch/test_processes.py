@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsim.wire.ledger_rows import COLUMNS
-from tests.support.commands import DEADLINE, fedsim
+from tests.support.commands import DEADLINE, fedsim, ran
 from tests.support.process_tree import alive
 from tests.support.reproducible import without_seconds
 from workers.storage.journal import read_journal
@@ -26,11 +26,7 @@ from workers.storage.journal import read_journal
 pytestmark = pytest.mark.process
 
 CONTRACT = (
-    "manifest.json",
-    "metrics.jsonl",
-    "ledger.csv",
-    "summary.json",
-    "processes.json",
+    *("manifest.json", "metrics.jsonl", "ledger.csv", "summary.json", "processes.json"),
     "model.safetensors",
 )
 
@@ -231,11 +227,8 @@ def test_a_hung_fold_ends_the_run_after_its_patience(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path) -> None:
     """Files of at most 60 kB: the ledger grows too long."""
     out, limit = tmp_path / "run", (60_000, 60_000)
-    done = subprocess.run(
+    done = ran(
         command(out, *["--workers", "2", "--rounds", "2000", "--algo", "fedavg", "--model", "logistic"]),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )

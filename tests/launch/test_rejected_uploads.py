@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from fedsim.wire.state_file import encode_state
 from launch.cli import main
 from protocols import find
 from protocols.fedlap_cov import FedLapCov
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 from tests.support.harness import listed, play, problem_of
 from workers.storage.checkpoints import read_checkpoint
 from workers.storage.journal import read_journal
@@ -84,11 +83,7 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def launch(folder: Path, name: str, how: str, *more: str) -> Any:
     selected = (
-        "--algo",
-        f"{folder}/rejected.py:Rejected",
-        "--set",
-        f"how={how}",
-        "--out",
+        *("--algo", f"{folder}/rejected.py:Rejected", "--set", f"how={how}", "--out"),
         str(folder / name),
     )
     limit = ("--config", str(folder / "limit.toml"))
@@ -179,11 +174,8 @@ def test_a_limit_that_is_kept_changes_no_bit(brought: Path) -> None:
 @pytest.mark.process
 def test_workers_and_all(brought: Path) -> None:
     selected = ("--algo", "rejected.py:Rejected", "--set", "how=mean nan", "--out", "real")
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "launch", "launch", "--workers", "2", *JOB, *selected],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
         cwd=brought,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )

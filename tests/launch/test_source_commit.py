@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,12 @@ import pytest
 import fedsim
 from launch.runs import source_commit
 from launch.runs.source_commit import ROOT, UNKNOWN, commit, look_up
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-    done = subprocess.run(
-        ["git", *identity, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=DEADLINE,
-    )
+    done = ran(["git", *identity, *arguments], cwd=folder, check=True)
     return done.stdout.strip()
 
 

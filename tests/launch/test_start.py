@@ -12,16 +12,14 @@ from pathlib import Path
 from fedsim.experiment import Experiment
 from launch.cli import main
 from launch.configuration.execution import Execution
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "numpy", "pandas", "zmq")
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE
-    )
+    return ran([sys.executable, *arguments], cwd=ROOT)
 
 
 def test_every_field_of_the_configuration_has_an_option_or_says_that_it_has_none() -> None:
@@ -38,9 +36,7 @@ def test_the_fork_server_is_made_by_a_process_that_has_imported_nothing_heavy() 
     assert _python("-c", program).stdout == "[]\n"
 
 
-def test_the_first_round_is_measured_from_the_program_start_when_a_shell_execs(
-    tmp_path: Path,
-) -> None:
+def test_the_first_round_is_measured_from_the_program_start_when_a_shell_execs(tmp_path: Path) -> None:
     """A shell that executes its last command leaves the process its own start time."""
     options = "--workers 0 --clients 2 --rounds 1 --model logistic --set local.epochs=1"
     command = f"{sys.executable} -m launch launch {options} --out {tmp_path / 'run'}"

@@ -158,10 +158,7 @@ def test_a_process_that_hangs_while_it_starts_is_replaced(tmp_path: Path) -> Non
     file, ends = tmp_path / "starts.py", []
     file.write_text(STARTS)
     options = ("--algo", "fedadmm", "--clients", "4", "--rounds", "3")
-    for name, how in (
-        ("stops", ("--workers", "2", "--lease", "4")),
-        ("plain", ("--workers", "0")),
-    ):
+    for name, how in (("stops", ("--workers", "2", "--lease", "4")), ("plain", ("--workers", "0"))):
         out = str(tmp_path / name)
         output = fedsim("launch", "--model", f"{file}:{name}", "--out", out, *options, *how)
         hung = "is gone: was silent for 4 s while it started, and is killed" in output

@@ -20,7 +20,7 @@ from launch.numbers import counted, duration, percentage, size
 from launch.progress_display import ProgressLine, fitted, progress_parts
 from launch.session.display import Display
 from launch.terminal import console, print_table
-from tests.support.commands import DEADLINE
+from tests.support.commands import DEADLINE, ran
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "launch launch --clients 2 --rounds 6 --model logistic --set local.epochs=1"
@@ -37,7 +37,7 @@ METRICS = {
 def _shell(script: str) -> subprocess.CompletedProcess[str]:
     """A line of bash, with `fedsim` for the command."""
     run = script.replace("fedsim", f"{sys.executable} -m")
-    return subprocess.run(["bash", "-c", run], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    return ran(["bash", "-c", run], cwd=ROOT)
 
 
 @pytest.mark.process

@@ -25,7 +25,7 @@ from launch.runs.growing import GrowingLines
 from launch.tracking import TRACKERS, Tracking, follow as module, selected
 from launch.tracking.adapters import ADAPTERS, Tracker, Value
 from launch.tracking.follow import RunRows, config, follow
-from tests.support.commands import DEADLINE, fedsim, start
+from tests.support.commands import fedsim, ran, start
 from tests.support.kept_runs import kept_run
 from tests.support.reproducible import without_seconds
 
@@ -396,19 +396,16 @@ def test_a_tracker_has_each_round_once_without_a_network(name: str, run: Path) -
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "MLFLOW", "TRACKIO"))}
     for some in (lines[:2], lines):
         (run / "metrics.jsonl").write_text("".join(some))
-        done = subprocess.run(
+        done = ran(
             [sys.executable, "-c", OFFLINE, str(run), name],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
             cwd=ROOT,
             env=environment,
         )
         assert done.returncode == 0 and "NETWORK" not in done.stderr, done.stderr
     head = f"import json\nfrom pathlib import Path\nrun = Path({str(run)!r})\n"
     program = head + READERS[name] + "print(json.dumps(series))"
-    read = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE)
+    read = ran([sys.executable, "-c", program])
     assert read.returncode == 0, read.stderr
     series = json.loads(read.stdout.splitlines()[-1])
     agrees(series, run, 1e-6 if name == "tensorboard" else 1e-15)

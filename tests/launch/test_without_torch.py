@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import fedsim
 from fedsim.errors import MismatchError, UsageError
 from launch.configuration.names import KINDS
-from tests.support.commands import DEADLINE
+from tests.support.commands import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,13 +43,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def _carried_out(lines: Lines, places: dict[str, str]) -> tuple[list[tuple[int, str, str]], list[str]]:
     """How each command line ends (code, output, exception) in one process, and what that has imported."""
     words = [[_placed(word, places) for word in line.split()] for line in lines]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    done = ran([sys.executable, "-c", PROGRAM, json.dumps(words)], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     ended, imported = json.loads(done.stdout)
     return ended, imported
@@ -89,11 +82,7 @@ READ: dict[str, tuple[Lines, Lines, Lines]] = {
         ("ledger EMPTY", "ledger RUN --by x", "ledger RUN --by hop"),
         ("numpy", "pandas"),
     ),
-    "trace": (
-        ("trace RUN --out OUT/x.json", "trace KILLED --out -"),
-        ("trace EMPTY", "trace"),
-        (),
-    ),
+    "trace": (("trace RUN --out OUT/x.json", "trace KILLED --out -"), ("trace EMPTY", "trace"), ()),
     "report": (
         ("report RUN --out OUT/x.html", "report KILLED --out OUT/x.html"),
         ("report EMPTY", "report"),

@@ -105,11 +105,6 @@ def test_the_line_names_what_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "8 cores would allow 8" in line
 
 
-def test_available_memory_is_of_this_machine() -> None:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < worker_count.available_memory() <= total
-
-
 def test_the_page_cache_of_a_control_group_is_available(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

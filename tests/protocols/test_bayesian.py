@@ -391,11 +391,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
     ids=["ivon_admm", "bayes", "bregman"],
 )
 def test_metrics_of_a_run(
-    launched: Callable[..., Path],
-    algo: str,
-    experiment: dict[str, Any],
-    settings: dict[str, Any],
-    rho: float,
+    launched: Callable[..., Path], algo: str, experiment: dict[str, Any], settings: dict[str, Any], rho: float
 ) -> None:
     common = {"algo": algo, "clients": 3, "rounds": 3, "fraction": 0.4, "eval_samples": 3}
     run = launched("run", **(common | experiment), hyperparameters=settings)

@@ -134,13 +134,8 @@ def test_own_memory_goes_up_once_and_again_only_after_a_loss(tmp_path: Path) -> 
     [
         (Participation((0,)), Participation((1,)), Participation((2,)), EVERYONE, EVERYONE),
         (
-            Participation(()),
-            Participation((2,)),
-            Participation((2,)),
-            Participation((0, 1)),
-            Participation(()),
-            EVERYONE,
-            EVERYONE,
+            *(Participation(()), Participation((2,)), Participation((2,)), Participation((0, 1))),
+            *(Participation(()), EVERYONE, EVERYONE),
         ),
     ],
     ids=["one by one", "empty rounds"],

@@ -30,12 +30,7 @@ def error_after(quadratics: Any, rho: float | str, codecs: dict[str, str], round
 
 @pytest.mark.parametrize(
     ("step", "rho", "converges"),
-    [
-        ("27%", 0.5, True),
-        ("11%", "1/K", True),
-        ("27%", 1.0, False),
-        ("11%", 0.5, False),
-    ],
+    [("27%", 0.5, True), ("11%", "1/K", True), ("27%", 1.0, False), ("11%", 0.5, False)],
 )
 def test_random_rounding_reaches_the_fixed_point_where_it_is_stable(
     quadratics: Any, step: str, rho: float | str, converges: bool

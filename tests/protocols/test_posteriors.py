@@ -70,16 +70,7 @@ def test_an_algorithm_says_why_its_posterior_is_wide(name: str) -> None:
 
 @pytest.mark.parametrize(("gamma", "warns"), [("1e-8", True), ("1.0", False)])
 def test_a_run_says_that_its_posterior_is_too_wide(gamma: str, warns: bool, tmp_path: Path) -> None:
-    options = [
-        "--rounds",
-        "2",
-        "--clients",
-        "2",
-        "--workers",
-        "0",
-        "--eval-samples",
-        "4",
-    ]
+    options = ["--rounds", "2", "--clients", "2", "--workers", "0", "--eval-samples", "4"]
     hyperparameters = ["--set", "posterior=true", "--set", f"gamma={gamma}"]
     command = ["launch", "--algo", "fola", *options, *hyperparameters, "--out", str(tmp_path / "run")]
     done = CliRunner(catch_exceptions=False).invoke(main, command)

@@ -55,19 +55,7 @@ def test_where_no_client_is_asked_all_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [
-        0,
-        -1.0,
-        "1/S",
-        "0/K",
-        "0.0/K",
-        "N_k/N:10",
-        "N_k/N:0:1/K",
-        "1/K:10:0.5",
-        "1/K:1:1/K:1",
-        "1/K\n",
-    ],
+    "rule", [0, -1.0, "1/S", "0/K", "0.0/K", "N_k/N:10", "N_k/N:0:1/K", "1/K:10:0.5", "1/K:1:1/K:1", "1/K\n"]
 )
 def test_a_wrong_rule_is_refused_with_the_list_of_rules(rule: Any) -> None:
     with pytest.raises(UsageError, match=r"rho = .*: must be a number above 0 or 1/K, N_k/N, 1/\|S\|, or"):

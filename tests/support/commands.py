@@ -12,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.support import preloaded
 
@@ -53,6 +55,11 @@ def fedsim(*arguments: str, code: int = 0) -> str:
         output, errors = (file.seek(0) or file.read().decode() for file in (out, err))
     assert status == code, errors
     return output + errors
+
+
+def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Any program that has ended, with whatever code, and what it printed."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, **options)
 
 
 def _started(words: list[str], stdout: int, stderr: int) -> preloaded.Process | subprocess.Popen[bytes]:

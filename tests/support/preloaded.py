@@ -30,10 +30,7 @@ from typing import IO, Any
 from tests.support.shaped_links import enter_namespace
 
 MODULES = (
-    "launch.cli",
-    "launch.session.run",
-    "launch.session.session",
-    "launch.api",
+    *("launch.cli", "launch.session.run", "launch.session.session", "launch.api"),
     "launch.results.compare",
 )
 LIMIT = 1 << 20

@@ -13,10 +13,7 @@ from typing import Any
 
 from tests.support.commands import DEADLINE
 
-ARGUMENTS: dict[str, Any] = {
-    "object_store_memory": 80_000_000,
-    "include_dashboard": False,
-}
+ARGUMENTS: dict[str, Any] = {"object_store_memory": 80_000_000, "include_dashboard": False}
 
 
 class RayCluster:

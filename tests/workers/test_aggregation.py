@@ -53,13 +53,7 @@ def test_nothing_is_said_of_tensors_flags_checks_and_parts() -> None:
 
 
 @fixed
-@given(
-    st.lists(
-        st.tuples(*[st.floats(-1e6, 1e6)] * 4, st.integers(1, 1000)),
-        min_size=1,
-        max_size=6,
-    )
-)
+@given(st.lists(st.tuples(*[st.floats(-1e6, 1e6)] * 4, st.integers(1, 1000)), min_size=1, max_size=6))
 def test_any_uploads(values: list[tuple[float, float, float, float, int]]) -> None:
     results = summed(*((up(*four), size) for *four, size in values))
     loss, slack, capped, residual, sizes = zip(*values, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from protocols import find
-from tests.support.commands import DEADLINE
+from tests.support.commands import DEADLINE, ran
 from tests.support.endpoints import Pool
 from tests.support.harness import play, problem_of
 from tests.support.relay import Relay
@@ -96,16 +95,11 @@ def test_the_kernel_sees_a_byte_that_nobody_booked(pool: Pool, tmp_path: Path) -
 
 def test_a_user_can_ask_for_it(tmp_path: Path) -> None:
     start = [sys.executable, "-m", "launch", "launch", "--workers", "2", "--rounds", "2", "--verify-bytes"]
-    done = subprocess.run(
-        [*start, "--transport", "tcp", "--out", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    done = ran([*start, "--transport", "tcp", "--out", str(tmp_path / "run")])
     assert done.returncode == 0, done.stderr
     assert "kernel and ledger agree" in done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["kernel_residual"] == {"down": 0, "up": 0}
     assert summary["kernel_retransmitted"] >= 0  # loopback may send again, too
-    refused = subprocess.run(start, capture_output=True, text=True, timeout=DEADLINE)
+    refused = ran(start)
     assert refused.returncode == 2 and "--transport tcp" in refused.stderr

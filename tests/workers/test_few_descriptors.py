@@ -16,7 +16,6 @@ import pytest
 from fedsim.wire.ledger import Ledger
 from launch.runs.folder import RunFolder
 from tests.support.commands import DEADLINE, Command, fedsim
-from workers.storage import atomic_files
 from workers.storage.atomic_files import patiently
 from workers.transport import router, tcp_counters
 from workers.transport.dealer import Connection
@@ -153,9 +152,3 @@ def test_a_file_is_opened_as_soon_as_there_is_a_descriptor(tmp_path: Path) -> No
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for file in held:
             file.close()
-
-
-def test_another_error_is_raised_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic_files.time, "sleep", lambda seconds: pytest.fail("it waits"))
-    with pytest.raises(FileNotFoundError):
-        patiently((tmp_path / "nothing").read_bytes)

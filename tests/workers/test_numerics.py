@@ -15,7 +15,7 @@ import torch
 from fedsim.errors import UsageError, WireError
 from fedsim.wire.envelope import Envelope
 from launch.runs.manifest import computing, with_workers
-from tests.support.commands import DEADLINE
+from tests.support.commands import DEADLINE, ran
 from workers.coordinator.membership import Registration
 from workers.numerics import PROBE, differences, facts_of_machine, facts_of_process
 from workers.portable import LEAST, PORTABLE, check_numerics, environment_for
@@ -183,13 +183,7 @@ KERNELS = {
 
 def portable_results(environment: Mapping[str, str]) -> dict[str, str]:
     others = {name: value for name, value in os.environ.items() if name not in PORTABLE}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CHILD],
-        env=others | environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    done = ran([sys.executable, "-W", "error", "-c", CHILD], env=others | environment)
     assert done.returncode == 0, done.stderr
     return dict(line.split() for line in done.stdout.splitlines())
 
@@ -220,9 +214,7 @@ def test_a_worker_on_a_gpu_says_how_cublas_divides_its_memory() -> None:
         "print(os.environ['CUBLAS_WORKSPACE_CONFIG'], torch.are_deterministic_algorithms_enabled())"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CUBLAS")}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=DEADLINE
-    )
+    done = ran([sys.executable, "-c", program], env=environment)
     assert done.stdout.split() == [":4096:8", "True"], done.stderr
 
 

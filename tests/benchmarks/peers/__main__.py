@@ -191,10 +191,7 @@ def table(rows: list[Row], floors: list[float]) -> list[str]:
             lines.append(f"| {row.name} | {reason} | – | – | – | – | {row.lines} | – | – | – |")
             continue
         figures = (
-            (row.per_round, 3),
-            (row.over_floor, 2),
-            (row.first, 2),
-            (row.peak, 0),
+            *((row.per_round, 3), (row.over_floor, 2), (row.first, 2), (row.peak, 0)),
             (row.accuracies, 4),
         )
         cells = [middle(values, digits) for values, digits in figures]

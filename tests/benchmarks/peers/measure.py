@@ -93,11 +93,7 @@ def _lines(process: subprocess.Popen[str], measured: Measured, began: float) -> 
 
 
 def run(
-    command: list[str],
-    environment: Mapping[str, str],
-    deadline: float,
-    kill_after: int = 0,
-    worker: str = "",
+    command: list[str], environment: Mapping[str, str], deadline: float, kill_after: int = 0, worker: str = ""
 ) -> Measured:
     """Run a tool to its end, or kill it at the deadline (code None).
 

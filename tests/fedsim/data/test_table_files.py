@@ -112,15 +112,9 @@ def test_numbers_to_predict_are_no_classes() -> None:
 @pytest.mark.parametrize(
     ("values", "numbered", "count"),
     [
-        (["True", "False"], [1, 0], 2),
-        ([0, 2], [0, 1], 2),
-        ([10, 9, 900], [1, 0, 2], 3),
-        (["01", "1"], [0, 1], 2),
-        (["1E5", "100000"], [1, 0], 2),
-        ([1, -1], [1, 0], 2),
-        (["no", "No"], [1, 0], 2),
-        (["None", "NA"], [1, 0], 2),
-        (["10", "9", "b"], [0, 1, 2], 3),
+        *((["True", "False"], [1, 0], 2), ([0, 2], [0, 1], 2), ([10, 9, 900], [1, 0, 2], 3)),
+        *((["01", "1"], [0, 1], 2), (["1E5", "100000"], [1, 0], 2), ([1, -1], [1, 0], 2)),
+        *((["no", "No"], [1, 0], 2), (["None", "NA"], [1, 0], 2), (["10", "9", "b"], [0, 1, 2], 3)),
     ],
 )
 def test_classes_are_the_names_in_the_file(values: list[Any], numbered: list[int], count: int) -> None:
@@ -205,10 +199,7 @@ SEX = "age,sex,code,y\n" + "".join(f"{20 + i},{'mfm'[i % 3]},{i % 2 + 9},{i % 2}
 
 @pytest.mark.parametrize(
     ("options", "names", "first"),
-    [
-        ("", ("age", "sex=f", "sex=m", "code"), [20, 0, 1, 9]),
-        (",input=sex", ("sex=f", "sex=m"), [0, 1]),
-    ],
+    [("", ("age", "sex=f", "sex=m", "code"), [20, 0, 1, 9]), (",input=sex", ("sex=f", "sex=m"), [0, 1])],
 )
 def test_text_of_few_values_is_a_feature_for_each(
     options: str, names: tuple[str, ...], first: list[int]

@@ -87,10 +87,7 @@ def test_the_scores_of_every_client_are_listed_in_its_place() -> None:
     tally = (3.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, math.inf, 0.0)  # class 2 has no test rows
     shares = LabelShares(np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]]))
     lists = shares.scores(tally).lists()
-    assert lists == {
-        "client_accuracies": [0.333333, None, 0.666667],
-        "client_nlls": [0.333333, None, None],
-    }
+    assert lists == {"client_accuracies": [0.333333, None, 0.666667], "client_nlls": [0.333333, None, None]}
 
 
 def test_of_many_clients_no_scores_are_listed() -> None:

@@ -246,11 +246,7 @@ VEC, IMAGE = (4,), (2, 4, 4)
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "called twice": (branches(lambda net, x: net.a(net.a(x))), VEC, r"'a' \(Linear\):.*twice"),
     "shared parameter": (lambda: two_layers(share), VEC, r"'1'.*shared with '0\.weight'"),
-    "circular padding": (
-        conv(padding=1, padding_mode="circular"),
-        IMAGE,
-        r"itself \(Conv2d\).*zero",
-    ),
+    "circular padding": (conv(padding=1, padding_mode="circular"), IMAGE, r"itself \(Conv2d\).*zero"),
     "string padding": (conv(padding="same"), IMAGE, "only padding by a number of zeros"),
     "grouped": (conv(groups=2), IMAGE, "grouped convolutions"),
     "unknown type": (lambda: nn.Sequential(nn.PReLU(), nn.Linear(4, 3)), VEC, r"'0' \(PReLU\)"),

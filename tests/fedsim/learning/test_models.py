@@ -58,13 +58,7 @@ def test_dense_models_take_tables(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "side"),
-    [
-        ("cnn_zenke", 10),
-        ("cnn_acar", 16),
-        ("cnn_mcmahan", 16),
-        ("resnet20", 1),
-    ],
+    ("name", "side"), [("cnn_zenke", 10), ("cnn_acar", 16), ("cnn_mcmahan", 16), ("resnet20", 1)]
 )
 def test_smallest_image(name: str, side: int) -> None:
     net = build_model(name, (1, side, side + 1), 3)

@@ -281,34 +281,33 @@ def test_every_kind_would_be_seen_without_the_state(kind: Callable[[], nn.Module
     assert seen, kind
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (itertools.count, "numbers"),
-        (lambda: iter([1, 2]), "numbers"),
-        (lambda: (n for n in (1, 2)), "numbers"),
-    ],
-)
-def test_what_cannot_be_restored_is_refused_by_name(make: Callable[[], Iterator[int]], name: str) -> None:
-    class Keeps(nn.Module):
-        def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-            super().__init__()
-            self.out = nn.Linear(FEATURES, classes)
-            self.numbers = make()
+class Refused(nn.Module):
+    """One layer, and what a test adds to it."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.out(x)
-            return out
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(x)
+        return out
+
+
+@pytest.mark.parametrize("make", [itertools.count, lambda: iter([1, 2]), lambda: (n for n in (1, 2))])
+def test_what_cannot_be_restored_is_refused_by_name(make: Callable[[], Iterator[int]]) -> None:
+    class Keeps(Refused):
+        def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+            super().__init__(shape, classes)
+            self.numbers = make()
 
     with pytest.raises(UsageError, match=r"keeps an iterator \(\w+\) in numbers, which"):
         network(Keeps)
 
 
-def test_a_buffer_that_training_changes_is_refused_by_name_and_a_constant_trains() -> None:
-    class Running(nn.Module):
+def test_a_buffer_that_training_changes_is_refused_by_name() -> None:
+    class Running(Refused):
         def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-            super().__init__()
-            self.out = nn.Linear(FEATURES, classes)
+            super().__init__(shape, classes)
             self.register_buffer("average", torch.zeros(FEATURES))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -332,15 +331,10 @@ def test_a_buffer_that_training_changes_is_refused_by_name_and_a_constant_trains
 def test_a_forward_pass_that_changes_what_processes_share_is_refused(
     act: Callable[[Any], object], says: str
 ) -> None:
-    class Acts(nn.Module):
-        def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-            super().__init__()
-            self.out = nn.Linear(FEATURES, classes)
-
+    class Acts(Refused):
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.out(x)
             act(self)
-            return out
+            return super().forward(x)
 
     with settings_kept(), pytest.raises(UsageError, match=says):
         network(Acts)

@@ -10,7 +10,7 @@ from fedsim.errors import UsageError
 from fedsim.learning.curvature.diagonal_ggn import diagonal_ggn
 from fedsim.learning.gaussian import Distance, Gaussian
 from fedsim.learning.params import Net
-from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
+from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.seeds import RandomStream
 from tests.support.tolerances import loss_gradient, moved
 
@@ -147,12 +147,3 @@ def test_quadratic_epoch_is_one_exact_gradient(quadratic: QuadraticShard) -> Non
     gradient, loss = batch.loss_gradient(weights)
     assert torch.equal(gradient, quadratic.gradient(weights) / 20)
     assert loss == quadratic.loss(weights) and batch.size == 20
-
-
-def test_exact_optimiser_is_for_a_closed_form_only(shard: Shard, quadratic: QuadraticShard) -> None:
-    check_optimiser(shard, "adam", "adam or sgd")
-    check_optimiser(quadratic, "exact", "adam or sgd")
-    with pytest.raises(UsageError, match="needs a quadratic loss; use adam or sgd"):
-        check_optimiser(shard, "exact", "adam or sgd")
-    with pytest.raises(UsageError, match="optimiser=exact"):
-        check_optimiser(quadratic, "adam", "adam or sgd")

@@ -175,10 +175,7 @@ def residuals(shard: Shard, local: Gaussian, cavity: Gaussian, temperature: floa
 
 @pytest.mark.parametrize(
     ("full", "scale", "temperature", "classes"),
-    [
-        (True, 0.2, 0.2, (0, 1)),
-        (False, 0.1, 1.0, tuple(range(10))),
-    ],
+    [(True, 0.2, 0.2, (0, 1)), (False, 0.1, 1.0, tuple(range(10)))],
 )
 def test_defaults_reach_stationarity(
     full: bool, scale: float, temperature: float, classes: tuple[int, ...]

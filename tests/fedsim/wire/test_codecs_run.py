@@ -18,16 +18,7 @@ from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.codecs import CODECS
-from fedsim.wire.envelope import (
-    VERSION,
-    Envelope,
-    Header,
-    decode,
-    decode_own,
-    encode,
-    pack,
-    unpack,
-)
+from fedsim.wire.envelope import VERSION, Envelope, Header, decode, decode_own, encode, pack, unpack
 from fedsim.wire.message_context import of_upload
 from fedsim.wire.schema import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
 from launch.commands.lists import print_list

@@ -240,14 +240,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
-    [
-        b"\x91" * 100_000,
-        b"\xdd\xff\xff\xff\xff",
-        b"\x80" * 65_536,
-        b"\x81\x91\x91\xc0\xc0",
-        b"",
-    ],
+    "header", [b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\x80" * 65_536, b"\x81\x91\x91\xc0\xc0", b""]
 )
 def test_a_hostile_header_is_refused(header: bytes) -> None:
     with pytest.raises(WireError, match=r"^here: "):
