@@ -28,12 +28,8 @@ quiet_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of tables."
 )
-figures_option = click.option(
-    "--figures", **FOLDER, help="Write each figure there as SVG and PDF, for a paper."
-)
-latex_option = click.option(
-    "--latex", **FILE, help="Write the table there for LaTeX (booktabs), the best values bold."
-)
+figures_option = click.option("--figures", **FOLDER, help="Write figures there, as SVG and PDF.")
+latex_option = click.option("--latex", **FILE, help="Write the table there for LaTeX.")
 data_dir_option = click.option("--data-dir", **FOLDER, help="Folder of the data files.  [the run's]")
 
 

@@ -21,7 +21,7 @@ from launch.engines import options as engine_options
     help="Values to combine, of an option, a hyperparameter, or codec.FIELD; repeatable.",
 )
 @click.option("--seeds", metavar="S,S", help="Seeds, 0,1,2 or 0-2.  [0]")
-@click.option("--out", **FOLDER, help="Write NAME.md, its tables, plots and archive there.")
+@click.option("--out", **FOLDER, help="Write NAME.md, tables, plots and archive there.")
 @latex_option
 @figures_option
 @click.option("--runs", **FOLDER, default="runs/sweep", show_default=True, help="Folder of the runs.")
@@ -31,7 +31,7 @@ from launch.engines import options as engine_options
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),
     metavar="M",
-    help="Stop after that; the same command continues, also where RUNS/*.tar were copied to.",
+    help="Stop then; RUNS/*.tar continue elsewhere.",
 )
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
@@ -58,7 +58,7 @@ def sweep(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Run a grid of experiments, each an ordinary run folder: of a RECIPE file, or of --over.
+    """Run a grid of experiments of a RECIPE file or --over, each a run folder.
 
     \b
     Which algorithm reaches 78 % with the fewest bytes?
@@ -67,7 +67,7 @@ def sweep(
 
     The options of launch apply to all runs; a RECIPE (docs/recipes/*.toml) sets them itself and refuses them.
     A configuration that already has a run in --runs is not run again, so an interrupted sweep can continue.
-    Tables show mean and standard deviation over the seeds. With --on, all machines must see --runs.
+    Tables show mean and standard deviation over the seeds. With --on, all machines see --runs.
     """
     engine = engine_options.EngineOptions.taken(options)
     from launch.sweep.command import sweep

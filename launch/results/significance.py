@@ -19,6 +19,7 @@ there is no test, and the interval is the range of the differences. (Source: doc
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,8 +199,8 @@ def median(spent: Sequence[float], ended: Sequence[float]) -> float:
     spent: the known values. ended: lower bounds of the others, which are censored. If the estimated share
     above is one half between two values, the median is their midpoint.
     """
-    if not spent:
-        return math.inf
+    if not spent or not ended:
+        return float(statistics.median(spent)) if spent else math.inf
     from scipy import stats
 
     above = stats.ecdf(stats.CensoredData(uncensored=spent, right=ended)).sf

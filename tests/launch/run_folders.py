@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> Make:
         described = {"algo": "fedavg", "dataset": "digits", "clients": 4, "rounds": numbers[-1], "seed": 0}
         described |= {"params": 1000, "client_sizes": [len(name)], "partition": "iid"}
         described |= {"hyperparameters": hyperparameters or {"local.lr": 0.1}, "codecs": codecs or {}}
-        manifest = {"format": 1, "wire": 3, "experiment": described | experiment}
+        manifest = {"format": 1, "wire": 3, "run": name, "experiment": described | experiment}
         (folder / "manifest.json").write_text(json.dumps(manifest))
         timed = {} if simulated is None else {"simulated_seconds": simulated}
         lines = [
