@@ -40,10 +40,6 @@ def test_noise_is_a_function_of_seed_round_and_client() -> None:
     assert abs(np.log(times).mean()) < 0.05 and abs(np.log(times).std() - 0.5) < 0.03
 
 
-def test_there_is_none_unless_asked_for() -> None:
-    assert clock("", "", "", clients=2, seed=0) is None
-
-
 def test_links_by_client(tmp_path: Path) -> None:
     path = tmp_path / "links.csv"
     path.write_text("client,up,down,rtt\n1,1mbit,,\n0,10mbit,50mbit,10ms\n")

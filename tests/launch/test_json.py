@@ -96,16 +96,6 @@ def test_the_ledger_by_hop(run: fedsim.Run, tmp_path: Path) -> None:
     assert without.exit_code == 2 and "has no edge servers" in without.output
 
 
-def test_the_plan_is_the_summary_of_the_run(run: fedsim.Run) -> None:
-    options = ("--clients", "3", "--rounds", "2", "--model", "logistic", "--codec", "up.precision=bf16")
-    planned = document("plan", *options)
-    assert planned["bytes"]["algorithm"] == run.summary["bytes"]["algorithm"]
-    for key in ("bytes_down", "bytes_up", "units_of_p_down", "units_of_p_up", "params"):
-        assert planned[key] == run.summary[key], key
-    assert planned["rounds_per_client"] == {"min": 2, "max": 2, "mean": 2.0} and planned["exact"]
-    assert document("plan", *options, "--until", "0.5")["until"] == 0.5
-
-
 def test_compare(run: fedsim.Run, other: fedsim.Run, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     compared = document("compare", str(run.path), str(other.path), "--out", str(page), "--to", "60%")

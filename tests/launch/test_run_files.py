@@ -258,13 +258,6 @@ def test_a_run_that_goes_on_has_no_summary_of_before(run: Path, tmp_path: Path) 
     assert output.code == 0 and "done after 8 rounds" in output.out
 
 
-def test_the_manifest_gives_the_experiment_and_the_starts(run: Path) -> None:
-    opened = RunFolder.open(run)
-    experiment = opened.to_experiment()
-    assert (experiment.algo, experiment.rounds) == ("fedavg", 4)
-    assert opened.starts == [opened.manifest] and opened.experiment == opened.manifest["experiment"]
-
-
 # ---- a round that was under way
 
 

@@ -180,12 +180,8 @@ def test_an_accuracy_for_people_is_per_cent_with_one_decimal() -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [counted(n, "worker") for n in (0, 1, 2, 1000)] == [
-        "0 workers",
-        "1 worker",
-        "2 workers",
-        "1,000 workers",
-    ]
+    workers = [counted(n, "worker") for n in (0, 1, 2, 1000)]
+    assert workers == ["0 workers", "1 worker", "2 workers", "1,000 workers"]
     assert [size(n) for n in (0, 640, 21_368, 603_000, 1.2e6, 2.5e9)] == [
         *("0 B", "640 B", "21.4 kB", "0.60 MB", "1.20 MB", "2.50 GB")
     ]

@@ -20,7 +20,6 @@ from fedsim.errors import UsageError
 from launch import tracking
 from launch.cli import main
 from launch.configuration.config import Overrides
-from launch.runs.folder import RunFolder
 from launch.runs.growing import GrowingLines
 from launch.tracking import TRACKERS, Tracking, follow as module, selected
 from launch.tracking.adapters import ADAPTERS, Tracker, Value
@@ -126,13 +125,6 @@ def test_a_round_has_every_number_of_its_line(run: Path) -> None:
         if line["round"]:
             assert numbers["limits/kl"] == line["limits"]["kl"]
             assert {"primal_residual", "dual_residual"} <= numbers.keys()
-
-
-def test_bytes_so_far_are_those_of_the_ledger(run: Path) -> None:
-    ledger = RunFolder.open(run).ledger
-    own = ledger[ledger.kind == "algorithm"]
-    for round, numbers in RunRows(run).new():
-        assert numbers["bytes/so_far"] == own.bytes[own["round"] <= round].sum()
 
 
 def test_participation_is_the_length_of_the_lists_of_clients(run: Path) -> None:

@@ -68,15 +68,11 @@ READ: dict[str, tuple[Lines, Lines, Lines]] = {
         (
             *("launch --algo fedvag", "launch --rounds x", "launch --set delt=1", "launch --dataset mnits"),
             *(
-                "launch --codec mean=bf17",
-                "launch --model nope",
-                "launch --partition iidd",
+                *("launch --codec mean=bf17", "launch --model nope", "launch --partition iidd"),
                 "launch --until 2",
             ),
             *(
-                "launch --participation ful",
-                "launch --devices x",
-                "launch --workers x",
+                *("launch --participation ful", "launch --devices x", "launch --workers x"),
                 "launch --preset nope",
             ),
             *("launch --config EMPTY/no.toml", "launch --onn slurm", "plan --algo fedvag", "plan --rounds x"),

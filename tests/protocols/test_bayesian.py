@@ -332,12 +332,8 @@ def test_the_committee_is_exact_where_the_local_posteriors_are(quadratics: Simpl
     federation.play()
     assert max(errors(federation)) < 1e-13
     gradually = quadratics.Federation(BCM(DELTA, local=SGD), shards)
-    for participants, lost, heard in (
-        ([0, 1], [], 2),
-        ([1, 2], [2], 2),
-        ([0, 2, 3], [3], 3),
-        ([3, 4], [], 5),
-    ):
+    steps = ([0, 1], [], 2), ([1, 2], [2], 2), ([0, 2, 3], [3], 3), ([3, 4], [], 5)
+    for participants, lost, heard in steps:
         gradually.play(participants, lost)
         assert (errors(gradually)[0] > 1e-3) == (heard < 5)
         assert gradually.algorithm.report(gradually.server, gradually.context()) == {"heard": heard}

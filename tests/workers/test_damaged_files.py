@@ -147,11 +147,8 @@ def test_a_forged_join_file_is_usable_or_refused(data: st.DataObject, tmp_path: 
     if result is not None:
         assert result.max_frame > 0
         assert result.format == FORMAT
-        assert [len(k) for w in result.workers for k in (w.public, w.secret, result.server_key)] == [
-            40,
-            40,
-            40,
-        ]
+        keys = [key for w in result.workers for key in (w.public, w.secret, result.server_key)]
+        assert [len(key) for key in keys] == [40, 40, 40]
 
 
 @fixed

@@ -188,15 +188,6 @@ def test_minimise_memory_lowers_its_objective_towards_the_minimum() -> None:
     assert float((result.double() - optimum).norm() / optimum.norm()) < 1e-3
 
 
-def test_minimise_memory_without_points_goes_to_the_mode_of_the_pull() -> None:
-    none = FunctionTerm(torch.zeros(0, 1, SIDE), torch.zeros(0, CLASSES), torch.zeros(0))
-    at = PULL.mean.float()
-    result = minimise_memory(net_of(), at, none, PULL, steps=50, lr=1e-3)
-    assert float((result - at).abs().max()) < 2e-3  # it starts there; Adam's first step has length lr
-    from_afar = minimise_memory(net_of(), at + 0.3, none, PULL, steps=2000, lr=1e-2)
-    assert float((from_afar - at).abs().max()) < 1e-3
-
-
 def test_minimise_memory_does_not_train_dropout() -> None:
     torch.manual_seed(0)
     net = Net(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(SIDE, CLASSES, bias=False)))

@@ -62,9 +62,7 @@ def test_layout_is_parameters_in_order_each_row_major() -> None:
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     net = Net(module)
     assert [(s.name, s.shape, s.offset) for s in net.layout.slices] == [
-        ("gain", (4,), 0),
-        ("body.1.weight", (4, 6), 4),
-        ("body.1.bias", (4,), 28),
+        *(("gain", (4,), 0), ("body.1.weight", (4, 6), 4), ("body.1.bias", (4,), 28)),
         ("out.weight", (3, 4), 32),
     ]
     assert net.layout.size == 44 == len(net.weights)

@@ -183,13 +183,8 @@ def test_float64_sums_become_float32_on_the_wire() -> None:
 
 def test_tensors_that_do_not_lie_in_one_piece_are_sent_in_order() -> None:
     strided = torch.arange(10.0)[::2]
-    assert decode(Up, envelope_of(replace(up(), mean=strided)), {}, DIMS, "here").mean.tolist() == [
-        0,
-        2,
-        4,
-        6,
-        8,
-    ]
+    back = decode(Up, envelope_of(replace(up(), mean=strided)), {}, DIMS, "here")
+    assert back.mean.tolist() == [0, 2, 4, 6, 8]
 
 
 def test_a_model_without_parameters_has_empty_frames() -> None:
@@ -210,10 +205,8 @@ def test_blobs_and_tensors_of_other_shapes_open() -> None:
     payload = encode(Labelled(torch.ones(3), torch.zeros((2, 2), dtype=torch.uint8)), {}, {"N": 3, "M": 2})
     head = Header(VERSION, "evaluate", "", fields=payload.fields)
     envelope = unpack(frames_of(pack(head, payload.frames)), "x")
-    assert [(f.name, f.dtype, f.shape) for f in envelope.header.fields] == [
-        ("mean", "f32", (3,)),
-        ("labels", "u8", (2, 2)),
-    ]
+    described = [(f.name, f.dtype, f.shape) for f in envelope.header.fields]
+    assert described == [("mean", "f32", (3,)), ("labels", "u8", (2, 2))]
     assert envelope.sizes[1:] == [12, 4]
 
 
@@ -522,12 +515,6 @@ def test_opposite_infinities_do_not_cancel_and_large_finite_sums_pass() -> None:
         received(frames_of(envelope_of(replace(up(), mean=mixed))))
     large = replace(up(), mean=torch.full((5,), 3e38))  # their float32 sum overflows
     assert received(frames_of(envelope_of(large))).mean[0] > 2.9e38
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_scalar_that_is_not_finite_is_named(bad: float) -> None:
-    with pytest.raises(WireError, match=f"^here: field 'loss' is {bad}"):
-        received(frames_of(envelope_of(replace(up(), loss=bad))))
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.0, -1.5])

@@ -118,12 +118,8 @@ def test_a_part_is_behind_the_fields_that_every_letter_carries() -> None:
     assert [f.name for f in all_fields(Carrier)] == ["mean", "shift", "logits", "loss"]
     assert optional_group(Extra) is None
     assert [f.name for f, _ in values_of(Carrier(torch.ones(4)))] == ["mean"]
-    assert [f.name for f, _ in values_of(Carrier(torch.ones(4), extra()))] == [
-        "mean",
-        "shift",
-        "logits",
-        "loss",
-    ]
+    with_part = values_of(Carrier(torch.ones(4), extra()))
+    assert [f.name for f, _ in with_part] == ["mean", "shift", "logits", "loss"]
 
 
 def test_a_message_without_its_part_comes_back_without_it() -> None:
@@ -353,10 +349,8 @@ def test_a_codec_can_be_chosen_for_a_field_of_a_part() -> None:
     assert torch.equal(back.extra.shift, extra().shift)
     with pytest.raises(WireError, match="'logits' is encoded as 'bf16'; this run uses 'dense'"):
         received(Carrier, sent(message, codecs))
-    assert built(FedLapFunc, {"weights": "f16"}).codecs == {
-        "down": {"weights": "f16"},
-        "up": {"weights": "f16"},
-    }
+    both = built(FedLapFunc, {"weights": "f16"}).codecs
+    assert both == {"down": {"weights": "f16"}, "up": {"weights": "f16"}}
     only_down = built(FedLapFunc, {"down.weights": "bf16"}).codecs
     assert only_down == {"down": {"weights": "bf16"}, "up": {}}
 
@@ -379,10 +373,8 @@ class Reported:
 def test_a_group_crosses_the_wire_as_one_vector() -> None:
     message = Reported(torch.ones(3), Diagnostics(0.25, -1e300))
     payload = encode(message, {}, {"P": 3})
-    assert [(f.name, f.dtype, f.shape) for f in payload.fields] == [
-        ("mean", "f32", (3,)),
-        ("info", "f64", (2,)),
-    ]
+    described = [(f.name, f.dtype, f.shape) for f in payload.fields]
+    assert described == [("mean", "f32", (3,)), ("info", "f64", (2,))]
     received = decode_own(Reported, payload, {}, {"P": 3})
     assert received.info == message.info
     assert [(f.name, group) for f, group in scalars_of(Reported)] == [("loss", "info"), ("slack", "info")]
