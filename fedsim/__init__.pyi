@@ -6,6 +6,7 @@ Type checkers read this file. fedsim/__init__.py imports each name from the modu
 from fedsim.algorithm import (
     Algorithm as Algorithm,
     AnyShard as AnyShard,
+    Arrival as Arrival,
     Context as Context,
     Exchange as Exchange,
     Task as Task,

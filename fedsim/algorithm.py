@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache, reduce
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -102,8 +103,10 @@ class Context:
     asked: int = 0
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
     """The stored unlabelled inputs that server and clients share (Algorithm.public_inputs), shape (M, I)."""
-    weight: float = 1.0
-    """The weight of the upload to fold, if uploads are folded one by one (Arrival.weight)."""
+    mixed: bool = False
+    """True if the uploads to fold answer different broadcasts (--async, +quiet, +own)."""
+    edge_of: Callable[[int], int] | None = field(default=None, compare=False)
+    """A function that returns the edge server of a client; None without edge servers (--tree)."""
 
     @property
     def K(self) -> int:
@@ -111,7 +114,11 @@ class Context:
 
     def at(self, k: int = 0) -> At:
         """Return the values with which client k's step rules are evaluated in this round, as Task.at does."""
-        return At(self.sizes, k, self.round, self.asked, self.weight)
+        return At(self.sizes, k, self.round, self.asked)
+
+    def arrival(self, client: int, down: Any, up: Any, weight: float = 1.0) -> Arrival:
+        """Return the arrival of an upload that answers the broadcast `down`; both are decoded."""
+        return Arrival(client, down, up, replace(self.at(client), weight=weight))
 
     @property
     def net(self) -> Net:
@@ -145,7 +152,7 @@ class Task:
     asked: int = 0
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
     weight: float = 1.0
-    """The weight of the client's upload in an asynchronous run (Arrival.weight)."""
+    """The weight of the client's upload in an asynchronous run (Arrival.at)."""
 
     @property
     def K(self) -> int:
@@ -193,17 +200,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Arrival:
-    """An upload of an asynchronous run (fedsim.asynchrony).
+    """An upload that the server folds. Uploads are folded in ascending client id.
 
-    down: the decoded broadcast that the upload answers (was computed from). staleness: the number of server
-    steps since that broadcast. weight: the upload's weight (At.weight).
+    down: the decoded broadcast that the upload answers (was computed from), of this round or an earlier one.
+    up: the decoded upload; a substitute if the client's rule sent none (+event). at: the values for the
+    client's step rules; at.weight is the upload's weight: (1 + staleness)^-P in an asynchronous run, above 1
+    after rounds in which the client sent nothing, else 1.
     """
 
     client: int
     down: Any
     up: Any
-    staleness: int
-    weight: float
+    at: At
 
 
 @cache
@@ -279,8 +287,8 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         ...         return Down(server)
         ...     def client_update(self, client, down, shard, task):
         ...         return client, Up(shard.gradient(down.mean) / shard.size)
-        ...     def server_update(self, server, down, ups, ctx):
-        ...         return server - self.lr * sum(ctx.at(k).value("N_k/N") * up.gradient for k, up in ups)
+        ...     def server_update(self, server, down, arrivals, ctx):
+        ...         return server - self.lr * sum(a.at.value("N_k/N") * a.up.gradient for a in arrivals)
         ...     def model(self, server, ctx):
         ...         return fedsim.Point(server)
         >>> run = fedsim.run(algo=Descent(lr=0.5), clients=4, quiet=True)
@@ -307,7 +315,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """True for a reference that is not federated: one client has all rows and takes part in every round. Its
     traffic counts as simulation, so that the algorithm's communication cost is 0."""
     folds_stale: ClassVar[bool] = False
-    """True if the server can fold uploads that were computed from older broadcasts (--async)."""
+    """True if the server can fold uploads that answer different broadcasts (--async, +quiet, +own)."""
     stale_damping: ClassVar[float] = 0.0
     """P in the weight (1 + staleness)^-P of a stale upload, if --async does not set it."""
     fed_back: ClassVar[tuple[str, ...]] = ()
@@ -464,18 +472,23 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """Return the client's next state if `up` is not sent; duals in the server's sum must not change."""
         return client
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
+    def server_update(self, server: Server, down: Down, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         """Fold the uploads, and return the server's next state.
 
-        `ups` yields pairs (client, Up) in ascending client id, once and one at a time. Rounds without uploads
-        do not call this method. An algorithm defines the method, or `add` and `from_sums`.
+        `down` is the decoded broadcast of this exchange. `arrivals` yields the uploads in ascending client
+        id, once and one at a time; with edge servers (--tree), by edge server and then by client id. Rounds
+        without uploads do not call this method. An algorithm defines the method, or `add` and `from_sums`.
         """
-        return self.from_sums(server, down, self.added(self.sums(server, down, ctx), down, ups, ctx), ctx)
+        sums = self.sums(server, down, ctx)
+        if ctx.edge_of is None:
+            sums = self.added(sums, arrivals, ctx)
+        else:
+            for _, own in groupby(arrivals, lambda a: ctx.edge_of(a.client)):  # type: ignore[misc]
+                sums = self.merged(sums, self.added(self.no_sums(down, ctx), own, ctx))
+        return self.from_sums(server, down, sums, ctx)
 
-    def add(self, sums: Any, down: Down, k: int, up: Up, ctx: Context) -> Any:
-        """Add client k's upload to the sums; `sums` may be overwritten.
+    def add(self, sums: Any, arrival: Arrival, ctx: Context) -> Any:
+        """Add an upload to the sums; `sums` may be overwritten.
 
         The return annotation gives the type of the sums: a message class with float64 fields (Exchange.sums),
         or the type of the server's sum of duals, Tensor or Gaussian.
@@ -500,13 +513,13 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             raise UsageError(f"{self.name}: where add returns no message, duals names one field of Server")
         return self._totals[0]
 
-    def added(self, sums: Any, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Any:
+    def added(self, sums: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
         """Add these uploads to the sums, which are overwritten and must belong to the caller."""
-        for k, up in ups:
+        for arrival in arrivals:
             before = give_up(sums, above=0)
-            sums = self.add(before, down, k, up, ctx)
+            sums = self.add(before, arrival, ctx)
             keep(before)
-            del up  # only one upload is in memory
+            del arrival  # only one upload is in memory
         return sums
 
     def sums(self, server: Server, down: Down, ctx: Context) -> Any:
@@ -527,12 +540,6 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
         return zeros_of(cast(type, kind), ctx.start)
 
-    def sums_for(self, sums: Any, down: Down) -> Any:
-        """Replace the broadcast's values in the sums, if there are any, by those of `down`. If uploads answer
-        different broadcasts (codecs +own), it is called before each upload and before from_sums. An algorithm
-        without folds_stale takes +own only if it overrides this method."""
-        return sums
-
     def merged(self, sums: Any, others: Any) -> Any:
         """Add the sums of an edge server to the server's sums, field by field, in float64."""
         if isinstance(sums, Tensor):
@@ -550,17 +557,6 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             raise UsageError(
                 f"--async: {self.name} has no rule for an upload that answers an older broadcast"
             )
-
-    def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
-        """Fold uploads that answer different rounds' broadcasts, read once in ascending client id.
-
-        This version suits servers that add up changes: it folds every upload alone, with its broadcast.
-        Source: asynchronous PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275.
-        """
-        for a in arrivals:
-            alone = replace(ctx, weight=a.weight)
-            server = self.server_update(server, a.down, [(a.client, a.up)], alone)
-        return server
 
     @abstractmethod
     def model(self, server: Server, ctx: Context) -> Model:

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.algorithm import Algorithm
-from fedsim.client_devices import Link
 from fedsim.errors import UsageError
+from fedsim.round_policy import RoundPolicy
 from fedsim.specs import Form, exponent, parse, split_modifiers, whole
 from fedsim.virtual_clock import Clock, indices
 
@@ -148,47 +148,34 @@ class AsyncSchedule:
 
 
 @dataclass(frozen=True)
-class Asynchrony:
+class Asynchrony(RoundPolicy):
     """The broadcast that each upload answers, and the weight of each upload.
 
-    schedule: the server steps; None in a synchronous run. damping: the P of a rule without +damp.
+    schedule: the server steps. damping: the P of a rule without +damp. Round 0, the set-up, is synchronous.
     """
 
-    schedule: AsyncSchedule | None
+    schedule: AsyncSchedule
     damping: float = 0.0
 
     def answered(self, round: int, client: int) -> int:
-        """Return the round of the broadcast that a client's task of this round answers."""
-        return round if self.schedule is None or not round else self.schedule.step(round).broadcast(client)
+        return self.schedule.step(round).broadcast(client) if round else round
 
     def staleness(self, round: int) -> tuple[int, ...]:
-        """Return the staleness of every participant of a round; empty if the round is synchronous."""
-        if self.schedule is None or not round:
-            return ()
-        return tuple(round - answered for answered in self.schedule.step(round).answered)
+        return tuple(round - answered for answered in self.schedule.step(round).answered) if round else ()
 
     def weight(self, round: int, client: int) -> float:
         """Return the weight of a client's upload in this round, in (0, 1]; it depends on the staleness."""
-        if self.schedule is None:
-            return 1.0
         return self.schedule.weight(round - self.answered(round, client), self.damping)
 
-    def participants(self, round: int) -> tuple[int, ...]:
-        """Return the clients whose uploads a round folds; empty in a synchronous run."""
-        return () if self.schedule is None or not round else self.schedule.step(round).participants
+    def in_use(self, round: int) -> frozenset[int]:
+        return self.schedule.step(round).in_use if round else frozenset()
 
     def origins(self, round: int) -> tuple[int, ...]:
-        """Return the rounds, ascending, after which the server sent a broadcast that is still in use.
-
-        The previous round is left out. Round 0 is the start. The result is empty in a synchronous run."""
-        if self.schedule is None or not round:
-            return ()
-        return tuple(r - 1 for r in sorted(self.schedule.step(round).in_use) if r < round)
+        return tuple(r - 1 for r in sorted(self.in_use(round)) if r < round)
 
 
 def asynchrony(
     rule: str,
-    deadline: str,
     algorithm: Algorithm[Any, Any, Any, Any],
     clock: Clock | None,
     sizes: tuple[int, ...],
@@ -199,13 +186,6 @@ def asynchrony(
     if clock is None:
         raise UsageError(
             "--async needs the virtual clock, which says whose upload is first: --compute 1ms or --link"
-        )
-    if deadline:
-        raise UsageError("--async has no deadline: the server waits for no one. Leave --deadline out")
-    if clock.server != Link():
-        raise UsageError(
-            "--async goes with no link of the server (server_up, server_down, or the file's line server): "
-            "there is no exchange in which clients share it"
         )
     if len(algorithm.exchanges) > 1:
         raise UsageError(f"--async: a round of {algorithm.name} has several exchanges; it needs one")

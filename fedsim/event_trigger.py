@@ -18,11 +18,11 @@ https://arxiv.org/abs/2405.10618, for the ADMM family with silent = last. fedsim
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, make_dataclass, replace
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ from fedsim.algorithm import AnyShard, Arrival, At, Context, Task
 from fedsim.errors import UsageError, WireError
 from fedsim.event_rules import Rule, Trigger
 from fedsim.learning.gaussian import Gaussian, is_full, kl_divergence, unpacked
+from fedsim.round_policy import RoundPolicy
+from fedsim.wire.header import Header
 from fedsim.wire.schema import RUNNING, Field, check_values, optional_group, schema
 from fedsim.wrapper import AnyAlgorithm, StateWrapper
 
@@ -54,7 +56,7 @@ def server_state(inner: type, up: type, down: type) -> type:
 
 
 @dataclass(frozen=True)
-class EventTriggered(StateWrapper):
+class EventTriggered(StateWrapper, RoundPolicy):
     """`inner` with a rule for uploads (up) and one for broadcasts (down); without a rule, all are sent."""
 
     up: Rule | None
@@ -147,12 +149,9 @@ class EventTriggered(StateWrapper):
         return replace(client, inner=draft), up
 
     def decide(
-        self, client: Any, down: Any, up: Any, task: Task, *, size: int, fresh: bool
+        self, algorithm: AnyAlgorithm, draft: Any, down: Any, up: Any, task: Task, *, size: int, fresh: bool
     ) -> tuple[Any, bool]:
-        """Return the client's next state, made from its draft `client`, and whether `up` is sent.
-
-        down, up: decoded messages. size: bytes of the encoded upload. fresh: True for this round's broadcast.
-        """
+        client = draft
         if self.down is not None and fresh and task.round:
             client = replace(client, got=down, got_in=task.round)
         trigger, sends = client.trigger, True
@@ -188,7 +187,15 @@ class EventTriggered(StateWrapper):
         waited = torch.full((ctx.K if self.up is not None else 0,), -1)
         return self.server_type(self.inner.server_init(ctx), sent, got_in, (), waited)
 
-    def answered(self, server: Any, down: Any, clients: Iterable[int]) -> dict[int, Any]:
+    sizes_are_fixed: ClassVar[bool] = False
+
+    def withheld(self, upload: Header) -> bool:
+        return self.up is not None and upload.round > 0 and not upload.fields
+
+    def keeps_older(self, task: Header) -> bool:
+        return self.down is not None and task.round > 0 and not task.fields
+
+    def older(self, server: Any, down: Any, clients: Collection[int]) -> dict[int, Any]:
         """Return, by client, the decoded last broadcast of clients that do not get `down`, because it differs
         too little from the last one."""
         if self.down is None:
@@ -200,25 +207,27 @@ class EventTriggered(StateWrapper):
         }
         return {k: stays[r] for k in clients if (r := int(server.got_in[k])) in stays}
 
-    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
-        """Fold the uploads; an upload is None if the client's rule did not send it."""
+    def server_update(self, server: Any, down: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
+        """Fold the uploads that count, each with its weight; `up` is None if the client's rule sent none."""
         if not ctx.round:
-            return replace(server, inner=self.inner.server_update(server.inner, down, ups, ctx))
+            return replace(server, inner=self.inner.server_update(server.inner, down, arrivals, ctx))
         sent, waited, there = list(server.sent), server.waited.clone(), list[int]()
+        counts_rounds = len(waited) and ctx.edge_of is None
 
-        def counted() -> Iterator[tuple[int, Any]]:
-            for k, up in ups:
-                there.append(k)
-                if up is None and waited[k] < 0:
-                    raise WireError(f"client {k}'s first upload, in round {ctx.round}, has no fields")
-                if len(waited):
-                    waited[k] = 0 if up is not None else waited[k] + 1
-                if sent and up is not None:
-                    sent[k] = up
-                up = self._counts(up, sent[k] if sent else None, down, ctx.start)
+        def counted() -> Iterator[Arrival]:
+            for a in arrivals:
+                there.append(a.client)
+                rounds = int(server.waited[a.client]) if counts_rounds else 0
+                if a.up is None and rounds < 0:
+                    raise WireError(f"client {a.client}'s first upload, in round {ctx.round}, has no fields")
+                if counts_rounds:
+                    waited[a.client] = 0 if a.up is not None else rounds + 1
+                if sent and a.up is not None:
+                    sent[a.client] = a.up
+                up = self._counts(a.up, sent[a.client] if sent else None, down, ctx.start)
                 if up is not None:
-                    yield k, up
-                del up  # only one upload is in memory
+                    yield replace(a, up=up, at=replace(a.at, weight=self._weight(max(rounds, 0), a.at)))
+                del a, up  # only one upload is in memory
 
         stream = counted()
         first = next(stream, None)
@@ -226,29 +235,12 @@ class EventTriggered(StateWrapper):
         if first is not None:
             everything = chain([first], stream)
             del first
-            inner = self._folded(server, down, everything, ctx)
+            mixed = replace(ctx, mixed=bool(self.older(server, down, range(ctx.K))))
+            inner = self.inner.server_update(server.inner, down, everything, mixed)
             for _ in stream:  # the algorithm may not have read every upload
                 pass
         server = replace(server, inner=inner, sent=tuple(sent), waited=waited)
         return self._got(server, down, there, ctx)
-
-    def _folded(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
-        """Fold each upload with its weight and its broadcast, and return the inner server's next state."""
-        older = self.answered(server, down, range(ctx.K))
-        weights = {
-            k: weight
-            for k, waited in enumerate(server.waited.tolist())
-            if waited > 0 and (weight := self._weight(waited, ctx.at(k))) > 1
-        }
-        if older:
-            arrivals = (Arrival(k, older.get(k, down), up, 0, weights.get(k, 1.0)) for k, up in ups)
-            return self.inner.stale_update(server.inner, arrivals, ctx)
-        if not weights:
-            return self.inner.server_update(server.inner, down, ups, ctx)
-        sums = self.inner.sums(server.inner, down, ctx)
-        for k, up in ups:
-            sums = self.inner.added(sums, down, [(k, up)], replace(ctx, weight=weights.get(k, 1.0)))
-        return self.inner.from_sums(server.inner, down, sums, ctx)
 
     def _counts(self, up: Any, last: Any, down: Any, start: Tensor) -> Any:
         """Return the upload to fold: `up`, a substitute if `up` is None (not sent), or None for no upload."""
@@ -266,7 +258,7 @@ class EventTriggered(StateWrapper):
         """Record the last broadcast of the clients whose answers prove that they have it."""
         if self.down is None:
             return server
-        kept = self.answered(server, down, there)
+        kept = self.older(server, down, there)
         known = _by_round(server) | {ctx.round: down}
         got_in = server.got_in.clone()
         for k in there:
@@ -275,34 +267,7 @@ class EventTriggered(StateWrapper):
         rounds = sorted(set(got_in.tolist()) - {0})
         return replace(server, got_in=got_in, got=tuple(known[r] for r in rounds))
 
-    def nothing_counts(self, uploads: int) -> bool:
-        """Return whether a fold is empty: no upload was sent, and uploads have no substitutes."""
-        return not uploads and self.up is not None and self.inner.unsent() == "dual"
-
-    def sums(self, server: Any, down: Any, ctx: Context) -> Any:
-        return self.inner.sums(server.inner, down, ctx)
-
-    def add(self, sums: Any, down: Any, k: int, up: Any, ctx: Context) -> Any:
-        """Add an upload (None: not sent) to the sums; check_tree refuses algorithms that keep uploads."""
-        counts = self._counts(up, None, down, ctx.start)
-        return sums if counts is None else self.inner.add(sums, down, k, counts, ctx)
-
-    def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
-        return replace(server, inner=self.inner.from_sums(server.inner, down, sums, ctx))
-
-    def check_stale(self, damped: bool) -> None:
-        raise UsageError(
-            "--async: with +event and +quiet sizes of messages depend on what is computed, and the schedule "
-            "of an asynchronous run, which follows from them, is known before"
-        )
-
-    def check_tree(self, sizes: tuple[int, ...], merges: bool) -> None:
-        """Check that the rules can be used with edge servers.
-
-        sizes: N_k of all clients. merges: True if edge servers send sums instead of uploads.
-        """
-        if self.down is not None:
-            raise UsageError("--tree: an edge server has one broadcast for all its clients; leave +quiet out")
+    def check_edges(self, sizes: tuple[int, ...], merges: bool) -> None:
         if merges and self.up is not None and self.inner.dual_damping(At(sizes)) < 1:
             raise UsageError(
                 f"--tree: with +event a dual step of {self.name} counts for every round in which its client "
@@ -389,10 +354,14 @@ def _gaussian(message: Any) -> Gaussian:
     return Gaussian.at(message.mean, unpacked(precision) if full else precision)
 
 
-def event_triggered(algorithm: AnyAlgorithm, up: Rule | None, down: Rule | None) -> AnyAlgorithm:
-    """Wrap the algorithm with these rules; return it unchanged if both are None.
+def event_triggered(algorithm: AnyAlgorithm, up: Rule | None, down: Rule | None, at: At) -> AnyAlgorithm:
+    """Wrap the algorithm with these rules; return it unchanged if both are None. at: of any client.
 
     Raises:
         UsageError: If a rule does not fit the algorithm.
     """
-    return algorithm if up is None and down is None else EventTriggered(algorithm, up, down)
+    if up is None and down is None:
+        return algorithm
+    triggered = EventTriggered(algorithm, up, down)
+    triggered.check_sums(at)
+    return triggered

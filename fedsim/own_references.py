@@ -15,13 +15,14 @@ https://arxiv.org/abs/2209.15218, Alg. 1). Differs: each client has a reference 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, make_dataclass, replace
 from functools import cache
 from typing import Any
 
-from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
+from fedsim.algorithm import AnyShard, Arrival, Context, Task
 from fedsim.errors import UsageError
+from fedsim.round_policy import RoundPolicy
 from fedsim.wire.schema import map_tensors, optional_group
 from fedsim.wrapper import StateWrapper
 
@@ -40,7 +41,7 @@ def with_references(inner: type, down: type) -> type:
 
 
 @dataclass(frozen=True)
-class OwnReferences(StateWrapper):
+class OwnReferences(StateWrapper, RoundPolicy):
     """`inner` with clients and a server that store each client's last decoded broadcast."""
 
     def __post_init__(self) -> None:
@@ -49,14 +50,14 @@ class OwnReferences(StateWrapper):
         Raises:
             UsageError: If it cannot; the message says why.
         """
-        exchanges, inner_type, why = self.inner.exchanges, type(self.inner.unwrapped), ""
+        exchanges, why = self.inner.exchanges, ""
         if len(exchanges) > 1 or self.inner.default_rounds == 1:
             why = "has one round" if len(exchanges) == 1 else "has several exchanges a round"
         elif self.inner.setup:
             why = "has a set-up, after which the server is not the new one any more"
         elif optional_group(exchanges[0].down):
             why = "has broadcasts with a part that is one client's own"
-        elif not (inner_type.folds_stale or inner_type.sums_for is not Algorithm.sums_for):
+        elif not self.inner.unwrapped.folds_stale:
             why = "has a server that averages uploads as they are, with the coding errors of their broadcasts"
         elif exchanges[0].sums is None:
             why = "has a server that needs one broadcast for all uploads (it defines no add and from_sums)"
@@ -74,6 +75,12 @@ class OwnReferences(StateWrapper):
         ctx = replace(ctx, round=1, exchange=1)
         new = self.inner.broadcast(self.inner.server_init(ctx), ctx)
         return map_tensors(new, lambda t: t.float() if t.is_floating_point() else t)
+
+    def references(self, server: Any, new: Context, participants: Collection[int]) -> Mapping[int, Any]:
+        return {k: self.reference(server.got[k], new) for k in participants}
+
+    def has_own_broadcast(self) -> bool:
+        return True
 
     @property
     def client_type(self) -> type:  # type: ignore[override]
@@ -100,16 +107,16 @@ class OwnReferences(StateWrapper):
     def server_init(self, ctx: Context) -> Any:
         return self.server_type(self.inner.server_init(ctx), (None,) * ctx.K)
 
-    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
-        return self.stale_update(server, (Arrival(k, down, up, 0, 1.0) for k, up in ups), ctx)
-
-    def stale_update(self, server: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
+    def server_update(self, server: Any, down: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
         """Fold the uploads of a round, each with the broadcast that it answers."""
-        inner, got = self.inner, list(server.got)
-        exact = inner.broadcast(server.inner, ctx)
-        sums = inner.sums(server.inner, exact, ctx)
-        for a in arrivals:
-            got[a.client] = a.down
-            sums = inner.added(inner.sums_for(sums, a.down), a.down, [(a.client, a.up)], ctx)
-        inner_state = inner.from_sums(server.inner, exact, inner.sums_for(sums, exact), ctx)
-        return self.server_type(inner_state, tuple(got))
+        got = list(server.got)
+
+        def seen() -> Iterator[Arrival]:
+            for a in arrivals:
+                got[a.client] = a.down
+                yield a
+                del a  # only one upload is in memory
+
+        exact = self.inner.broadcast(server.inner, ctx)
+        inner = self.inner.server_update(server.inner, exact, seen(), replace(ctx, mixed=True))
+        return self.server_type(inner, tuple(got))

@@ -94,17 +94,11 @@ def schedule(
 ) -> Schedule:
     """Return the schedule of `--participation`; +event and +quiet have no effect on it.
 
-    sizes: N_k of every client, if known. decided: the participants, if fedsim.asynchrony determines them; the
-    base must then be full.
+    sizes: N_k of every client, if known. decided: the participants, if fedsim.asynchrony determines them.
     """
     population = ClientPopulation(clients, seed, sizes)
     spec, *_ = event_rules.split(spec)
     base, arguments, chances = _parse(spec)
-    if decided is not None and base is not BASES["full"]:
-        raise UsageError(
-            f"--participation {spec}: with --async the virtual clock decides who is folded when; only "
-            "full, and +gone:P or +lost:P behind it, go with that"
-        )
     participants = decided or base.make(arguments, population)
 
     def participation(round: int) -> Participation:
@@ -117,6 +111,11 @@ def schedule(
         return Participation(selected, lost - dropouts, dropouts)
 
     return participation
+
+
+def has_all_clients(spec: str) -> bool:
+    """Return whether all clients take part in every round. spec: a schedule without +event and +quiet."""
+    return _parse(spec)[0] is BASES["full"]
 
 
 def _affected(

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fedsim import event_rules, plugins
 from fedsim.algorithm import Algorithm, At, Context, Exchange, Task
-from fedsim.asynchrony import Asynchrony, asynchrony
+from fedsim.asynchrony import asynchrony
+from fedsim.client_devices import Link
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
@@ -27,8 +28,21 @@ from fedsim.device_copies import DeviceCopies
 from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
-from fedsim.event_trigger import EventTriggered, event_triggered
+from fedsim.event_trigger import event_triggered
 from fedsim.experiment import Experiment, resolved, resolved_hyperparameters
+from fedsim.feature_pairs import (
+    ASYNC,
+    DEADLINE,
+    EVENT,
+    LAST,
+    NOT_FULL,
+    OWN,
+    QUIET,
+    SERVER_LINK,
+    SHARED_LINK,
+    TREE,
+    check_pairs,
+)
 from fedsim.learning.client_scores import LabelShares, OwnTestRows
 from fedsim.learning.frozen import frozen_digest, frozen_tensors, put_frozen
 from fedsim.learning.gaussian import Model
@@ -37,17 +51,17 @@ from fedsim.learning.models.registry import network_of
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
 from fedsim.own_references import OwnReferences
-from fedsim.participation import Schedule, schedule
+from fedsim.participation import Schedule, has_all_clients, schedule
 from fedsim.partition_specs import split_of
 from fedsim.process_settings import settings_kept
 from fedsim.round_events import version
+from fedsim.round_policy import RoundPolicy
 from fedsim.running_statistics import with_statistics
 from fedsim.seeds import RandomStream
 from fedsim.tree import Tree, check_tree, tree
 from fedsim.virtual_clock import Clock, ExchangeClock, clock
 from fedsim.wire.codec_selection import select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
-from fedsim.wire.header import Header
 from fedsim.wire.schema import RUNNING, TRIANGLE, Dims, FieldKind, all_fields
 from fedsim.wire.wire_size import RUN_NAME, envelope_size
 
@@ -124,9 +138,7 @@ class Problem:
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
-        problem = problem.with_rules()
-        problem.asynchrony, problem.tree  # noqa: B018  (checks that they fit)
-        return problem
+        return problem._with_features()
 
     @staticmethod
     def outline(
@@ -147,53 +159,49 @@ class Problem:
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         start, running = net.snapshot(), net.statistics.clone()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
-        problem = Problem(experiment, algorithm, dataset, clients, net, start, 1.0, running).with_rules()
-        problem.codecs, problem.asynchrony, problem.tree  # noqa: B018  (checks names, and the fit)
-        return problem
+        return Problem(experiment, algorithm, dataset, clients, net, start, 1.0, running)._with_features()
 
-    def with_rules(self) -> Problem:
-        """Return the problem with its algorithm wrapped for +event and +quiet, or for +own.
+    def _with_features(self) -> Problem:
+        """Return the problem with its algorithm wrapped for +event, +quiet and +own.
 
         Raises:
-            UsageError: If they do not fit the algorithm or the codecs.
+            UsageError: If features exclude each other, or do not fit the algorithm.
         """
         _, up, down = event_rules.split(self.experiment.participation)
-        if down is not None and self.refers_to_last:
-            raise UsageError("+quiet: clients have different broadcasts, so none refers to the last (+last)")
-        if self.refers_to_own:
-            if self.refers_to_last:
-                raise UsageError(
-                    "--codec: a run has one reference for its broadcasts: +last or +own, not both"
-                )
-            if up is not None or down is not None:
-                raise UsageError(
-                    "--codec: +own is not for +event and +quiet, which keep broadcasts themselves"
-                )
-            return replace(self, algorithm=OwnReferences(self.algorithm))
-        problem = replace(self, algorithm=event_triggered(self.algorithm, up, down))
-        if problem.trigger is not None:
-            problem.trigger.check_sums(At(self.sizes))
+        check_pairs(self._features)
+        wrapped = OwnReferences(self.algorithm) if OWN in self._features else self.algorithm
+        problem = replace(self, algorithm=event_triggered(wrapped, up, down, At(self.sizes)))
+        policy = problem.policy
+        if problem.tree is not None:
+            policy.check_edges(self.sizes, problem.tree.merges)
+            check_tree(problem.tree, problem.algorithm)
         return problem
 
-    @property
-    def references(self) -> OwnReferences | None:
-        """The algorithm if it keeps every client's last broadcast (+own), else None."""
-        return self.algorithm if isinstance(self.algorithm, OwnReferences) else None
+    @cached_property
+    def _features(self) -> frozenset[str]:
+        """The features of fedsim.feature_pairs that are on."""
+        e, codecs = self.experiment, [codec(name) for name in self.codecs["down"].values()]
+        spec, up, down = event_rules.split(e.participation)
+        clock = self.clock if e.deadline or e.asynchronous else None
+        server = clock is not None and clock.server != Link()
+        on = {
+            ASYNC: e.asynchronous,
+            DEADLINE: e.deadline,
+            TREE: e.tree,
+            EVENT: up is not None,
+            QUIET: down is not None,
+            LAST: any(c.last and not c.own for c in codecs),
+            OWN: any(c.own for c in codecs),
+            NOT_FULL: not has_all_clients(spec),
+            SERVER_LINK: server,
+            SHARED_LINK: server or (clock is not None and clock.has_shared_edges),
+        }
+        return frozenset(name for name, value in on.items() if value)
 
     @property
-    def trigger(self) -> EventTriggered | None:
-        """The algorithm if +event or +quiet decide on its messages, else None."""
-        return self.algorithm if isinstance(self.algorithm, EventTriggered) else None
-
-    def unchanged(self, upload: Header) -> bool:
-        """Return whether an upload has no fields because the rule of +event withheld them."""
-        rules = self.trigger is not None and self.trigger.up is not None
-        return rules and upload.round > 0 and not upload.fields
-
-    def unmoved(self, task: Header) -> bool:
-        """Return whether a task's header says that the client uses its last broadcast again (+quiet)."""
-        rules = self.trigger is not None and self.trigger.down is not None
-        return rules and task.round > 0 and not task.fields
+    def refers_to_last(self) -> bool:
+        """True if broadcasts are encoded relative to the previous broadcast (+last)."""
+        return LAST in self._features
 
     def beside(self) -> Problem:
         """Return the same problem with a second network, for a task that runs in parallel with another one.
@@ -246,38 +254,33 @@ class Problem:
             **self.algorithm.sizes_on_wire(clients, classes),
         }
 
-    def schedule(
-        self, sizes: tuple[int, ...] | None = None, asynchrony: Asynchrony | None = None
-    ) -> Schedule:
+    def schedule(self, sizes: tuple[int, ...] | None = None, policy: RoundPolicy | None = None) -> Schedule:
         """Return the schedule of participation. sizes: N_k of all clients, which an outline does not know.
 
         Raises:
             UsageError: If it does not fit the clients.
             DataError: If its trace file is wrong.
         """
-        e, known = self.experiment, self.sizes if sizes is None else sizes
-        steps = (self.asynchrony if asynchrony is None else asynchrony).schedule
+        e, steps = self.experiment, (policy or self.policy).schedule
         decided = None if steps is None else (lambda round: steps.step(round).participants)
-        return schedule(e.participation, clients=len(self.clients), seed=e.seed, sizes=known, decided=decided)
+        sizes = self.sizes if sizes is None else sizes
+        return schedule(e.participation, clients=len(self.clients), seed=e.seed, sizes=sizes, decided=decided)
 
     @cached_property
-    def asynchrony(self) -> Asynchrony:
-        """The broadcast that each upload answers, and the weight of each upload.
+    def policy(self) -> RoundPolicy:
+        """The object that decides which broadcast an upload answers, what it weighs and whether it counts.
 
         Raises:
             UsageError: If --async does not fit the algorithm or the other options.
         """
-        return self.asynchrony_of(self.sizes)
+        return self.policy_of(self.sizes)
 
-    def asynchrony_of(self, sizes: tuple[int, ...]) -> Asynchrony:
-        """Return the asynchrony for the given N_k; an outline does not know the true ones."""
-        e = self.experiment
-        if not e.asynchronous:
-            return Asynchrony(None)
-        if self.refers_to_last or self.refers_to_own:
-            raise UsageError(
-                "--async: clients have different broadcasts, so none has a reference (+last, +own)"
-            )
+    def policy_of(self, sizes: tuple[int, ...]) -> RoundPolicy:
+        """Return the policy for the given N_k; an outline does not know the true ones."""
+        if isinstance(self.algorithm, RoundPolicy):
+            return self.algorithm
+        if not self.experiment.asynchronous:
+            return RoundPolicy()
         down, up = (
             envelope_size(
                 getattr(self.algorithm.exchanges[0], side),
@@ -290,27 +293,20 @@ class Problem:
             ).total
             for side, kind in (("down", "task"), ("up", "upload"))
         )
-        return asynchrony(e.asynchronous, e.deadline, self.algorithm, self.clock, sizes, (down, up))
+        return asynchrony(self.experiment.asynchronous, self.algorithm, self.clock, sizes, (down, up))
 
     @cached_property
     def tree(self) -> Tree | None:
         """The edge servers, or None.
 
         Raises:
-            FedsimError: If --tree does not fit or its file is wrong.
+            FedsimError: If --tree or its file is wrong.
         """
-        e = self.experiment
-        created = tree(e.tree, e.clients)
-        if created is not None:
-            if self.trigger is not None:
-                self.trigger.check_tree(self.sizes, created.merges)
-            last = self.refers_to_last or self.refers_to_own
-            check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=last)
-        return created
+        return tree(self.experiment.tree, self.experiment.clients)
 
     def exchange_clock(self) -> ExchangeClock:
         """Return the clock of successive exchanges."""
-        steps = self.asynchrony.schedule
+        steps = self.policy.schedule
         decided = None if steps is None else (lambda round: steps.step(round).seconds)
         return ExchangeClock(self.clock, self.sizes, decided)
 
@@ -343,16 +339,6 @@ class Problem:
         kind: type = self.algorithm.exchanges[-1].down
         return kind
 
-    @cached_property
-    def refers_to_last(self) -> bool:
-        """True if broadcasts are encoded relative to the previous broadcast (+last)."""
-        return any(c.last and not c.own for c in map(codec, self.codecs["down"].values()))
-
-    @property
-    def refers_to_own(self) -> bool:
-        """True if broadcasts are encoded relative to each client's last broadcast (+own)."""
-        return any(codec(name).own for name in self.codecs["down"].values())
-
     def unfit(self, candidate: Codec, side: str, field: str, kind: FieldKind) -> str:
         """Return the reason why a codec cannot encode this field; '' if it can."""
         return unfit(candidate, side, field, kind, self.exchanges, self._stored_as_bytes)
@@ -382,9 +368,21 @@ class Problem:
 
     def context(self, round: int, exchange: int, folds: int = 0, asked: int = 0) -> Context:
         rng = RandomStream(self.experiment.seed, "server", round)
-        known = (self.start, self.net.layout, self.sizes, round, exchange, rng)
-        counted = self._counted(asked)
-        return Context(*known, lambda: self.server_net, self.read, folds, counted, self.public_inputs)
+        return Context(
+            self.start,
+            self.net.layout,
+            self.sizes,
+            round,
+            exchange,
+            rng,
+            network=lambda: self.server_net,
+            read=self.read,
+            folds=folds,
+            asked=self._counted(asked),
+            public=self.public_inputs,
+            mixed=any(self.policy.staleness(round)),
+            edge_of=self.tree.edge_of if self.tree is not None and self.tree.sums(round) else None,
+        )
 
     def _counted(self, asked: int) -> int:
         """Return |S| for a step rule: `asked`, or 0, which means all, in an asynchronous run."""
@@ -402,7 +400,7 @@ class Problem:
     def task(self, round: int, exchange: int, client: int, folds: int = 0, asked: int = 0) -> Task:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
         start, public = self.copies.get("start", 0, lambda: (self.start, self.public_inputs))
-        weight = self.asynchrony.weight(round, client)
+        weight = self.policy.weight(round, client)
         counted = self._counted(asked)
         return Task(start, self.sizes, round, exchange, client, rng, folds, counted, public, weight)
 

@@ -76,17 +76,13 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
         result = super().client_commit(client, down, up, task)
         return self._instance("client_commit", result, self.client_type)
 
-    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
-        result = super().server_update(server, down, ups, ctx)
+    def server_update(self, server: Any, down: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
+        result = super().server_update(server, down, arrivals, ctx)
         return self._instance("server_update", result, self.server_type)
 
     def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
         result = super().from_sums(server, down, sums, ctx)
         return self._instance("from_sums", result, self.server_type)
-
-    def stale_update(self, server: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
-        result = super().stale_update(server, arrivals, ctx)
-        return self._instance("stale_update", result, self.server_type)
 
     def model(self, server: Any, ctx: Context) -> Model:
         result: Any = super().model(server, ctx)  # type: ignore[safe-super]
@@ -116,7 +112,7 @@ def _of_variant(algorithm: type[AnyAlgorithm], name: str) -> dict[str, Any]:
     def defines(*names: str) -> int:
         return next(i for i, kind in enumerate(algorithm.__mro__) if any(n in vars(kind) for n in names))
 
-    update, sums, stale = defines("server_update"), defines("add", "from_sums"), defines("stale_update")
+    update, sums = defines("server_update"), defines("add", "from_sums")
     changes = {"sums": None} if update < sums else {}
     for side in ("down", "up"):
         if any(f"{side}_type" in vars(kind) for kind in algorithm.__mro__[: defines("exchanges")]):
@@ -126,8 +122,6 @@ def _of_variant(algorithm: type[AnyAlgorithm], name: str) -> dict[str, Any]:
         attributes["server_update"] = Algorithm.server_update
     if "name" not in vars(algorithm):
         attributes["name"] = name
-    if min(update, sums) < stale < algorithm.__mro__.index(Algorithm) and defines("folds_stale") >= stale:
-        attributes["folds_stale"] = False
     return attributes
 
 

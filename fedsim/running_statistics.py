@@ -80,15 +80,6 @@ class Weighted:
         return (self.total / self.weight).float() if self.weight else otherwise
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """The sums of the inner algorithm, and the sums of statistics."""
-
-    inner: Any
-    statistics: Tensor
-    weight: float
-
-
 def _on(net: Net, statistics: Tensor) -> Net:
     net.statistics.copy_(statistics)
     return net
@@ -145,59 +136,29 @@ class AveragedStatistics(Wrapper):
 
     # ---- the fold
 
-    def _zero(self) -> Weighted:
-        return Weighted(torch.zeros_like(self.start, dtype=torch.float64))
+    def server_update(self, server: Any, down: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
+        sums: dict[int, Weighted] = {}
 
-    def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
-        weighted = self._zero()
-
-        def seen() -> Iterator[tuple[int, Any]]:
-            for k, up in ups:
-                weighted.add(getattr(up, FIELD), ctx.sizes[k] * ctx.weight)
-                yield k, up
-                del up  # only one upload is in memory
+        def seen() -> Iterator[Arrival]:
+            for a in arrivals:
+                edge = 0 if ctx.edge_of is None else ctx.edge_of(a.client)
+                sums.setdefault(edge, self._zero()).add(
+                    getattr(a.up, FIELD), ctx.sizes[a.client] * a.at.weight
+                )
+                yield a
+                del a  # only one upload is in memory
 
         stream = seen()
         inner = self.inner.server_update(server.inner, down, stream, self._seen(server, ctx))
         for _ in stream:  # the algorithm may not have read every upload
             pass
-        return self.server_type(inner, weighted.mean(server.statistics))
-
-    def stale_update(self, server: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
         weighted = self._zero()
-
-        def seen() -> Iterator[Arrival]:
-            for a in arrivals:
-                weighted.add(getattr(a.up, FIELD), ctx.sizes[a.client] * a.weight)
-                yield a
-
-        stream = seen()
-        inner = self.inner.stale_update(server.inner, stream, self._seen(server, ctx))
-        for _ in stream:
-            pass
+        for one in sums.values():
+            weighted = Weighted(weighted.total + one.total, weighted.weight + one.weight)
         return self.server_type(inner, weighted.mean(server.statistics))
 
-    def sums(self, server: Any, down: Any, ctx: Context) -> Any:
-        return _Sums(self.inner.sums(server.inner, down, self._seen(server, ctx)), self._zero().total, 0.0)
-
-    def no_sums(self, down: Any, ctx: Context) -> Any:
-        return _Sums(self.inner.no_sums(down, ctx), self._zero().total, 0.0)
-
-    def add(self, sums: Any, down: Any, k: int, up: Any, ctx: Context) -> Any:
-        weighted = Weighted(sums.statistics, sums.weight)
-        weighted.add(getattr(up, FIELD), ctx.sizes[k] * ctx.weight)
-        return _Sums(self.inner.add(sums.inner, down, k, up, ctx), weighted.total, weighted.weight)
-
-    def sums_for(self, sums: Any, down: Any) -> Any:
-        return replace(sums, inner=self.inner.sums_for(sums.inner, down))
-
-    def merged(self, sums: Any, others: Any) -> Any:
-        inner = self.inner.merged(sums.inner, others.inner)
-        return _Sums(inner, sums.statistics + others.statistics, sums.weight + others.weight)
-
-    def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
-        inner = self.inner.from_sums(server.inner, down, sums.inner, self._seen(server, ctx))
-        return self.server_type(inner, Weighted(sums.statistics, sums.weight).mean(server.statistics))
+    def _zero(self) -> Weighted:
+        return Weighted(torch.zeros_like(self.start, dtype=torch.float64))
 
     # ---- the end of a round
 
@@ -266,11 +227,6 @@ class LocalStatistics(Wrapper):
     broadcast = _without_network("broadcast")
     broadcast_to = _without_network("broadcast_to")
     server_update = _without_network("server_update")
-    stale_update = _without_network("stale_update")
-    sums = _without_network("sums")
-    no_sums = _without_network("no_sums")
-    add = _without_network("add")
-    from_sums = _without_network("from_sums")
     model = _without_network("model")
     report = _without_network("report")
 

@@ -18,9 +18,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, make_dataclass
 from functools import cache
-from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +33,6 @@ from fedsim.wire.schema import Dims, FieldKind, optional_group, summed_scalars
 
 _EVEN = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
 USAGE = "write 4x25, four edge servers of 25 clients each, or a file FILE.toml"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +59,6 @@ class Tree:
     def ordered(self, clients: Iterable[int]) -> list[int]:
         """Sort clients into the order of the fold: by edge server, then by id."""
         return sorted(clients, key=lambda k: (self.owners[k], k))
-
-    def by_edge(self, uploads: Iterable[tuple[int, T]]) -> Iterator[tuple[int, Iterator[tuple[int, T]]]]:
-        """Group pairs of a client and its upload, in the order of `ordered`, by edge server."""
-        return groupby(uploads, key=lambda upload: self.edge_of(upload[0]))
 
     def active(self, clients: Iterable[int]) -> list[int]:
         """Return the edge servers of these clients, ascending."""
@@ -99,23 +93,15 @@ def tree(text: str, clients: int) -> Tree | None:
     return Tree(tuple(f"edge{e}" for e in range(edges)), np.repeat(np.arange(edges, dtype=np.int32), each))
 
 
-def check_tree(
-    tree: Tree, algorithm: Algorithm[Any, Any, Any, Any], *, asynchronous: bool, last: bool
-) -> None:
+def check_tree(tree: Tree, algorithm: Algorithm[Any, Any, Any, Any]) -> None:
     """Check that edge servers can be used between an algorithm's clients and its server.
 
-    asynchronous: True with --async. last: True if a broadcast refers to an earlier one (+last, +own).
+    Raises:
+        UsageError: If they cannot; the message says why.
     """
     name = algorithm.name
     if algorithm.centralised:
         raise UsageError(f"--tree: {name} is not federated: one client has the rows of all")
-    if asynchronous:
-        raise UsageError("--tree: an edge server waits for all its clients of a round; leave --async out")
-    if last:
-        raise UsageError(
-            "--tree: an edge server passes one broadcast on to all its clients, so none refers to the last "
-            "(+last, +own), which some of them may not have"
-        )
     exchanges = (*algorithm.setup, *algorithm.exchanges)
     if any(optional_group(message) for e in exchanges for message in (e.down, e.up)):
         raise UsageError(f"--tree: messages of {name} have a part that is one client's own")

@@ -135,6 +135,11 @@ class Clock:
     tree: Tree | None = None
     edges: EdgeLinks | None = None
 
+    @property
+    def has_shared_edges(self) -> bool:
+        """True if clients share a link of an edge server."""
+        return self.edges is not None and self.edges.shared
+
     def seconds(
         self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int, exchange: int = 1
     ) -> float:
@@ -319,11 +324,6 @@ def clock(
     edges = _edge_links(described.edges, tree)
     if deadline and not (link or of_clients.seconds.any()):
         raise UsageError("--deadline needs --link or --compute: without them every client answers at once")
-    if deadline and (server != Link() or (edges is not None and edges.shared)):
-        raise UsageError(
-            "--deadline goes with no link that clients share (server_up, edge_clients_up, and the like): "
-            "who is late on a shared link depends on all uploads"
-        )
     return Clock(of_clients, limit, seed, server, tree, edges)
 
 

@@ -12,11 +12,9 @@ SERVERUPDATE is any rule of fedsim.learning.solvers.server. Source: generalised 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
@@ -41,8 +39,8 @@ __all__ = [
     "Up",
     "WeightedPair",
     "WeightedSum",
-    "stale_mean",
-    "weighted_mean",
+    "add_weights",
+    "mean_weights",
 ]
 
 
@@ -125,25 +123,22 @@ class WeightedPair:
         return self.first.div_(self.weight), self.second.div_(self.weight)
 
 
-def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> Tensor:
-    """Return sum N_k x_k / sum N_k over the uploads (k, x_k), (P,) float64, added in the given order."""
-    total: WeightedSum | None = None
-    for k, x in ups:
-        total = (total or WeightedSum(torch.zeros_like(x, dtype=torch.float64), 0)).plus(x, sizes[k])
-    if total is None:
-        raise ValueError("nothing to average")
-    return total.into_mean()
+def add_weights(sums: WeightedSum, a: Arrival, ctx: Context) -> WeightedSum:
+    """Add N_k w_k or, if uploads answer different broadcasts, N_k s_k (w_k - w_a); see `mean_weights`."""
+    mean = a.at.weight * (a.up.mean.double() - a.down.mean.double()) if ctx.mixed else a.up.mean
+    return sums.plus(mean, ctx.sizes[a.client])
 
 
-def stale_mean(server_mean: Tensor, arrivals: Iterable[Arrival], ctx: Context) -> Tensor:
-    """Return w_g + sum N_k s_k (w_k - w_a) / sum N_k, (P,) float64.
+def mean_weights(server_mean: Tensor, sums: WeightedSum, ctx: Context) -> Tensor:
+    """Return sum N_k w_k / sum N_k or, if uploads answer different broadcasts,
+    w_g + sum N_k s_k (w_k - w_a) / sum N_k, (P,) float64.
 
     s_k is the staleness weight of client k's upload. w_a is the broadcast from which client k computed w_k.
     Source: FedBuff, Nguyen et al. 2022, Algorithm 1, https://arxiv.org/abs/2106.06639, with a step size of 1.
     Differs: clients are weighted by their number of examples, as in FedAvg.
     """
-    steps = ((a.client, a.weight * (a.up.mean.double() - a.down.mean.double())) for a in arrivals)
-    return server_mean + weighted_mean(steps, ctx.sizes)
+    mean = sums.into_mean()
+    return server_mean + mean if ctx.mixed else mean
 
 
 class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
@@ -177,19 +172,14 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
         result = self.delta(client, down.mean, shard, task)
         return Client(result.carried), DeltaUp(result.solution, result.loss)
 
-    def add(self, sums: WeightedSum, down: Down, k: int, up: DeltaUp, ctx: Context) -> WeightedSum:
-        return sums.plus(up.delta, ctx.sizes[k])
+    def add(self, sums: WeightedSum, a: Arrival, ctx: Context) -> WeightedSum:
+        delta = a.up.delta if a.at.weight == 1.0 else a.at.weight * a.up.delta.double()
+        return sums.plus(delta, ctx.sizes[a.client])
 
     def from_sums(
         self, server: OptimiserServer, down: Down, sums: WeightedSum, ctx: Context
     ) -> OptimiserServer:
         return OptimiserServer(*step(self.optimiser, server.moments, server.mean, sums.into_mean()))
-
-    def stale_update(
-        self, server: OptimiserServer, arrivals: Iterable[Arrival], ctx: Context
-    ) -> OptimiserServer:
-        delta = weighted_mean(((a.client, a.weight * a.up.delta.double()) for a in arrivals), ctx.sizes)
-        return OptimiserServer(*step(self.optimiser, server.moments, server.mean, delta))
 
     def model(self, server: OptimiserServer, ctx: Context) -> Point:
         return Point(server.mean)

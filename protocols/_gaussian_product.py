@@ -28,7 +28,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.wire.schema import Count, Curvature, Mean, Scalar, Sum
@@ -112,13 +112,13 @@ class GaussianProduct(Algorithm[Server, Client, Down, Up]):
     def precision(self, fisher: Tensor, down: Down, r: int) -> Tensor:
         """Return P_k (P,), given F_k = `fisher` (P,); r - 1 is the number of earlier server updates."""
 
-    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
-        a, P, mu = ctx.sizes[k], up.curvature.double(), up.mean.double()
+    def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
+        n, P, mu = ctx.sizes[a.client], a.up.curvature.double(), a.up.mean.double()
         if self.aggregation == "product":
-            first, second = a * (P + self.gamma) * mu, a * P
+            first, second = n * (P + self.gamma) * mu, n * P
         else:
-            first, second = a * mu, a * (1 / (P + self.gamma) + mu**2)
-        return Sums(sums.first + first, sums.second + second, sums.weight + a)
+            first, second = n * mu, n * (1 / (P + self.gamma) + mu**2)
+        return Sums(sums.first + first, sums.second + second, sums.weight + n)
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         mean, second = sums.first / sums.weight, sums.second / sums.weight

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task, Unsent
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Task, Unsent
 from fedsim.errors import UsageError
 from fedsim.learning.blocks import accumulating, elementwise
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product, times
@@ -63,7 +63,6 @@ __all__ = [
     "Silent",
     "SiteAlgorithm",
     "SiteFit",
-    "Ups",
     "gaussian",
 ]
 
@@ -85,10 +84,9 @@ class Client:
 class SiteSums:
     """Sums of natural parameters over the uploads of an exchange so far, in float64.
 
-    q: the decoded broadcast that the next upload answers. shift, precision: those of Consensus.total with
+    q: the decoded broadcast. shift, precision: those of Consensus.total with
     these uploads; on an edge server, the change by these uploads. product_shift, product_precision: those of
-    prod q_k over the `count` uploads; product_shift is None if the server does not average the q_k. centre:
-    the server's own q_g if uploads answer different broadcasts, else None.
+    prod q_k over the `count` uploads; product_shift is None if the server does not average the q_k.
     """
 
     q: Gaussian
@@ -97,7 +95,6 @@ class SiteSums:
     product_shift: Tensor | None = None
     product_precision: Tensor | float = 0.0
     count: float = 0
-    centre: Gaussian | None = None
 
     @property
     def factors(self) -> tuple[Gaussian, Gaussian | None]:
@@ -133,10 +130,6 @@ class LocalProblem:
         return self.task.at
 
 
-Ups = Iterable[tuple[int, Any]]
-"""The uploads of an exchange: pairs of client id and Up, in ascending client id."""
-
-
 class SetUp(ABC):
     """A member's set-up: its exchanges with all clients before round 1."""
 
@@ -152,7 +145,9 @@ class SetUp(ABC):
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]: ...
 
     @abstractmethod
-    def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus: ...
+    def server_update(
+        self, server: Consensus, down: Any, arrivals: Iterable[Arrival], ctx: Context
+    ) -> Consensus: ...
 
 
 class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
@@ -163,6 +158,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     averages: ClassVar[bool] = True
     """True if server_step uses the mean of the q_k."""
     duals: ClassVar[dict[str, str | None]] = {"dual.site": "total", "precision": None}
+    folds_stale: ClassVar[bool] = True
 
     # ---- defined by a member
 
@@ -318,10 +314,12 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         sent, q = self.family.gaussian(up, S), self.family.gaussian(down, S)
         return self.next_dual(dual, sent, q, at)
 
-    def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus:
+    def server_update(
+        self, server: Consensus, down: Any, arrivals: Iterable[Arrival], ctx: Context
+    ) -> Consensus:
         if self.set_up is not None and not ctx.round:
-            return self.set_up.server_update(server, down, ups, ctx)
-        return super().server_update(server, down, ups, ctx)
+            return self.set_up.server_update(server, down, arrivals, ctx)
+        return super().server_update(server, down, arrivals, ctx)
 
     def sums(self, server: Consensus, down: Any, ctx: Context) -> SiteSums:
         q = self.family.gaussian(down, server.q.precision)
@@ -336,12 +334,12 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
             return SiteSums(q, total.shift, total.precision)
         return SiteSums(q, total.shift, total.precision, torch.zeros_like(q.shift), 0 * q.precision)
 
-    def add(self, sums: SiteSums, down: Any, k: int, up: Any, ctx: Context) -> SiteSums:
-        factors = self.with_upload(sums.factors, up, sums.q, sums.centre, at=ctx.at(k))
+    def add(self, sums: SiteSums, a: Arrival, ctx: Context) -> SiteSums:
+        q, centre = sums.q, None
+        if ctx.mixed:
+            q, centre = self.family.gaussian(a.down, sums.q.precision), sums.q
+        factors = self.with_upload(sums.factors, a.up, q, centre, at=a.at)
         return sums.with_factors(*factors, sums.count + 1)
-
-    def sums_for(self, sums: SiteSums, down: Any) -> SiteSums:
-        return replace(sums, q=self.family.gaussian(down, sums.q.precision), centre=sums.centre or sums.q)
 
     @accumulating
     def with_upload(

@@ -32,7 +32,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining
@@ -103,13 +103,11 @@ class BCM(Algorithm[Server, Client, Down, Up]):
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.site * _change(up), client.weights)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
+    def server_update(self, server: Server, down: Down, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         sites, heard = server.sites, server.heard.clone()
-        for k, up in ups:
-            sites = sites * _change(up)
-            heard[k] = True
+        for a in arrivals:
+            sites = sites * _change(a.up)
+            heard[a.client] = True
         proper(self.posterior(sites), "the committee")
         return Server(sites, heard)
 

@@ -32,7 +32,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments
 from fedsim.wire.schema import Count, Curvature, Delta, Mean, Scalar, Shift, Sum
@@ -116,10 +116,10 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
         U = torch.as_tensor(server.fisher.precision).clone()
         return Sums(torch.zeros_like(server.mean), 0, U, server.fisher.shift.clone())
 
-    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
-        mean = sums.mean.add_(up.mean, alpha=ctx.sizes[k])
-        fisher = Gaussian(sums.shift, sums.curvature) * _change(up)
-        return Sums(mean, sums.weight + ctx.sizes[k], torch.as_tensor(fisher.precision), fisher.shift)
+    def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
+        mean = sums.mean.add_(a.up.mean, alpha=ctx.sizes[a.client])
+        fisher = Gaussian(sums.shift, sums.curvature) * _change(a.up)
+        return Sums(mean, sums.weight + ctx.sizes[a.client], torch.as_tensor(fisher.precision), fisher.shift)
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         return Server(sums.mean / sums.weight, Gaussian(sums.shift, sums.curvature))

@@ -30,7 +30,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision, ProxNorm
 from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point
@@ -115,8 +115,8 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         """Add client k's dual step to v_k, or to the sum of all v_k, (P,) float64."""
         return dual + at.value(self.rho) * at.weight * (up.mean.double() - down.mean.double())
 
-    def add(self, dual: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:
-        return self.dual_step(dual, down, up, at=ctx.at(k))
+    def add(self, dual: Tensor, a: Arrival, ctx: Context) -> Tensor:
+        return self.dual_step(dual, a.down, a.up, at=a.at)
 
     def from_sums(self, server: Server, down: Down, dual: Tensor, ctx: Context) -> Server:
         return Server(dual, started=True)

@@ -38,7 +38,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Step, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.blocks import accumulating, elementwise
 from fedsim.learning.gaussian import Gaussian, Point, count_raised, raised
@@ -130,8 +130,8 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         change = self.family.gaussian(up) / self.family.gaussian(down)
         return sites * change ** (at.value(self.rho) * at.weight)
 
-    def add(self, sites: Gaussian, down: Any, k: int, up: Any, ctx: Context) -> Gaussian:
-        return self.dual_step(sites, down, up, at=ctx.at(k))
+    def add(self, sites: Gaussian, a: Arrival, ctx: Context) -> Gaussian:
+        return self.dual_step(sites, a.down, a.up, at=a.at)
 
     def from_sums(self, server: Server, down: Any, sites: Gaussian, ctx: Context) -> Server:
         return Server(sites, started=True)

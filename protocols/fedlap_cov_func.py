@@ -42,7 +42,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Step, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.function_space import Held, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Point
@@ -149,12 +149,12 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         return (local / broadcast) ** at.value(self.rho)
 
     def server_update(
-        self, server: Server, down: CovDown, ups: Iterable[tuple[int, CovUp]], ctx: Context
+        self, server: Server, down: CovDown, arrivals: Iterable[Arrival], ctx: Context
     ) -> Server:
         sites, known = server.sites, server.known
-        for k, up in ups:
-            sites = sites * self.site_change(down, up, ctx.at(k))
-            known = known.heard(k, up, ctx.round)
+        for a in arrivals:
+            sites = sites * self.site_change(a.down, a.up, a.at)
+            known = known.heard(a.client, a.up, ctx.round)
         return Server(sites, self.server_step(sites, known, ctx), known)
 
     def server_step(self, sites: Gaussian, known: Registry, ctx: Context) -> Tensor:

@@ -49,7 +49,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Step, Task
 from fedsim.learning.function_space import Held, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments
@@ -157,12 +157,12 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
         return at.value(self.rho) * step
 
     def server_update(
-        self, server: Server, down: AnyDown, ups: Iterable[tuple[int, Up]], ctx: Context
+        self, server: Server, down: AnyDown, arrivals: Iterable[Arrival], ctx: Context
     ) -> Server:
         dual, known = server.dual.clone(), server.known
-        for k, up in ups:
-            dual += self.dual_step(down, up, ctx.at(k))
-            known = known.heard(k, up, ctx.round)
+        for a in arrivals:
+            dual += self.dual_step(a.down, a.up, a.at)
+            known = known.heard(a.client, a.up, ctx.round)
         return Server(dual, self.server_step(dual, known, ctx), known)
 
     def server_step(self, dual: Tensor, known: Registry, ctx: Context) -> Tensor:

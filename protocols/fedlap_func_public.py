@@ -41,7 +41,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.function_space import FunctionTerm, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Point
@@ -149,14 +149,12 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
         step: Tensor = up.mean.double() - down.mean.double()
         return at.value(self.rho) * step
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
+    def server_update(self, server: Server, down: Down, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         dual, heard, logits = server.dual.clone(), server.heard.clone(), server.logits.clone()
-        for k, up in ups:
-            dual += self.dual_step(down, up, ctx.at(k))
-            logits = logits if len(logits) else torch.zeros(ctx.K, *up.logits.shape)
-            logits[k], heard[k] = up.logits, ctx.sizes[k]
+        for a in arrivals:
+            dual += self.dual_step(a.down, a.up, a.at)
+            logits = logits if len(logits) else torch.zeros(ctx.K, *a.up.logits.shape)
+            logits[a.client], heard[a.client] = a.up.logits, ctx.sizes[a.client]
         return Server(dual, self.server_step(dual, logits, heard, ctx), logits, heard)
 
     def server_step(self, dual: Tensor, logits: Tensor, heard: Tensor, ctx: Context) -> Tensor:

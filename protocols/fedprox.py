@@ -20,7 +20,6 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -30,7 +29,7 @@ from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.hyperparameters import ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining
-from protocols._averaging import DAMPING, Client, Down, Server, Up, WeightedSum, stale_mean
+from protocols._averaging import DAMPING, Client, Down, Server, Up, WeightedSum, add_weights, mean_weights
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,11 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
         fit = task.minimise(shard, self.local, down.mean, penalties=(prox,), moments=client.moments)
         return Client(fit.carried), Up(fit.weights, fit.loss)
 
-    def add(self, sums: WeightedSum, down: Down, k: int, up: Up, ctx: Context) -> WeightedSum:
-        return sums.plus(up.mean, ctx.sizes[k])
+    def add(self, sums: WeightedSum, a: Arrival, ctx: Context) -> WeightedSum:
+        return add_weights(sums, a, ctx)
 
     def from_sums(self, server: Server, down: Down, sums: WeightedSum, ctx: Context) -> Server:
-        return Server(sums.into_mean())
-
-    def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
-        return Server(stale_mean(server.mean, arrivals, ctx))
+        return Server(mean_weights(server.mean, sums, ctx))
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)

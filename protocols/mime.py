@@ -31,7 +31,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Exchange, Task
 from fedsim.hyperparameters import MomentumOfServer
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import LocalSGD, corrected_sgd
@@ -129,10 +129,8 @@ class Mime(Algorithm[Server, Client, Ask | Correct, Answer | Result]):
         )
         return Client(), Result(fit.weights, fit.loss)
 
-    def add(
-        self, sums: WeightedSum, down: Ask | Correct, k: int, up: Answer | Result, ctx: Context
-    ) -> WeightedSum:
-        return sums.plus(up.gradient if isinstance(up, Answer) else up.mean, ctx.sizes[k])
+    def add(self, sums: WeightedSum, a: Arrival, ctx: Context) -> WeightedSum:
+        return sums.plus(a.up.gradient if isinstance(a.up, Answer) else a.up.mean, ctx.sizes[a.client])
 
     def from_sums(self, server: Server, down: Ask | Correct, sums: WeightedSum, ctx: Context) -> Server:
         mean = sums.into_mean()
@@ -208,8 +206,8 @@ class MimeLite(Algorithm[LiteServer, LiteClient, LiteDown, LiteUp]):
         )
         return client, LiteUp(fit.weights, gradient, fit.loss)
 
-    def add(self, sums: WeightedPair, down: LiteDown, k: int, up: LiteUp, ctx: Context) -> WeightedPair:
-        return sums.plus(up.mean, up.gradient, ctx.sizes[k])
+    def add(self, sums: WeightedPair, a: Arrival, ctx: Context) -> WeightedPair:
+        return sums.plus(a.up.mean, a.up.gradient, ctx.sizes[a.client])
 
     def from_sums(self, server: LiteServer, down: LiteDown, sums: WeightedPair, ctx: Context) -> LiteServer:
         mean, gradient = sums.into_means()

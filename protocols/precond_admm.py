@@ -23,13 +23,14 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Context, Exchange, Task
+from fedsim.algorithm import AnyShard, Arrival, Context, Exchange, Task
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Gaussian
 from fedsim.wire.schema import Curvature, Precision
@@ -48,7 +49,6 @@ from protocols._site_algorithm import (
     Silent,
     SiteAlgorithm,
     SiteFit,
-    Ups,
 )
 
 
@@ -152,10 +152,12 @@ class CurvatureSetUp(SetUp):
         dual = self.algorithm.initial_dual(q, task.at)
         return replace(client, dual=dual, precision=q.precision), PreconditionerUp()
 
-    def server_update(self, server: Consensus, down: SetUpDown, ups: Ups, ctx: Context) -> Consensus:
+    def server_update(
+        self, server: Consensus, down: SetUpDown, arrivals: Iterable[Arrival], ctx: Context
+    ) -> Consensus:
         if isinstance(down, PreconditionerDown):  # S as the clients received it
             return self.algorithm.consensus(Gaussian.at(ctx.start, down.precision), ctx.at())
         total = torch.full_like(ctx.start, self.algorithm.delta, dtype=torch.float64)
-        for _, up in ups:
-            total += up.curvature
+        for a in arrivals:
+            total += a.up.curvature
         return self.algorithm.consensus(Gaussian.at(ctx.start, total / ctx.K), ctx.at())

@@ -155,7 +155,7 @@ def _round(problem: Problem) -> Iterator[Any]:
             down = decode_own(type(sent), encode(sent, {}, problem.dims), {}, problem.dims)
             client, up = _committed(problem, TaskId(r, number, 0, 0), client, down)
             yield up
-            server = algorithm.server_update(server, down, iter([(0, up)]), ctx)
+            server = algorithm.server_update(server, down, [ctx.arrival(0, down, up)], ctx)
             del up, sent, down
             yield from (server, client)
 

@@ -77,10 +77,6 @@ def execute(
     kind = problem.exchange(of.round, of.exchange).up
     decoded: Any = decode_own(kind, payload, codecs, dims, context, layout)
     task = replace(task, start=problem.start)
-    if problem.trigger is None:
-        committed = algorithm.client_commit(draft, down, decoded, task)
-    else:
-        size = sum(part.nbytes for f in payload.fields for part in f.parts)
-        committed, sends = problem.trigger.decide(draft, down, decoded, task, size=size, fresh=fresh)
-        payload = payload if sends else Payload((), ())
-    return TaskResult(draft, up, payload, decoded, committed)
+    size = sum(part.nbytes for f in payload.fields for part in f.parts)
+    committed, sends = problem.policy.decide(algorithm, draft, down, decoded, task, size=size, fresh=fresh)
+    return TaskResult(draft, up, payload if sends else Payload((), ()), decoded, committed)

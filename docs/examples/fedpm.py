@@ -105,10 +105,10 @@ class FedPM(fedsim.Algorithm[Server, None, Down, Up]):
         mask = torch.bernoulli(torch.sigmoid(scores), generator=draws)
         return None, Up(mask, total / shard.size)
 
-    def server_update(self, server: Server, down: Down, ups: Iterable[Any], ctx: Context) -> Server:
+    def server_update(self, server: Server, down: Down, arrivals: Iterable[Any], ctx: Context) -> Server:
         total, count = torch.zeros_like(server.theta), 0
-        for _, up in ups:
-            total, count = total + up.keep, count + 1
+        for a in arrivals:
+            total, count = total + a.up.keep, count + 1
         return Server(total / count, started=True)
 
     def model(self, server: Server, ctx: Context) -> fedsim.Point:

@@ -106,7 +106,7 @@ def plan(
     count, federated = len(problem.clients), not problem.algorithm.centralised  # otherwise nothing is sent
     costs, clock = ClientCosts(sent_once(problem.algorithm)), problem.clock
     created = Plan(problem.net.layout.size, np.zeros(count, dtype=np.int64), costs)
-    created.exact = problem.trigger is None  # otherwise, sizes depend on values
+    created.exact = problem.policy.sizes_are_fixed
     devices = DeviceCosts(clock, indices(examples or problem.sizes), steps) if clock else None
     exchanges = {0: len(problem.algorithm.setup), 1: len(problem.algorithm.exchanges)}  # of set-up and round
     sizes = {r: {e: _sizes(problem, r, e, run) for e in range(1, n + 1)} for r, n in exchanges.items()}
@@ -202,9 +202,9 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
             centres=dataset.centres,
         )
         sizes = tuple(len(rows) for rows in split)
-    asynchrony = problem.asynchrony_of(sizes)
-    participations = problem.schedule(sizes, asynchrony)
-    return problem, plan(problem, participations, examples=sizes, steps=asynchrony.schedule)
+    policy = problem.policy_of(sizes)
+    participations = problem.schedule(sizes, policy)
+    return problem, plan(problem, participations, examples=sizes, steps=policy.schedule)
 
 
 def to_json(problem: Problem, created: Plan) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _spread(problem: Problem, totals: Mapping[str, Any]) -> dict[str, Any]:
         values, total = totals[name], totals[f"{name}_total"]
         result[name] = {"min": min(values), "max": max(values), "mean": float(np.mean(values))}
         result[f"{name}_total"] = total
-    return result | ({"at_most": True} if problem.trigger is not None else {})
+    return result | ({} if problem.policy.sizes_are_fixed else {"at_most": True})
 
 
 def sentence(devices: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[s
     """Return DeviceCosts.totals from the ledger's rows up to the last committed round. The problem must have
     a clock."""
     assert problem.clock is not None
-    costs = DeviceCosts(problem.clock, indices(problem.sizes), problem.asynchrony.schedule)
+    costs = DeviceCosts(problem.clock, indices(problem.sizes), problem.policy.schedule)
     all_sent, hops = _sent(rows, rounds, problem.tree)
     for (round, exchange), sent in sorted(all_sent.items()):
         down, up = (indices([sent[k][side] for k in sorted(sent)]) for side in (0, 1))

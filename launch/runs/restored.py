@@ -167,8 +167,8 @@ class RestoredRun:
             if part is not None:
                 sent = replace(sent, **{part.name: algorithm.broadcast_to(server, client, ctx)})
             seed, last, receiver = problem.experiment.seed, self.checkpoint.broadcast, NONE
-            if problem.references is not None:
-                last, receiver = problem.references.reference(state.got, problem.context(0, 0)), client
+            if problem.policy.has_own_broadcast():
+                last, receiver = problem.policy.reference(state.got, problem.context(0, 0)), client
             context = of_broadcast(last, codec_stream(seed, round, number), receiver)
             yield Message("down", number, self._plain(sent), context)
             payload = encode(sent, codecs["down"], dims, context, layout)
@@ -180,7 +180,9 @@ class RestoredRun:
             check_values(result.decoded, f"upload of client {client}")
             if number < len(algorithm.exchanges_in(round)):
                 state = result.committed
-                server = algorithm.server_update(server, down, iter([(client, result.decoded)]), ctx)
+                server = algorithm.server_update(
+                    server, down, [ctx.arrival(client, down, result.decoded)], ctx
+                )
 
     def _plain(self, message: Any) -> Any:
         """Return the message as it would be received without codecs."""

@@ -39,7 +39,7 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, Gaussian, Point, Task
+from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, Point, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.blocks import elementwise
 from protocols._averaging import WeightedPair
@@ -121,8 +121,8 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
     def bounded(self, precision: Tensor) -> Tensor:
         return precision.double().clamp(min=self.delta)
 
-    def add(self, sums: WeightedPair, down: Down, k: int, up: Up, ctx: Context) -> WeightedPair:
-        return sums.plus(*self.terms(up, down.mean), ctx.sizes[k])
+    def add(self, sums: WeightedPair, a: Arrival, ctx: Context) -> WeightedPair:
+        return sums.plus(*self.terms(a.up, a.down.mean), ctx.sizes[a.client])
 
     @elementwise
     def terms(self, up: Up, centre: Tensor) -> tuple[Tensor, Tensor]:

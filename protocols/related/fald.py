@@ -41,7 +41,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim import Algorithm, AnyShard, Context, Point, Samples, Task, Unsent, UsageError
+from fedsim import Algorithm, AnyShard, Arrival, Context, Point, Samples, Task, Unsent, UsageError
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.solvers.langevin import LangevinTraining, langevin
 from protocols._averaging import Down, Up, WeightedSum
@@ -107,8 +107,8 @@ class FALD(Algorithm[Server, Client, Down, Up]):
         fit = langevin(shard, down.mean, how=self.local, rng=task.rng, prior=self.delta / N, noise=noise)
         return client, Up(fit.weights, fit.loss)
 
-    def add(self, sums: WeightedSum, down: Down, k: int, up: Up, ctx: Context) -> WeightedSum:
-        return sums.plus(up.mean, ctx.sizes[k])
+    def add(self, sums: WeightedSum, a: Arrival, ctx: Context) -> WeightedSum:
+        return sums.plus(a.up.mean, ctx.sizes[a.client])
 
     def from_sums(self, server: Server, down: Down, sums: WeightedSum, ctx: Context) -> Server:
         mean = sums.into_mean()

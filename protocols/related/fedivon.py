@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, Gaussian, Point, Task
+from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, Point, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.blocks import accumulating
 from protocols._local_solvers import IvonMoments, IvonTraining, ivon_without_dual
@@ -114,10 +114,10 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
         zero = torch.zeros_like(like, dtype=torch.float64)
         return Gaussian(zero, zero + self.delta)
 
-    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
+    def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
         before = (sums.curvature, sums.weighted, sums.mean)
-        h, hm, mean = self.summed(before, up, weight=ctx.sizes[k])
-        return Sums(h, hm, mean, sums.weight + ctx.sizes[k])
+        h, hm, mean = self.summed(before, a.up, weight=ctx.sizes[a.client])
+        return Sums(h, hm, mean, sums.weight + ctx.sizes[a.client])
 
     @accumulating
     def summed(self, totals: tuple[Tensor, ...], up: Up, *, weight: int) -> tuple[Tensor, ...]:

@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, LocalTraining, Point, Task, Unsent, UsageError
+from fedsim import Algorithm, AnyShard, Arrival, Context, LocalTraining, Point, Task, Unsent, UsageError
 from fedsim.learning.blocks import accumulating
 
 Steps = Annotated[float, fedsim.FieldKind("scalar", (), positive=True, dtype="f64")]
@@ -109,10 +109,10 @@ class FedNova(Algorithm[Server, Client, Down, Up]):
         delta = down.mean.double() - fit.weights.double()
         return client, Up(delta, self.effective_steps(shard.size), fit.loss)
 
-    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
-        weight = ctx.sizes[k]
-        direction = self.summed(sums.direction, up, weight=weight)
-        return Sums(direction, sums.effective_steps + weight * up.effective_steps, sums.weight + weight)
+    def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
+        weight = ctx.sizes[a.client]
+        direction = self.summed(sums.direction, a.up, weight=weight)
+        return Sums(direction, sums.effective_steps + weight * a.up.effective_steps, sums.weight + weight)
 
     @accumulating
     def summed(self, direction: Tensor, up: Up, *, weight: int) -> Tensor:

@@ -42,7 +42,18 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, Gaussian, LocalTraining, Point, RandomStream, Task, minimise
+from fedsim import (
+    Algorithm,
+    AnyShard,
+    Arrival,
+    Context,
+    Gaussian,
+    LocalTraining,
+    Point,
+    RandomStream,
+    Task,
+    minimise,
+)
 from fedsim.learning.blocks import accumulating
 
 
@@ -132,8 +143,8 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
         """Add client k's upload, the change of z_k, to z_k or to the sum of all z_k."""
         return z + up.delta.double()
 
-    def add(self, total: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:
-        return self.changed(total, up)
+    def add(self, total: Tensor, a: Arrival, ctx: Context) -> Tensor:
+        return self.changed(total, a.up)
 
     def from_sums(self, server: Server, down: Down, total: Tensor, ctx: Context) -> Server:
         return Server(total)

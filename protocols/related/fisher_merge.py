@@ -38,7 +38,7 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, Gaussian, LocalTraining, Point, Task
+from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, LocalTraining, Point, Task
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,13 @@ class FisherMerge(Algorithm[Server, Client, Down, Up]):
             information = shard.mean_fisher(fit.weights)
         return client, Up(fit.weights, information, fit.loss)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
+    def server_update(self, server: Server, down: Down, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         merged, heard = server.merged, server.heard.clone()
-        for k, up in ups:
-            if not heard[k]:
-                information = up.curvature.double().clamp(min=self.floor)
-                merged = merged * Gaussian.at(up.mean, ctx.sizes[k] * information)
-                heard[k] = True
+        for a in arrivals:
+            if not heard[a.client]:
+                information = a.up.curvature.double().clamp(min=self.floor)
+                merged = merged * Gaussian.at(a.up.mean, ctx.sizes[a.client] * information)
+                heard[a.client] = True
         return Server(merged, heard)
 
     def model(self, server: Server, ctx: Context) -> Point:

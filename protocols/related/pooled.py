@@ -26,7 +26,7 @@ from typing import ClassVar
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, LocalTraining, Moments, Point, Task
+from fedsim import Algorithm, AnyShard, Arrival, Context, LocalTraining, Moments, Point, Task
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,9 @@ class Pooled(Algorithm[Server, Client, Down, Up]):
         fit = task.minimise(shard, self.local, client.weights, moments=client.moments)
         return Client(fit.weights, fit.carried), Up(fit.weights, fit.loss)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        ((_, up),) = ups
-        return Server(up.mean.double())
+    def server_update(self, server: Server, down: Down, arrivals: Iterable[Arrival], ctx: Context) -> Server:
+        (arrival,) = arrivals
+        return Server(arrival.up.mean.double())
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)

@@ -41,7 +41,7 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Context, Point, RandomStream, Task
+from fedsim import Algorithm, AnyShard, Arrival, Context, Point, RandomStream, Task
 from fedsim.hyperparameters import BatchSize
 from fedsim.learning.blocks import accumulating
 from fedsim.learning.shards import endless_batches
@@ -119,8 +119,8 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
         """Add client k's dual step to s_k, or to the sum of all s_k, (P,) float64."""
         return dual + (down.mean.double() - up.mean.double())
 
-    def add(self, dual: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:
-        return self.dual_step(dual, down, up)
+    def add(self, dual: Tensor, a: Arrival, ctx: Context) -> Tensor:
+        return self.dual_step(dual, a.down, a.up)
 
     def from_sums(self, server: Server, down: Down, dual: Tensor, ctx: Context) -> Server:
         return Server(dual)

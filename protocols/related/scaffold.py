@@ -29,7 +29,7 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, At, Context, Gaussian, LocalTraining, Point, Task
+from fedsim import Algorithm, AnyShard, Arrival, At, Context, Gaussian, LocalTraining, Point, Task
 from fedsim.learning.blocks import accumulating
 
 
@@ -119,9 +119,9 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
         return Client(self.dual_step(client.control, down, up, at=task.at))
 
     # Adds each upload to the sums on the server, in ascending client id; from_sums then takes the step.
-    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
-        moved = sums.moved + (up.mean.double() - down.mean.double())
-        return Sums(moved, self.dual_step(sums.controls, down, up, at=ctx.at(k)), sums.count + 1)
+    def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
+        moved = sums.moved + (a.up.mean.double() - a.down.mean.double())
+        return Sums(moved, self.dual_step(sums.controls, a.down, a.up, at=a.at), sums.count + 1)
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         return Server(server.mean + self.server_lr * sums.moved / sums.count, sums.controls)

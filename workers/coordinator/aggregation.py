@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,16 +18,15 @@ import torch
 from fedsim.algorithm import Arrival
 from fedsim.errors import WireError
 from fedsim.problem import Problem
-from fedsim.round_events import Open
 from fedsim.tree import Tree, sums_dims, sums_message
 from fedsim.wire import limits
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, decode, pack, scaled
 from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import check_values, scalars_of, summed_scalars
 from fedsim.wire.wire_size import field_headers
-from workers.protocol_messages import NO_PAYLOAD
+from workers.coordinator.broadcasts import Broadcast
 
-_Job = tuple[Any, Any, Open, Mapping[int, Any], Payload]
+_Job = tuple[Any, Broadcast, Mapping[int, Any]]
 """The arguments of AggregationThread.start."""
 
 
@@ -68,20 +66,12 @@ class AggregationThread:
         self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
         self._thread.start()
 
-    def start(
-        self,
-        server: Any,
-        down: Any,
-        command: Open,
-        stale: Mapping[int, Any] = MappingProxyType({}),
-        payload: Payload = NO_PAYLOAD,
-    ) -> None:
+    def start(self, server: Any, current: Broadcast, answered: Mapping[int, Any]) -> None:
         """Begin the fold of an exchange.
 
-        down: the decoded broadcast. stale: other decoded broadcasts that uploads answer, by client
-        (Dispatch.stale). payload: the encoded broadcast.
+        current: the exchange's broadcast. answered: the decoded broadcast that each client's upload answers.
         """
-        self._jobs.put((server, down, command, stale, payload))
+        self._jobs.put((server, current, answered))
 
     def release(self, client: int) -> None:
         """Queue a client's upload for the fold."""
@@ -119,60 +109,40 @@ class AggregationThread:
             del job  # free the previous round's server
             self._on_done()
 
-    def _fold(
-        self, server: Any, down: Any, command: Open, stale: Mapping[int, Any], payload: Payload
-    ) -> Fold:
-        algorithm, round, exchange = self.problem.algorithm, command.round, command.exchange
-        scalars = _Scalars(self.problem.exchange(round, exchange).up)
+    def _fold(self, server: Any, current: Broadcast, answered: Mapping[int, Any]) -> Fold:
+        problem, command, down = self.problem, current.opened, current.decoded
+        round, exchange = command.round, command.exchange
+        scalars = _Scalars(problem.exchange(round, exchange).up)
 
         first = self._next()
         if first is None:  # no upload is to be folded
             return Fold(server, {})
         measured: dict[str, Any] = {}
-        tree = self.problem.tree
-        to_root = None if tree is None else _EdgeMessages(self.problem, tree)
+        to_root = None if problem.tree is None else _EdgeMessages(problem, problem.tree)
         aim = limits.measured(command)
+        ctx = problem.context(round, exchange, command.folded_rounds, command.asked)
 
-        def ups() -> Iterator[tuple[int, Any]]:
+        def arrivals() -> Iterator[Arrival]:
             k: int | None = first
             while k is not None:
                 envelope, worker = self._take(k)
-                up = read_upload(self.problem, envelope, stale.get(k, down), worker)
+                up = read_upload(problem, envelope, answered[k], worker)
                 if up is not None:
-                    scalars.add(up, self.problem.sizes[k])
+                    scalars.add(up, problem.sizes[k])
                 if to_root is not None:
                     to_root.add(envelope)
                 elif k >= aim and up is not None and not measured:
-                    measured.update(self._limits(envelope, up, stale.get(k, down), payload))
-                yield k, up
+                    measured.update(self._limits(envelope, up, answered[k], current.payload))
+                yield ctx.arrival(k, answered[k], up, problem.policy.weight(round, k))
                 del envelope, up  # free them before the next upload is read
                 k = self._next()
 
-        stream = ups()
-        ctx = self.problem.context(round, exchange, command.folded_rounds, command.asked)
-        if stale and self.problem.trigger is None:
-            asynchrony = self.problem.asynchrony
-            arrivals = (
-                Arrival(k, stale[k], up, round - asynchrony.answered(round, k), asynchrony.weight(round, k))
-                for k, up in stream
-            )
-            next_server = algorithm.stale_update(server, arrivals, ctx)
-        elif tree is not None and tree.sums(round):
-            sums = algorithm.sums(server, down, ctx)
-            for _, own in tree.by_edge(stream):
-                sums = algorithm.merged(sums, algorithm.added(algorithm.no_sums(down, ctx), down, own, ctx))
-            next_server = server if self._idle(scalars) else algorithm.from_sums(server, down, sums, ctx)
-        else:
-            next_server = algorithm.server_update(server, down, stream, ctx)
+        stream = arrivals()
+        next_server = problem.algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # consume the uploads that an algorithm has not read
             pass
         edges = () if to_root is None else to_root.envelopes()
         return Fold(next_server, scalars.result(), measured, edges)
-
-    def _idle(self, scalars: _Scalars) -> bool:
-        """Return whether the server must keep its state, because no client has sent an upload (+event)."""
-        trigger = self.problem.trigger
-        return trigger is not None and trigger.nothing_counts(len(scalars.sizes))
 
     def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
         """Return the costs and limits of the broadcast and of this upload (fedsim.wire.limits), if any."""
@@ -204,7 +174,7 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
         WireError: If the upload is invalid; the error names client, round, worker and field.
     """
     h = envelope.header
-    if problem.unchanged(h):
+    if problem.policy.withheld(h):
         return None
     sender = f" from worker {worker}" if worker != NONE else ""
     owner = f"upload of client {h.client} in round {h.round}{sender}"
@@ -244,7 +214,7 @@ class _EdgeMessages:
         edge = self._tree.edge_of(h.client)
         if self._tree.sums(h.round):
             _, uploads = self._summed.get(edge, (h, 0))
-            self._summed[edge] = h, uploads + (not self._problem.unchanged(h))
+            self._summed[edge] = h, uploads + (not self._problem.policy.withheld(h))
         else:
             self._forwarded.append((edge, Envelope(h, upload.head, ())))
 

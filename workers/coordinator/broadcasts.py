@@ -68,6 +68,74 @@ class Broadcast:
     decoded: Any
 
 
+class Broadcasts:
+    """The encoded broadcasts that uploads of this round and of later ones answer.
+
+    sent: the exchange's broadcast, as clients decode it. sent_in: its round. last, last_in: the broadcast to
+    which it refers, and its round, if broadcasts refer to the previous one (+last).
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.current = Broadcast(Open(0, 0, (), False), messages.NO_PAYLOAD, messages.NO_PAYLOAD, None)
+        self.sent: Any = None
+        self.last: Any = None
+        self.sent_in = self.last_in = NONE
+        self._by: dict[tuple[int, int], Broadcast] = {}
+        """By round and by client; NONE: the broadcast of all clients that have none of their own."""
+
+    def answered(self, round: int, client: int) -> Broadcast:
+        """Return the broadcast that a client's task of this round answers."""
+        own = self._by.get((round, client))
+        return self._by[self._problem.policy.answered(round, client), NONE] if own is None else own
+
+    def encode(self, server: Any, command: Open) -> None:
+        """Encode an exchange's broadcast once for all its tasks, or for every client that has its own."""
+        problem, policy, round = self._problem, self._problem.policy, command.round
+        ctx = problem.context(round, command.exchange, command.folded_rounds, command.asked)
+        down = problem.algorithm.broadcast(server, ctx)
+        codecs, layout, dims = problem.codecs["down"], problem.net.layout, problem.dims
+        if problem.refers_to_last:
+            self.last, self.last_in = self.sent, self.sent_in
+        stream = codec_stream(problem.experiment.seed, round, command.exchange)
+
+        def encoded(reference: Any, client: int = NONE) -> Broadcast:
+            context = of_broadcast(reference, stream, client)
+            payload = encode(down, codecs, dims, context, layout)
+            sent = decode_own(type(down), payload, codecs, dims, context, layout)
+            check_values(sent, f"the server's broadcast of round {round}")
+            alone = payload if client != NONE else without_references(payload, sent, dims, layout)
+            return Broadcast(command, payload, alone, sent)
+
+        references = policy.references(server, problem.context(0, 0), command.participants)
+        own = {(round, k): encoded(reference, k) for k, reference in references.items()}
+        self.current = own[round, limits.measured(command)] if own else encoded(self.last)
+        self.sent, self.sent_in = self.current.decoded, round
+        for k, older in policy.older(server, self.sent, command.participants).items() if round else ():
+            own[round, k] = Broadcast(command, messages.NO_PAYLOAD, messages.NO_PAYLOAD, older)
+        in_use = policy.in_use(round)
+        earlier = {key: broadcast for key, broadcast in self._by.items() if key[0] in in_use}
+        self._by = {**earlier, (round, NONE): self.current, **own}
+
+    def restore(
+        self, checkpoint: Checkpoint[Any] | None, earlier: Mapping[int, Checkpoint[Any]] | None = None
+    ) -> None:
+        """Restore the broadcasts that are needed after a committed round; do nothing without a checkpoint.
+
+        earlier: in an asynchronous run, the checkpoints of the rounds in RoundPolicy.origins, from which the
+        broadcasts in use are encoded again.
+        """
+        if checkpoint is None:
+            return
+        problem, policy = self._problem, self._problem.policy
+        for origin in policy.origins(checkpoint.round + 1) if checkpoint.round else ():
+            before = (earlier or {}).get(origin)
+            start = problem.algorithm.server_init(problem.context(0, 0)) if before is None else before.server
+            folds, participants = before.folds if before else 0, problem.schedule()(origin + 1).participants
+            self.encode(start, Open(origin + 1, 1, participants, True, folds, len(participants)))
+        self.sent, self.sent_in = checkpoint.broadcast, checkpoint.broadcast_round
+
+
 class Dispatch:
     """The sender of the coordinator's envelopes, which also reports them to the clock and the timeline.
 
@@ -90,19 +158,7 @@ class Dispatch:
         self.endpoint = endpoint
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
-        self._current = Broadcast(Open(0, 0, (), False), messages.NO_PAYLOAD, messages.NO_PAYLOAD, None)
-        self._in_use: dict[int, Broadcast] = {}
-        """In an asynchronous run, the broadcasts from which clients still compute, by round."""
-        self._older: Mapping[int, Any] = {}
-        """The earlier decoded broadcast of each client that does not get this exchange's broadcast, because
-        the broadcast has not changed enough (+quiet)."""
-        self._own: dict[int, Broadcast] = {}
-        """This exchange's broadcast by client, if it is encoded against each client's last one (+own)."""
-        self.sent: Any = None
-        """The broadcast of this exchange, as clients decode it."""
-        self._sent_in = self._last_in = NONE
-        """The rounds of `sent` and of `_last`, the broadcast to which this exchange's broadcast refers."""
-        self._last: Any = None
+        self.broadcasts = Broadcasts(problem)
         self._broadcasts_held: dict[int, set[int]] = {}
         """The rounds whose broadcasts a worker has decoded, by worker."""
         self._models_sent: dict[int, int] = {}
@@ -110,72 +166,23 @@ class Dispatch:
     @property
     def to_keep(self) -> tuple[Any, int]:
         """The last decoded broadcast and its round, or (None, 0) if the next one does not refer to it."""
-        return (self.sent, self._sent_in) if self.problem.refers_to_last else (None, 0)
+        broadcasts = self.broadcasts
+        return (broadcasts.sent, broadcasts.sent_in) if self.problem.refers_to_last else (None, 0)
 
-    def restore(
-        self, checkpoint: Checkpoint[Any] | None, earlier: Mapping[int, Checkpoint[Any]] | None = None
-    ) -> None:
-        """Restore the broadcasts that are needed after a committed round; do nothing without a checkpoint.
-
-        earlier: in an asynchronous run, the checkpoints of the rounds in Asynchrony.origins, from which the
-        broadcasts in use are encoded again.
-        """
-        if checkpoint is None:
-            return
-        self.sent, self._sent_in = checkpoint.broadcast, checkpoint.broadcast_round
-        problem, sent = self.problem, (self.sent, self._sent_in)
-        for origin in problem.asynchrony.origins(checkpoint.round + 1) if checkpoint.round else ():
-            before = (earlier or {}).get(origin)
-            start = problem.algorithm.server_init(problem.context(0, 0)) if before is None else before.server
-            folds, participants = before.folds if before else 0, problem.asynchrony.participants(origin + 1)
-            opened = Open(origin + 1, 1, participants, True, folds, len(participants))
-            self.encode_broadcast(start, opened)
-        self.sent, self._sent_in = sent
-
-    def encode_broadcast(self, server: Any, command: Open) -> Any:
-        """Encode an exchange's broadcast once for all its tasks, and return it as clients decode it."""
-        problem = self.problem
-        ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
-        down = problem.algorithm.broadcast(server, ctx)
-        codecs, layout, dims = problem.codecs["down"], problem.net.layout, problem.dims
-        if problem.refers_to_last:
-            self._last, self._last_in = self.sent, self._sent_in
-        stream = codec_stream(problem.experiment.seed, command.round, command.exchange)
-
-        def encoded(reference: Any, client: int = NONE) -> Broadcast:
-            context = of_broadcast(reference, stream, client)
-            payload = encode(down, codecs, dims, context, layout)
-            sent = decode_own(type(down), payload, codecs, dims, context, layout)
-            check_values(sent, f"the server's broadcast of round {command.round}")
-            return Broadcast(command, payload, without_references(payload, sent, dims, layout), sent)
-
-        self._own = {}
-        own = problem.references
-        if own is not None and command.participants:
-            new = problem.context(0, 0)
-            self._own = {k: encoded(own.reference(server.got[k], new), k) for k in command.participants}
-            self._current = self._own[limits.measured(command)]
-        else:
-            self._current = encoded(self._last)
-        self.sent, self._sent_in = self._current.decoded, command.round
-        rules = problem.trigger if command.round else None
-        self._older = {} if rules is None else rules.answered(server, self.sent, command.participants)
+    def encode_broadcast(self, server: Any, command: Open) -> Broadcast:
+        """Encode an exchange's broadcast, and return it."""
+        self.broadcasts.encode(server, command)
         self._relay()
-        steps = problem.asynchrony.schedule
-        if steps is not None and command.round:
-            self._in_use[command.round] = self._current
-            in_use = steps.step(command.round).in_use
-            self._in_use = {r: b for r, b in self._in_use.items() if r in in_use}
-        return self.sent
+        return self.broadcasts.current
 
     def _relay(self) -> None:
         """Book the broadcast once for each edge server with a client in the exchange."""
-        tree, opened = self.problem.tree, self._current.opened
+        tree, current = self.problem.tree, self.broadcasts.current
         if tree is None:
             return
-        which = (self.epoch, opened.round, opened.exchange)
-        relayed = pack(Header(VERSION, "relayed", self.run, *which, fields=self._current.payload.fields))
-        for edge in tree.active(opened.participants):
+        which = (self.epoch, current.opened.round, current.opened.exchange)
+        relayed = pack(Header(VERSION, "relayed", self.run, *which, fields=current.payload.fields))
+        for edge in tree.active(current.opened.participants):
             self.book_hop(edge, relayed, "down")
 
     def book_hop(self, edge: int, envelope: Envelope, direction: str) -> None:
@@ -184,42 +191,13 @@ class Dispatch:
         self.endpoint.ledger.book_hop(envelope, edge, self.problem.tree.names[edge], direction)
         self.exchange_clock.hop(edge, direction, stream_bytes(envelope))
 
-    @property
-    def payload(self) -> Payload:
-        """The encoded broadcast of this exchange."""
-        return self._current.payload
-
-    def answered(self, round: int, client: int) -> Any:
-        """Return the decoded broadcast that a client's task of this round answers."""
-        if client in self._older:
-            return self._older[client]
-        return self._broadcast_to(round, client).decoded
-
-    def stale(self, round: int) -> Mapping[int, Any]:
-        """Return the decoded broadcasts that uploads answer; clients left out answer the current one."""
-        if self._own:
-            return {k: own.decoded for k, own in self._own.items()}
-        if self._older:
-            return self._older
-        asynchrony = self.problem.asynchrony
-        if not any(asynchrony.staleness(round)):
-            return {}
-        return {k: self.answered(round, k) for k in asynchrony.participants(round)}
-
-    def _broadcast_to(self, round: int, client: int) -> Broadcast:
-        if client in self._own:
-            return self._own[client]
-        answered = self.problem.asynchrony.answered(round, client)
-        return self._current if answered == round else self._in_use[answered]
-
     def give(self, server: Any, give: Give) -> None:
         """Send a task with the broadcast and the fields that only this client gets."""
         problem, task = self.problem, give.task
-        has_last = self._last is not None and task.base == problem.version(self._last_in, task.exchange)
-        broadcast = self._broadcast_to(task.round, task.client)
-        payload = broadcast.payload if has_last or self._own else broadcast.complete
-        if task.client in self._older:
-            payload = messages.NO_PAYLOAD
+        last, last_in = self.broadcasts.last, self.broadcasts.last_in
+        has_last = last is not None and task.base == problem.version(last_in, task.exchange)
+        broadcast = self.broadcasts.answered(task.round, task.client)
+        payload = broadcast.payload if has_last else broadcast.complete
         folds, asked = broadcast.opened.folded_rounds, broadcast.opened.asked
         ctx = problem.context(task.round, task.exchange, folds, asked)
         extra = problem.algorithm.broadcast_to(server, task.client, ctx)
@@ -229,8 +207,7 @@ class Dispatch:
         envelope = messages.task(self.run, self.epoch, task, payload, give.dropout, folds, asked)
         if not give.dropout:
             self._transfer_state(give.worker, envelope.header)
-            if problem.refers_to_last:
-                self._transfer_last(give.worker, envelope.header, has_last)
+            self._transfer_last(give.worker, envelope.header, has_last)
         self.send(give.worker, envelope, give.retry)
         self.exchange_clock.gave(task.client, stream_bytes(envelope))
         self.timeline.gave(give.worker, task.round, task.exchange, task.client, envelope.header.kind)
@@ -245,12 +222,12 @@ class Dispatch:
     def _transfer_last(self, worker: int, of: Header, needed: bool) -> None:
         """Send a worker the last broadcast if its task needs it and the worker lacks it. The worker may be
         new, or another worker may have computed the client's last task."""
-        held = self._broadcasts_held.get(worker, set())
-        if needed and self._last_in not in held:
-            payload = encode(self._last, {}, self.problem.dims, layout=self.problem.net.layout)
-            self.send(worker, messages.last_broadcast(of, self._last_in, payload))
-            held = held | {self._last_in}
-        self._broadcasts_held[worker] = {r for r in held if r >= self._last_in} | {of.round}
+        held, last_in = self._broadcasts_held.get(worker, set()), self.broadcasts.last_in
+        if needed and last_in not in held:
+            payload = encode(self.broadcasts.last, {}, self.problem.dims, layout=self.problem.net.layout)
+            self.send(worker, messages.last_broadcast(of, last_in, payload))
+            held = held | {last_in}
+        self._broadcasts_held[worker] = {r for r in held if r >= last_in} | {of.round}
 
     def give_score(self, score: ScoreChunk, model: Model | None) -> None:
         """Ask a worker to evaluate a chunk; its first request in a round carries the model."""

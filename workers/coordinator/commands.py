@@ -98,11 +98,12 @@ class CommandExecutor:
         return fold
 
     def _open(self, command: Open) -> None:
-        """Open an exchange. The fold uses the decoded broadcast, as the clients do."""
+        """Open an exchange. The fold uses the decoded broadcasts, as the clients do."""
         self._round = command.round
         spent = self.dispatch.exchange_clock.close(command.round) if command.exchange > 1 else None
         self.records.opened(command, spent)
-        sent = self.dispatch.encode_broadcast(self.server, command)
+        current = self.dispatch.encode_broadcast(self.server, command)
         if command.folds:
-            stale, payload = self.dispatch.stale(command.round), self.dispatch.payload
-            self.aggregation.start(self.server, sent, command, stale, payload)
+            broadcasts = self.dispatch.broadcasts
+            answered = {k: broadcasts.answered(command.round, k).decoded for k in command.participants}
+            self.aggregation.start(self.server, current, answered)

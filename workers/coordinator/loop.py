@@ -120,7 +120,7 @@ class Coordinator:
             Timeline(),
         )
         kept = {checkpoint.round: checkpoint for checkpoint in recovery.kept} if recovery else {}
-        self.dispatch.restore(before, kept)
+        self.dispatch.broadcasts.restore(before, kept)
         self.records = RunRecords(problem, identity, storage, callbacks, self.dispatch, clock)
         server = before.server if before else algorithm.server_init(problem.context(0, 0))
         self.records.restore(server)

@@ -184,7 +184,7 @@ class ResponseHandler:
         self.spool.put(task.client, envelope, worker)
         late = self.dispatch.exchange_clock.late(task, stream_bytes(envelope))
         skipped = bool(bad) and policy == "skip" and not late
-        if self.problem.unchanged(h) and not late:
+        if self.problem.policy.withheld(h) and not late:
             record.unchanged = tuple(sorted({*record.unchanged, task.client}))
         if late:
             record.late = tuple(sorted({*record.late, task.client}))
@@ -200,7 +200,7 @@ class ResponseHandler:
         """
         if self.problem.experiment.bad_uploads == "stop":
             return ""
-        down = self.dispatch.answered(envelope.header.round, envelope.header.client)
+        down = self.dispatch.broadcasts.answered(envelope.header.round, envelope.header.client).decoded
         return why_invalid(self.problem, envelope, down, worker)
 
     def _once_more(self, worker: int, envelope: Envelope, why: str) -> list[Event]:

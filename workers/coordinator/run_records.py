@@ -153,7 +153,7 @@ class RunRecords(RoundRecords):
         """Record that an exchange is opened. spent: the virtual clock's cost of the previous exchange."""
         if command.exchange == 1:
             record = self.round_log.open(command.round, command.participants)
-            record.staleness = self.problem.asynchrony.staleness(command.round)
+            record.staleness = self.problem.policy.staleness(command.round)
         else:
             self._add_simulated(command.round, spent)
         label = {"round": command.round, "exchange": command.exchange}
@@ -196,7 +196,7 @@ class RunRecords(RoundRecords):
         self.callbacks.spans(self.timeline.take())
         files = self.callbacks.committed(commit, ledger.close(r))
         storage.journal.append("commit", round=r, about=record.known())
-        origins = self.problem.asynchrony.origins(r + 1) if r else ()
+        origins = self.problem.policy.origins(r + 1) if r else ()
         needed = [first for first in (log.oldest, *origins) if first is not None]
         storage.checkpoints.commit(
             r,

@@ -163,7 +163,7 @@ def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> l
 def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Problem) -> None:
     """Check that the broadcasts that an asynchronous run still uses can be encoded again."""
     first = 0 if problem.algorithm.setup else 1
-    for origin in problem.asynchrony.origins(last + 1) if last else ():
+    for origin in problem.policy.origins(last + 1) if last else ():
         if origin >= first and origin not in kept:
             raise WireError(
                 f"after round {last} clients compute from the broadcast behind round {origin}, whose "

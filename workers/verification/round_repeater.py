@@ -57,13 +57,13 @@ class RoundRepeater:
         """Return the new checkpoint of a round.
 
         before: the checkpoint of the round before it; None for the run's first round. earlier: the
-        checkpoints of the rounds in Asynchrony.origins of the round, by round.
+        checkpoints of the rounds in RoundPolicy.origins of the round, by round.
 
         Raises:
             TaskError: If a task or a fold fails; the error names client and round.
             FedsimError: If the worker raises one.
         """
-        self._dispatch.restore(before, earlier)
+        self._dispatch.broadcasts.restore(before, earlier)
         machine, records = self._machine(before, round), _Commits(self._endpoint.ledger)
         wakeup, spool = Wakeup(), Spool(self._scratch / "spool")
         aggregation = AggregationThread(self.problem, spool.take, wakeup.set)
@@ -119,7 +119,8 @@ class RoundRepeater:
         """Return whether --bad-uploads skip leaves the upload out, as in the run."""
         if self.problem.experiment.bad_uploads != "skip":
             return False
-        down = self._dispatch.answered(envelope.header.round, envelope.header.client)
+        h = envelope.header
+        down = self._dispatch.broadcasts.answered(h.round, h.client).decoded
         return bool(why_invalid(self.problem, envelope, down))
 
 

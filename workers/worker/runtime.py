@@ -80,14 +80,14 @@ class WorkerRuntime:
     def _train(self, envelope: Envelope, problem: Problem) -> Envelope:
         began = time.monotonic_ns()
         h = envelope.header
-        answered = problem.asynchrony.answered(h.round, h.client)
+        answered = problem.policy.answered(h.round, h.client)
         stream = codec_stream(problem.experiment.seed, answered, h.exchange)
         before = max((r for r in self._broadcasts if r < h.round), default=None)
         last = None if before is None else self._broadcasts[before]
-        owner = h.client if problem.references is not None else NONE
+        owner = h.client if problem.policy.has_own_broadcast() else NONE
         if owner != NONE:
             last = self._reference(h)
-        fresh = not problem.unmoved(h)
+        fresh = not problem.policy.keeps_older(h)
         if fresh:
             down, received = self._decoded(envelope, of_broadcast(last, stream, owner)), h.round
         else:
@@ -119,10 +119,9 @@ class WorkerRuntime:
 
     def _reference(self, h: Header) -> Any:
         """Return the earlier broadcast to which a client's next one refers (+own)."""
-        own, got = self.problem.references, to_cpu(self._state(h.client, h.base).got)
-        assert own is not None
+        got = to_cpu(self._state(h.client, h.base).got)
         keep(got)
-        return own.reference(got, self.problem.context(0, 0))
+        return self.problem.policy.reference(got, self.problem.context(0, 0))
 
     def _got(self, h: Header) -> tuple[Any, int]:
         """Return the last broadcast that a client got, and its round; no new one was sent to it (+quiet)."""
