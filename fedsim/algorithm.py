@@ -206,6 +206,12 @@ class Arrival:
     up: the decoded upload; a substitute if the client's rule sent none (+event). at: the values for the
     client's step rules; at.weight is the upload's weight: (1 + staleness)^-P in an asynchronous run, above 1
     after rounds in which the client sent nothing, else 1.
+
+    Examples:
+        >>> import fedsim
+        >>> arrival = fedsim.Arrival(1, down="broadcast", up="upload", at=fedsim.At(sizes=(30, 10), k=1))
+        >>> arrival.at.value("N_k/N"), arrival.at.weight
+        (0.25, 1.0)
     """
 
     client: int

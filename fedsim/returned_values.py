@@ -122,6 +122,14 @@ def _of_variant(algorithm: type[AnyAlgorithm], name: str) -> dict[str, Any]:
         attributes["server_update"] = Algorithm.server_update
     if "name" not in vars(algorithm):
         attributes["name"] = name
+    averages = defines("stale_damping")
+    if (
+        min(update, sums) < averages < algorithm.__mro__.index(Algorithm)
+        and defines("folds_stale") >= averages
+    ):
+        attributes["folds_stale"] = (
+            False  # from_sums of the parent knows ctx.mixed, and the variant's may not
+        )
     return attributes
 
 

@@ -240,7 +240,8 @@ def test_decay_means_a_learning_rate_per_round(algorithm: Class) -> None:
                 committed = other.client_commit(draft, step.down, seen, step.task)
                 assert frozen(committed) == frozen(step.committed), f"client_commit ignores {decay}"
             ctx = problem.context(task.round, task.exchange, task.folds, task.asked)
-            ups = ((k, carried(step.up, problem, "up", step.down)) for k, step in enumerate(mine))
+            seen = [carried(step.up, problem, "up", step.down) for step in mine]
+            ups = [ctx.arrival(k, step.down, up) for k, (step, up) in enumerate(zip(mine, seen, strict=True))]
             assert frozen(other.server_update(server, mine[0].down, ups, ctx)) == frozen(servers[i + 1]), (
                 f"server_update ignores {decay}"
             )
@@ -396,10 +397,11 @@ def test_server_methods_change_no_state(algorithm: Class) -> None:
             problem.algorithm.broadcast_to(server, k, ctx)
         problem.algorithm.model(server, ctx)
         problem.algorithm.report(server, ctx)
-        ups = [(k, carried(step.up, problem, "up", step.down)) for k, step in enumerate(mine)]
-        kept = frozen(mine[0].down, *(up for _, up in ups), ctx.start)
+        seen = [carried(step.up, problem, "up", step.down) for step in mine]
+        ups = [ctx.arrival(k, step.down, up) for k, (step, up) in enumerate(zip(mine, seen, strict=True))]
+        kept = frozen(mine[0].down, *seen, ctx.start)
         second = problem.algorithm.server_update(server, mine[0].down, iter(ups), ctx)
-        assert frozen(mine[0].down, *(up for _, up in ups), ctx.start) == kept
+        assert frozen(mine[0].down, *seen, ctx.start) == kept
         assert frozen(second) == [before[i + 1]]
     assert frozen(*servers) == before
 

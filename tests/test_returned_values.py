@@ -48,7 +48,7 @@ WRONG = {
     ),
     "client_commit": ("def client_commit(self, *given): pass", r"a \w+; it returned None"),
     "server_update": (
-        "def server_update(self, server, down, ups, ctx): list(ups)",
+        "def server_update(self, server, down, arrivals, ctx): list(arrivals)",
         r"a \w+; it returned None \(is there a return",
     ),
 }

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 import fedsim
 from protocols import fedadmm, fedavg, fedlap
-from protocols._averaging import weighted_mean
 from protocols._site_messages import PointInfo
 
 @dataclass(frozen=True)
@@ -60,16 +59,16 @@ class Family(fedadmm.FedADMM):
 class Half(fedavg.FedAvg):
     """server_update, where the parent adds."""
 
-    def server_update(self, server, down, ups, ctx):
-        after = super().server_update(server, down, ups, ctx)
+    def server_update(self, server, down, arrivals, ctx):
+        after = super().server_update(server, down, arrivals, ctx)
         return replace(after, mean=0.5 * (after.mean + server.mean))
 
 @dataclass(frozen=True)
 class Whole(Half):
     """Adds, where the parent has server_update; again fedavg."""
 
-    def add(self, sums, down, k, up, ctx):
-        return sums.plus(up.mean, ctx.sizes[k])
+    def add(self, sums, a, ctx):
+        return sums.plus(a.up.mean, ctx.sizes[a.client])
 
 @dataclass(frozen=True)
 class Unnamed(fedlap.FedLap):

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 import fedsim
-from fedsim import Context, Gaussian, Gradient, LocalTraining, Mean, Point, Scalar, Shard, Task
+from fedsim import Arrival, Context, Gaussian, Gradient, LocalTraining, Mean, Point, Scalar, Shard, Task
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,11 @@ class Scaffold(fedsim.Algorithm[Server, Client, Down, Up]):
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.control + dual_step(self.local, down, up, task.client, task.sizes, task.round))
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
+    def server_update(self, server: Server, down: Down, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         moved, controls, count = torch.zeros_like(server.mean), server.controls.clone(), 0
-        for k, up in ups:
-            moved += up.mean.double() - down.mean.double()
-            controls += dual_step(self.local, down, up, k, ctx.sizes, ctx.round)
+        for a in arrivals:
+            moved += a.up.mean.double() - a.down.mean.double()
+            controls += dual_step(self.local, a.down, a.up, a.client, ctx.sizes, ctx.round)
             count += 1
         return Server(server.mean + moved / count, controls)
 

@@ -83,7 +83,7 @@ def play(
             draft, up = algorithm.client_update(states[k], down, shard, task)
             up = rounded(up)
             states[k] = algorithm.client_commit(draft, down, up, task)
-            ups.append((k, up))
+            ups.append(context.arrival(k, down, up))
         server = algorithm.server_update(server, down, ups, context)
         path.append(algorithm.model(server, context).mean)
     return torch.stack([mean.double() for mean in path])

@@ -104,7 +104,9 @@ class Federation:
             self.ups[k] = up = self._sent(up)
             self.clients[k] = self.algorithm.client_commit(draft, down, up, task)
         self.values += sum(_size(message) for message in (down, self.ups[0]))
-        self.server = self.algorithm.server_update(self.server, down, self.ups.items(), context)
+        self.server = self.algorithm.server_update(
+            self.server, down, [context.arrival(k, down, up) for k, up in self.ups.items()], context
+        )
 
     def _sent(self, message: Any) -> Any:
         dtype = torch.float64 if self.wide else torch.float32

@@ -42,18 +42,7 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import (
-    Algorithm,
-    AnyShard,
-    Arrival,
-    Context,
-    Gaussian,
-    LocalTraining,
-    Point,
-    RandomStream,
-    Task,
-    minimise,
-)
+from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, LocalTraining, Point, RandomStream, Task
 from fedsim.learning.blocks import accumulating
 
 
@@ -120,7 +109,7 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
         within = replace(self.local, carry=True)  # within a round, Adam's moments are always carried over
         moments = client.moments if self.local.carry else None
         for i in range(self.iterations(task.rng)):
-            fit = minimise(
+            fit = fedsim.minimise(
                 shard,
                 x,
                 how=within,

@@ -105,14 +105,11 @@ RUN = {"asynchronous": "fedbuff:2", "compute": "1ms"}
     ("algorithm", "changes", "words"),
     [
         ("fedavg", {"compute": ""}, "needs the virtual clock"),
-        ("fedavg", {"deadline": "1s"}, "no deadline"),
-        ("fedavg", {"participation": "0.5"}, "only full"),
         ("mime", {}, "several exchanges"),
         ("fedlap_func", {}, "no rule"),
         ("ivon_admm", {}, "silent=last"),
         ("feddyn", {}, "of different ages"),
         ("pooled", {}, "--async"),
-        ("fedlap_cov", {"codecs": {"down.mean": "sigma:0.1+last"}}, r"\+last"),
     ],
 )
 def test_what_cannot_be_asynchronous_says_why(algorithm: str, changes: dict[str, object], words: str) -> None:

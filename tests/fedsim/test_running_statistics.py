@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim.algorithm import Arrival
 from fedsim.errors import FedsimError, UsageError
 from fedsim.event_trigger import _zero
 from fedsim.learning.gaussian import Gaussian, Normalised, Point, taken_apart
@@ -85,7 +84,8 @@ def test_averaged_statistics_are_the_weighted_mean_of_those_that_are_sent(build:
     sizes = [problem.sizes[k] for k in (0, 2)]
     mean = sum(n * s for n, s in zip(sizes, sent, strict=True)) / sum(sizes)
     ctx = problem.context(1, 1, asked=2)
-    after = problem.algorithm.server_update(server, down, zip((0, 2), ups, strict=True), ctx)
+    arrivals = [ctx.arrival(k, down, up) for k, up in zip((0, 2), ups, strict=True)]
+    after = problem.algorithm.server_update(server, down, arrivals, ctx)
     assert torch.equal(after.statistics, mean.float())
     assert torch.equal(taken_apart(problem.algorithm.model(after, ctx))[1], after.statistics)
 
@@ -98,14 +98,8 @@ def test_weights_of_uploads_are_those_of_their_statistics(build: Any) -> None:
     sent = [getattr(up, FIELD).double() for up in ups]
     factors = [n * w for n, w in zip(problem.sizes, weights, strict=True)]
     mean = sum(f * s for f, s in zip(factors, sent, strict=True)) / sum(factors)
-    arrivals = (Arrival(i, down, ups[i], i, weights[i]) for i in k)
-    assert torch.equal(algorithm.stale_update(server, arrivals, ctx).statistics, mean.float())
-    sums = algorithm.sums(server, down, ctx)
-    for i in k:
-        sums = algorithm.add(sums, down, i, ups[i], replace(ctx, weight=weights[i]))
-    assert torch.equal(algorithm.from_sums(server, down, sums, ctx).statistics, mean.float())
-    alone = algorithm.add(algorithm.no_sums(down, ctx), down, 0, ups[0], replace(ctx, weight=0.5))
-    assert alone.weight == 0.5 * problem.sizes[0]
+    arrivals = (ctx.arrival(i, down, ups[i], weights[i]) for i in k)
+    assert torch.equal(algorithm.server_update(server, down, arrivals, ctx).statistics, mean.float())
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedlap", "fedlap_cov"])
@@ -113,12 +107,9 @@ def test_sums_of_edge_servers_give_the_same_statistics(algo: str, build: Any) ->
     problem = build(algo, "average", "convolutions")
     algorithm, ctx = problem.algorithm, problem.context(1, 1, asked=3)
     server, down, _, ups = exchange(problem, 0, 1, 2)
-    whole = algorithm.server_update(server, down, enumerate(ups), ctx)
-    sums = algorithm.sums(server, down, ctx)
-    for clients in ((0,), (1, 2)):
-        own = algorithm.added(algorithm.no_sums(down, ctx), down, ((k, ups[k]) for k in clients), ctx)
-        sums = algorithm.merged(sums, own)
-    after = algorithm.from_sums(server, down, sums, ctx)
+    arrivals = [ctx.arrival(k, down, up) for k, up in enumerate(ups)]
+    whole = algorithm.server_update(server, down, arrivals, ctx)
+    after = algorithm.server_update(server, down, arrivals, replace(ctx, edge_of=(0, 1, 1).__getitem__))
     # float64 sums in another order, each rounded to float32
     assert torch.allclose(after.statistics, whole.statistics, rtol=2**-23, atol=0)
     mean, expected = (algorithm.model(s, ctx).mean.double() for s in (after, whole))
@@ -245,8 +236,7 @@ def test_a_model_without_statistics_needs_no_option() -> None:
 @pytest.mark.parametrize(
     ("method", "others"),
     [
-        *(("broadcast", 1), ("broadcast_to", 2), ("server_update", 3), ("stale_update", 2), ("sums", 2)),
-        *(("no_sums", 1), ("add", 4), ("from_sums", 3), ("model", 1), ("report", 1)),
+        *(("broadcast", 1), ("broadcast_to", 2), ("server_update", 3), ("model", 1), ("report", 1)),
     ],
 )
 def test_a_server_without_statistics_does_not_compute_on_the_network(

@@ -36,8 +36,6 @@ def test_a_files_order_is_by_edge_server_then_by_id(owners: list[int], random: o
     order = created.ordered(range(len(owners)))
     assert sorted(order) == list(range(len(owners)))
     assert order == [k for e in range(4) for k in range(len(owners)) if owners[k] == e]
-    groups = [(e, [k for k, _ in own]) for e, own in created.by_edge((k, None) for k in order)]
-    assert groups == [(e, [k for k in order if owners[k] == e]) for e in sorted(set(owners))]
 
 
 def test_no_tree_is_the_order_of_ids() -> None:

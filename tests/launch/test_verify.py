@@ -120,8 +120,8 @@ def test_a_difference_in_the_first_exchange_leaves_the_second_out(tmp_path: Path
 
 def test_a_server_that_is_not_deterministic(tmp_path: Path) -> None:
     body = (
-        "    def server_update(self, server, down, ups, ctx):\n"
-        "        made = super().server_update(server, down, ups, ctx)\n"
+        "    def server_update(self, server, down, arrivals, ctx):\n"
+        "        made = super().server_update(server, down, arrivals, ctx)\n"
         "        return replace(made, mean=made.mean + time.time_ns() % 1000)\n"
     )
     run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body), rounds=1)

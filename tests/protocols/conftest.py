@@ -125,7 +125,7 @@ class Federation:
         down = self.carry(message, "down")
         ups, self.uploads = [], {}
         trigger = self.algorithm if isinstance(self.algorithm, EventTriggered) and self.round else None
-        older = {} if trigger is None else trigger.answered(self.server, down, participants)
+        older = {} if trigger is None else trigger.older(self.server, down, participants)
         for k in participants:
             rng = RandomStream(0, f"client.{exchange}", self.round, k)
             task = Task(self.start, self.sizes, self.round, exchange, k, rng, self.folds, len(participants))
@@ -137,9 +137,10 @@ class Federation:
             if trigger is None:
                 committed, sends = self.algorithm.client_commit(draft, got, up, task), True
             else:
-                committed, sends = trigger.decide(draft, got, up, task, size=1, fresh=k not in older)
+                fresh = k not in older
+                committed, sends = trigger.decide(trigger, draft, got, up, task, size=1, fresh=fresh)
             if k not in lost:
-                ups.append((k, up if sends else None))
+                ups.append(ctx.arrival(k, got, up if sends else None))
             if k not in lost or self.commit_on_send:
                 self.clients[k] = committed
         if ups:

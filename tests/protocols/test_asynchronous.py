@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from fedsim.algorithm import Algorithm, Arrival, Task
+from fedsim.algorithm import Algorithm, Task
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.seeds import RandomStream
-from protocols._averaging import stale_mean
+from protocols._averaging import Down, Server, Up
 from protocols._local_solvers import VonTraining
 from protocols.fedavg import FedAvg
 from protocols.fedlap import FedLap
@@ -34,7 +35,7 @@ def play(federation: Any, steps: int, seed: int, damping: float = 0.0) -> list[i
     got = dict.fromkeys(range(K), 0)
     for r in range(steps):
         federation.round = r + 1
-        ctx = federation.context(asked=2)
+        ctx = replace(federation.context(asked=2), mixed=True)
         downs[r] = algorithm.broadcast(federation.server, ctx)
         arrivals = []
         for k in sorted(draws.sample(range(K), draws.choice((1, 2)))):
@@ -47,9 +48,9 @@ def play(federation: Any, steps: int, seed: int, damping: float = 0.0) -> list[i
             )
             draft, up = algorithm.client_update(federation.clients[k], down, federation.shards[k], task)
             federation.clients[k] = algorithm.client_commit(draft, down, up, task)
-            arrivals.append(Arrival(k, down, up, staleness, weight))
+            arrivals.append(ctx.arrival(k, down, up, weight))
             got[k] = r + 1
-        federation.server = algorithm.stale_update(federation.server, iter(arrivals), ctx)
+        federation.server = algorithm.server_update(federation.server, downs[r], iter(arrivals), ctx)
         federation.folds += 1
     return seen
 
@@ -79,17 +80,17 @@ def test_averages_move_by_what_a_client_has_moved(quadratics: SimpleNamespace) -
     """FedBuff by hand: w + sum N_k s_k (w_k - w_a) / sum N_k, and a mean of fresh uploads is FedAvg's."""
     shards = quadratics.regressions(K, D, sizes=SIZES)
     federation = quadratics.Federation(FedAvg(EXACT), shards)
-    ctx = federation.context()
+    ctx = replace(federation.context(), round=1, exchange=1, mixed=True)
     draws = torch.Generator().manual_seed(0)
     w, old, one, two = torch.randn(4, D, dtype=torch.float64, generator=draws)
     arrivals = [
-        Arrival(0, SimpleNamespace(mean=old), SimpleNamespace(mean=one), 3, 0.5),
-        Arrival(2, SimpleNamespace(mean=w), SimpleNamespace(mean=two), 0, 1.0),
+        ctx.arrival(0, Down(old), Up(one, 0.0), 0.5),
+        ctx.arrival(2, Down(w), Up(two, 0.0)),
     ]
     expected = w + (10 * 0.5 * (one - old) + 40 * (two - w)) / 50
     rounding = 2 * gamma(10, torch.float64)  # either side: differences, weights, their sum, a division
-    assert quadratics.error(stale_mean(w, arrivals, ctx), expected) < rounding
-    fresh = [
-        Arrival(k, SimpleNamespace(mean=w), SimpleNamespace(mean=x), 0, 1.0) for k, x in ((0, one), (2, two))
-    ]
-    assert quadratics.error(stale_mean(w, fresh, ctx), (10 * one + 40 * two) / 50) < rounding
+    server, algorithm = Server(w), federation.algorithm
+    assert quadratics.error(algorithm.server_update(server, Down(w), arrivals, ctx).mean, expected) < rounding
+    fresh = [ctx.arrival(k, Down(w), Up(x, 0.0)) for k, x in ((0, one), (2, two))]
+    after = algorithm.server_update(server, Down(w), fresh, replace(ctx, mixed=False))
+    assert quadratics.error(after.mean, (10 * one + 40 * two) / 50) < rounding

@@ -49,7 +49,7 @@ def test_sums_are_written_over_while_uploads_are_added_and_are_the_servers_alone
     server, down = algorithm.server_init(ctx), Down(torch.zeros(50))
     sums = algorithm.sums(server, down, ctx)
     assert sums is not server.dual
-    after = algorithm.added(sums, down, iter([(k, Up(torch.ones(50), 0.0)) for k in (0, 1)]), ctx)
+    after = algorithm.added(sums, (ctx.arrival(k, down, Up(torch.ones(50), 0.0)) for k in (0, 1)), ctx)
     assert after is sums
     assert torch.equal(after, torch.ones(50, dtype=torch.float64))
     assert spent(after) is None

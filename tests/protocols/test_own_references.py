@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.algorithm import Algorithm, Arrival, Context
+from fedsim.algorithm import Algorithm, Context
 from fedsim.errors import UsageError
 from fedsim.learning.params import Layout
 from fedsim.own_references import OwnReferences
@@ -83,8 +83,8 @@ def test_the_coding_error_of_a_broadcast_does_not_enter_the_average() -> None:
     coarse = [replace(exact, mean=exact.mean + k, precision=exact.precision * 2.0**k) for k in (1, 3)]
     info = PosteriorInfo(*torch.zeros(4))
     ups = ((k, DiagonalUp(down.mean, down.precision, info)) for k, down in enumerate(coarse))
-    arrivals = (Arrival(k, down, up, 0, 1.0) for (k, up), down in zip(ups, coarse, strict=True))
-    after = algorithm.broadcast(algorithm.stale_update(server, arrivals, ctx), ctx)
+    arrivals = (ctx.arrival(k, down, up) for (k, up), down in zip(ups, coarse, strict=True))
+    after = algorithm.broadcast(algorithm.server_update(server, exact, arrivals, ctx), ctx)
     for field in ("mean", "precision"):
         torch.testing.assert_close(getattr(after, field), getattr(exact, field), rtol=1e-12, atol=1e-12)
 
@@ -108,8 +108,8 @@ def test_both_sides_keep_the_same_broadcasts_and_duals_add_up(algorithm: Class, 
 def test_the_first_reference_is_the_new_servers_broadcast(tmp_path: Path) -> None:
     """Without a change there is nothing to send: the first broadcast has no integer other than 0."""
     played = problem(find("fedlap_cov"), rounds=1, participation="full")
-    algorithm, new = played.references, played.context(0, 0)
-    assert algorithm is not None
+    algorithm, new = played.algorithm, played.context(0, 0)
+    assert isinstance(algorithm, OwnReferences)
     first = play(played, tmp_path / "run").outcome.server.got[0]
     inner = algorithm.inner.broadcast(algorithm.inner.server_init(new), replace(new, round=1, exchange=1))
     assert encode_state(first) == encode_state(map_tensors(inner, torch.Tensor.float))
@@ -170,13 +170,6 @@ def test_a_run_is_resumed_and_verified(flag: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        ("fedlap_cov", {"tree": "2x2"}, r"\+own"),
-        ("fedlap_cov", {"participation": "full+event:norm:1"}, "which keep broadcasts themselves"),
-        (
-            "fedlap_cov",
-            {"codecs": {"down.precision": "ratio:1+own", "down.mean": "sigma:1+last"}},
-            "not both",
-        ),
         ("precond_admm", {}, "a round of this algorithm has several"),
         ("fedlap_cov_func", {}, "a part that is one client's own"),
     ],

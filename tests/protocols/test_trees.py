@@ -49,15 +49,6 @@ def test_who_cannot_have_edge_servers_says_why(name: str) -> None:
     assert REFUSED[name] in str(raised.value)
 
 
-def test_other_options_that_do_not_fit(tmp_path: Path) -> None:
-    (algorithm,) = (a for a in REGISTRY if a.name == "fedavg")
-    with pytest.raises(UsageError, match="leave --async out"):
-        problem(algorithm, "2x2", asynchronous="fedbuff:2", compute="1ms", participation="full")
-    (algorithm,) = (a for a in REGISTRY if a.name == "fedlap_cov")
-    with pytest.raises(UsageError, match="refers to the last"):
-        problem(algorithm, "2x2", codecs={"down.precision": "ratio:0.25+last"})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", TREES)
 def test_one_edge_server_changes_no_bit(algorithm: Class, tmp_path: Path) -> None:

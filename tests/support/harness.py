@@ -312,7 +312,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
                 committed = algorithm.client_commit(draft, down, seen, task)
                 created.append(Step(clients[k], down, shard, task, draft, up, committed))
                 clients[k] = committed
-                ups.append((k, seen))
+                ups.append(ctx.arrival(k, down, seen))
             server = algorithm.server_update(server, common, iter(ups), ctx)
             servers.append(server)
     return created, servers, messages

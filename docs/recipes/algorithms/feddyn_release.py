@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import Context
+from fedsim.algorithm import Arrival, Context
 from fedsim.learning.gaussian import Gaussian
 from protocols._dual_rule import Consensus
 from protocols.feddyn import FedDyn
@@ -29,9 +29,9 @@ class FedDynRelease(FedDyn):
         return Gaussian.at(torch.zeros_like(start), 1.0)
 
     def server_update(
-        self, server: Consensus, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
+        self, server: Consensus, down: Any, arrivals: Iterable[Arrival], ctx: Context
     ) -> Consensus:
-        after = super().server_update(server, down, ups, ctx)
+        after = super().server_update(server, down, arrivals, ctx)
         if server.started:
             return after
         mean = after.q.mean - after.total.shift / len(ctx.sizes)
