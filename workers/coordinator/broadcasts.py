@@ -222,6 +222,8 @@ class Dispatch:
     def _transfer_last(self, worker: int, of: Header, needed: bool) -> None:
         """Send a worker the last broadcast if its task needs it and the worker lacks it. The worker may be
         new, or another worker may have computed the client's last task."""
+        if not self.problem.refers_to_last:
+            return
         held, last_in = self._broadcasts_held.get(worker, set()), self.broadcasts.last_in
         if needed and last_in not in held:
             payload = encode(self.broadcasts.last, {}, self.problem.dims, layout=self.problem.net.layout)
