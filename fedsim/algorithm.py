@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import UsageError
+from fedsim.hyperparameters import GgnEstimator
+from fedsim.learning.blocks import settled
 from fedsim.learning.gaussian import Gaussian, Model, Penalty
 from fedsim.learning.ownership import give_up, keep
 from fedsim.learning.params import Layout, Net
@@ -34,7 +36,8 @@ from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.seeds import RandomStream
 from fedsim.step_rules import At as At, OverK as OverK, Step as Step, step_size as step_size
-from fedsim.wire.schema import Sum, map_tensors, zeros_of
+from fedsim.wire.gaussian_messages import in_full
+from fedsim.wire.schema import FullSum, Sum, map_tensors, zeros_of
 
 Unsent = Literal["dual", "zero", "last"]
 """The kinds of substitute for the upload of a participant that sends nothing (Algorithm.unsent)."""
@@ -172,6 +175,14 @@ class Task:
         """Return the weights (P,) from which training starts: `mean`; before `started`, the random start."""
         return mean if self.started else self.start
 
+    def curvature(
+        self, shard: AnyShard, weights: Tensor, estimator: GgnEstimator, *, full: bool = False
+    ) -> Tensor:
+        """Return the GGN of the SUMMED loss at `weights` (P,): its diagonal (P,), or (P, P) if `full`.
+
+        estimator: of the diagonal; the full matrix is exact."""
+        return shard.full_curvature(weights) if full else shard.curvature(weights, estimator, self.rng)
+
     def minimise(
         self,
         shard: AnyShard,
@@ -251,6 +262,14 @@ class _GaussianSums:
     precision: Sum
 
 
+@dataclass(frozen=True)
+class _FullGaussianSums:
+    """The change of a product of Gaussian duals with full precisions."""
+
+    shift: Sum
+    precision: FullSum
+
+
 def _factor(state: Any, name: str) -> Gaussian:
     """Return the dual with this dotted name in a state, as a Gaussian factor."""
     for part in name.split("."):
@@ -324,6 +343,8 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """True if the server can fold uploads that answer different broadcasts (--async, +quiet, +own)."""
     stale_damping: ClassVar[float] = 0.0
     """P in the weight (1 + staleness)^-P of a stale upload, if --async does not set it."""
+    damped_by: ClassVar[str] = ""
+    """The hyperparameter, a Step, that damps the dual step, if there is one (+event)."""
     fed_back: ClassVar[tuple[str, ...]] = ()
     """The upload fields of shape (P,) that fedsim.error_feedback may correct: plain increments, which the
     server adds up and does not use again."""
@@ -383,12 +404,19 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
                 f"{type(self).__name__} names no messages: derive it from "
                 "Algorithm[Server, Client, Down, Up], or define exchanges"
             )
-        sums = _type_of_sums(type(self))
+        sums, down, up = _type_of_sums(type(self)), self.down_type, self.up_type
         if sums is Tensor:
             sums = _message_of(self._total)
         elif sums is Gaussian:
-            sums = _GaussianSums
-        return (Exchange(self.down_type, self.up_type, cast(type, sums) if is_dataclass(sums) else None),)
+            sums = _FullGaussianSums if self.is_full else _GaussianSums
+        if self.is_full:
+            down, up = in_full(down), in_full(up)
+        return (Exchange(down, up, cast(type, sums) if is_dataclass(sums) else None),)
+
+    @property
+    def is_full(self) -> bool:
+        """True if the hyperparameter `covariance` is full: precisions are matrices (P, P)."""
+        return getattr(self, "covariance", "diagonal") == "full"
 
     @property
     def setup(self) -> tuple[Exchange, ...]:
@@ -464,7 +492,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """Return the exponent or factor that damps a dual step; 1 if steps are not damped.
 
         After rounds in which the client sent nothing, a damped step may count up to 1 / damping times."""
-        return 1.0
+        return at.value(getattr(self, self.damped_by)) if self.damped_by else 1.0
 
     def own_and_held(self, client: Client, down: Down, up: Up, task: Task) -> tuple[Any, Any]:
         """Return the two messages or Gaussians whose difference decides whether an upload is sent (+event).
@@ -523,7 +551,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """Add these uploads to the sums, which are overwritten and must belong to the caller."""
         for arrival in arrivals:
             before = give_up(sums, above=0)
-            sums = self.add(before, arrival, ctx)
+            sums = settled(self.add(before, arrival, ctx), before)
             keep(before)
             del arrival  # only one upload is in memory
         return sums

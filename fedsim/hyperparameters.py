@@ -49,6 +49,10 @@ ProxNorm = Annotated[
     Literal["squared", "unsquared"],
     Meta(description="norm of the proximal term: |w - w_g|^2 (the paper) or |w - w_g| (released code)"),
 ]
+Covariance = Annotated[
+    Literal["diagonal", "full"],
+    Meta(description="form of the Gaussians' precision: P numbers, or a P x P matrix"),
+]
 GgnEstimator = Annotated[
     Literal["exact", "sign", "top2_sign"],
     Meta(

@@ -62,6 +62,7 @@ from fedsim.tree import Tree, check_tree, tree
 from fedsim.virtual_clock import Clock, ExchangeClock, clock
 from fedsim.wire.codec_selection import select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
+from fedsim.wire.gaussian_messages import check_size
 from fedsim.wire.schema import RUNNING, TRIANGLE, Dims, FieldKind, all_fields
 from fedsim.wire.wire_size import RUN_NAME, envelope_size
 
@@ -126,7 +127,7 @@ class Problem:
             if dataset.test_centres is not None and dataset.centres is not None:
                 dataset = replace(dataset, test_centres=dataset.centres[held])
         net = network_of(experiment, dataset, torch.device(device))
-        algorithm.check(net.layout.size)
+        _check_size(algorithm, net.layout.size)
         for name, value in resolved_hyperparameters(algorithm).items():
             if name.endswith("optimiser") and value == "exact":
                 raise UsageError(f"{name} = exact needs clients with a quadratic loss; a network has none")
@@ -155,7 +156,7 @@ class Problem:
         dataset = load_dataset(experiment.dataset, data_dir)
         _check_until(experiment, dataset)
         net = network_of(experiment, dataset, torch.device("cpu"))
-        algorithm.check(net.layout.size)
+        _check_size(algorithm, net.layout.size)
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         start, running = net.snapshot(), net.statistics.clone()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
@@ -492,6 +493,14 @@ def _held_by(
 ) -> tuple[np.ndarray, ...]:
     """Return the rows of the algorithm's clients; a centralised algorithm has one client with all rows."""
     return (np.unique(np.concatenate(rows)),) if algorithm.centralised else rows
+
+
+def _check_size(algorithm: Algorithm[Any, Any, Any, Any], params: int) -> None:
+    """Check that the algorithm and its messages can work on a model of P = `params` parameters."""
+    for exchange in (*algorithm.setup, *algorithm.exchanges):
+        for message in (exchange.down, exchange.up):
+            check_size(message, params)
+    algorithm.check(params)
 
 
 def _check_until(experiment: Experiment, dataset: Dataset) -> None:

@@ -19,10 +19,9 @@ from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.robust_losses import LossName, RobustLoss, robust_loss
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, Smoothing
 from fedsim.learning.solvers.ivon import IvonFit, IvonMoments, IvonTraining, ivon
-from fedsim.learning.solvers.von import VonTraining, check_samples, von
+from fedsim.learning.solvers.von import VonTraining, check_samples as check_samples, von
 from protocols._dual_rule import ClippedCavity, clipped_cavity, restored
 from protocols._site_algorithm import LocalProblem, SiteFit
-from protocols._site_messages import Covariance, check_covariance
 
 __all__ = [
     "IvonMoments",
@@ -33,7 +32,7 @@ __all__ = [
     "VonTraining",
     "by_ivon",
     "by_von",
-    "check_von",
+    "check_samples",
     "ivon_without_dual",
     "robust_loss",
     "to_the_mode",
@@ -170,9 +169,3 @@ def ivon_without_dual(
     )
     assert fit.solution.curvature is not None
     return fit, fit.solution.curvature
-
-
-def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:
-    """Raise a UsageError if VON cannot train a model of `params` parameters with these settings."""
-    check_covariance(params, covariance, sibling)
-    check_samples(how.samples)

@@ -19,7 +19,8 @@ from fedsim.learning.function_space import FunctionTerm, Held, Memory
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers.first_order import minimise_memory
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Inputs, Logits, Mean, Owners, Precision, Scalar, Weights
+from fedsim.wire.gaussian_messages import Posterior
+from fedsim.wire.schema import Inputs, Logits, Mean, Owners, Scalar, Weights
 
 Tau = Annotated[float, Meta(ge=0, description="weight of the memory points; 0: none")]
 PointsPerClass = Annotated[int, Meta(ge=0, description="memory points of a client per class")]
@@ -73,20 +74,16 @@ class Up:
 
 
 @dataclass(frozen=True)
-class CovDown:
+class CovDown(Posterior):
     """Broadcast of FedLap-Cov with function terms."""
 
-    mean: Mean
-    precision: Precision
     news: NewMemory | None = None
 
 
 @dataclass(frozen=True)
-class CovUp:
+class CovUp(Posterior):
     """Upload of FedLap-Cov with function terms."""
 
-    mean: Mean
-    precision: Precision
     logits: Logits
     train_loss: Scalar
     own: OwnMemory | None = None

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Task, Unsent
 from fedsim.errors import UsageError
+from fedsim.hyperparameters import Covariance
 from fedsim.learning.blocks import accumulating, elementwise
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product, times
 from fedsim.learning.ownership import keep
@@ -36,7 +37,6 @@ from protocols._site_messages import (
     FULL,
     POINT,
     SCALED,
-    Covariance,
     ExponentialFamily,
     FixedPrecision,
     gaussian,

@@ -18,32 +18,26 @@ A fixed precision is not sent; a scaled precision is sent as one number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, make_dataclass, replace
+from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any, Literal
 
 import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Exchange
-from fedsim.errors import UsageError
-from fedsim.hyperparameters import GgnEstimator
-from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
-from fedsim.seeds import RandomStream
+from fedsim.algorithm import Exchange
+from fedsim.hyperparameters import Covariance
+from fedsim.learning.gaussian import Gaussian, identity
+from fedsim.wire.gaussian_messages import Increment, Posterior, in_full
 from fedsim.wire.schema import (
     Check,
     Count,
     Delta,
-    FullDelta,
-    FullPrecision,
     FullSum,
     Least,
     Mean,
     Norm,
-    Precision,
-    PrecisionDelta,
     Scalar,
-    ShiftDelta,
     Sum,
     Total,
 )
@@ -116,61 +110,22 @@ class ScaledIncrement:
 
 
 @dataclass(frozen=True)
-class DiagonalDown:
-    mean: Mean
-    precision: Precision
+class Down(Posterior):
+    """Broadcast of q_g."""
 
 
 @dataclass(frozen=True)
-class DiagonalUp:
+class Up(Posterior):
     """Upload of q_k."""
 
-    mean: Mean
-    precision: Precision
     info: PosteriorInfo
 
 
 @dataclass(frozen=True)
-class DiagonalIncrement:
-    z_shift: ShiftDelta
-    z_precision: PrecisionDelta
+class Change(Increment):
+    """Upload of the increment of z_k."""
+
     info: PosteriorInfo
-
-
-@dataclass(frozen=True)
-class FullDown:
-    mean: Mean
-    precision: FullPrecision
-
-
-@dataclass(frozen=True)
-class FullUp:
-    mean: Mean
-    precision: FullPrecision
-    info: PosteriorInfo
-
-
-@dataclass(frozen=True)
-class FullIncrement:
-    z_shift: Delta
-    z_precision: FullDelta
-    info: PosteriorInfo
-
-
-@dataclass(frozen=True)
-class DiagonalLaplaceUp:
-    """Upload of q_k, a Laplace approximation."""
-
-    mean: Mean
-    precision: Precision
-    train_loss: Scalar
-
-
-@dataclass(frozen=True)
-class FullLaplaceUp:
-    mean: Mean
-    precision: FullPrecision
-    train_loss: Scalar
 
 
 def _sums(*kinds: Any) -> tuple[type[Any], type[Any]]:
@@ -222,40 +177,25 @@ class ExponentialFamily:
 
     def broadcast(self, q: Gaussian) -> Any:
         """Return the broadcast of q_g = `q`."""
-        return self.down(q.mean, *self._sent(q))
+        return self.down(q.mean) if self.kind == "fixed" else self.down.at(q.mean, q.precision)
 
     def gaussian(self, message: Any, S: Tensor | float = 1.0) -> Gaussian:
         """Return the factor that a message contains: q_g, q_k, or the increment of z_k."""
-        fixed = self.kind == "fixed"
+        if self.kind != "fixed":
+            return message.factor  # type: ignore[no-any-return]
         if isinstance(message, self.increment):
-            shift = message.z_shift.double()
-            if fixed:
-                return Gaussian(shift, message.z_precision if self.scaled else 0.0)
-            return Gaussian(shift, self.matrix(message.z_precision.double()))
-        return Gaussian.at(message.mean, S if fixed else self.matrix(message.precision))
+            return Gaussian(message.z_shift.double(), message.z_precision if self.scaled else 0.0)
+        return Gaussian.at(message.mean, S)
 
     def upload(self, dual: Dual, sent: Gaussian, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
         """Return the upload for q_k = `local`. sent: the increment of z_k if silent = last, else q_k."""
         info = self.info(primal_residual=residual(local, q), **scalars)
+        if self.kind == "fixed":
+            change = (sent.precision,) if self.scaled else ()
+            return self.up(local.mean, info) if dual.z is None else self.increment(sent.shift, *change, info)
         if dual.z is None:
-            return self.up(local.mean, *self._sent(local), info)
-        change = (sent.precision,) if self.scaled else self._sent(sent)
-        return self.increment(sent.shift, *change, info)
-
-    def curvature(self, shard: AnyShard, weights: Tensor, how: GgnEstimator, rng: RandomStream) -> Tensor:
-        """Return H_k, the generalised Gauss-Newton matrix of the summed loss, full or diagonal."""
-        return shard.full_curvature(weights) if self.kind == "full" else shard.curvature(weights, how, rng)
-
-    def field(self, precision: Tensor | float) -> Tensor:
-        """Convert a learned precision to a message's field."""
-        return packed(torch.as_tensor(precision)) if self.kind == "full" else torch.as_tensor(precision)
-
-    def matrix(self, field: Tensor) -> Tensor:
-        """Convert a message's field to a learned precision."""
-        return unpacked(field) if self.kind == "full" else field
-
-    def _sent(self, q: Gaussian) -> tuple[Tensor, ...]:
-        return () if self.kind == "fixed" else (self.field(q.precision),)
+            return self.up.at(local.mean, local.precision, info)
+        return self.increment.at(sent.shift, sent.precision, info)
 
 
 POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement, _sums(Sum), PointInfo)
@@ -268,12 +208,8 @@ SCALED = ExponentialFamily(
     ScaledInfo,
     scaled=True,
 )
-DIAGONAL = ExponentialFamily("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement, _sums(Sum, Sum))
-FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement, _sums(Sum, FullSum))
-Covariance = Annotated[
-    Literal["diagonal", "full"],
-    Meta(description="form of the Gaussians' precision: P numbers, or a P x P matrix"),
-]
+DIAGONAL = ExponentialFamily("diagonal", Down, Up, Change, _sums(Sum, Sum))
+FULL = ExponentialFamily("full", in_full(Down), in_full(Up), in_full(Change), _sums(Sum, FullSum))
 FixedPrecision = Annotated[
     Annotated[float, Meta(gt=0)] | Literal["curvature"],
     Meta(description="S: from the clients' curvature at the start, in a set-up, or this number everywhere"),
@@ -283,23 +219,3 @@ FixedPrecision = Annotated[
 def gaussian(covariance: Covariance) -> ExponentialFamily:
     """Return the family with a learned precision of this form."""
     return FULL if covariance == "full" else DIAGONAL
-
-
-def laplace(covariance: Covariance) -> ExponentialFamily:
-    """Return the family of `gaussian`, with uploads that contain no scalars about duals."""
-    family = gaussian(covariance)
-    return replace(family, up=FullLaplaceUp if covariance == "full" else DiagonalLaplaceUp)
-
-
-MAX_FULL = 3000
-"""The largest number of parameters for which a full covariance is allowed."""
-
-
-def check_covariance(params: int, covariance: Covariance, sibling: str) -> None:
-    """Raise a UsageError if a model of `params` parameters is too large for this covariance."""
-    if covariance == "full" and params > MAX_FULL:
-        raise UsageError(
-            f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "
-            f"client, round and direction; the limit is P = {MAX_FULL:,}. Use the diagonal sibling, "
-            f"{sibling}, or a smaller model, such as --model logistic_bias"
-        )

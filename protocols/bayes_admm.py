@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Gaussian
-from protocols._local_solvers import VonTraining, by_von, check_von
+from protocols._local_solvers import VonTraining, by_von, check_samples
 from protocols._site_algorithm import (
     At,
     CapDual,
@@ -74,7 +74,7 @@ class BayesADMM(SiteAlgorithm):
         return gaussian(self.covariance)
 
     def check(self, params: int) -> None:
-        check_von(params, self.covariance, "ivon_admm", self.local)
+        check_samples(self.local.samples)
 
     def prior(self, like: Tensor) -> Gaussian:
         return self.family.isotropic(like, self.delta)

@@ -76,6 +76,7 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
     url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
     duals: ClassVar[dict[str, str]] = {"dual": "dual"}
+    damped_by: ClassVar[str] = "rho"
     folds_stale: ClassVar[bool] = True
 
     def server_init(self, ctx: Context) -> Server:
@@ -106,9 +107,6 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(self.dual_step(client.dual, down, up, at=task.at), client.moments)
-
-    def dual_damping(self, at: At) -> float:
-        return at.value(self.rho)
 
     @accumulating
     def dual_step(self, dual: Tensor, down: Down, up: Up, *, at: At) -> Tensor:

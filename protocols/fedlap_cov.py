@@ -11,9 +11,8 @@ In natural parameters (S w, S): t_k = (v_k, V_k), q = N(0, I/delta) prod_k t_k, 
 is the generalised Gauss-Newton matrix of the summed loss. It is positive semi-definite, so S_k and S_g stay
 positive. By default it is diagonal, as in the experiments; covariance = full uses all of it (Sec. 3.3).
 
-By default a network's posterior is too wide to sample from; predictions use the mean, w_g.
-
-Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
+By default a network's posterior is too wide to sample from; predictions use the mean, w_g. Local training is
+Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
 
@@ -31,37 +30,50 @@ References:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import torch
 from msgspec import Meta
-from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Step, Task
-from fedsim.hyperparameters import GgnEstimator, PriorPrecision
-from fedsim.learning.blocks import accumulating, elementwise
-from fedsim.learning.gaussian import Gaussian, Point, count_raised, raised
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Step, Task
+from fedsim.hyperparameters import Covariance, GgnEstimator, PriorPrecision
+from fedsim.learning.gaussian import Gaussian, Point, count_raised
 from fedsim.learning.solvers.first_order import LocalTraining, Moments
-from protocols._site_messages import Covariance, ExponentialFamily, check_covariance, laplace
+from fedsim.wire.gaussian_messages import Posterior
+from fedsim.wire.schema import Scalar
 
 
 @dataclass(frozen=True)
 class Server:
+    """State of the server. sites: prod_k t_k, with shift = sum v_k, precision = sum V_k, float64."""
+
     sites: Gaussian
-    """prod_k t_k: shift = sum v_k, precision = sum V_k, both (P,) float64; a full precision is (P, P)."""
     started: bool
 
 
 @dataclass(frozen=True)
 class Client:
+    """State of a client. site: t_k, with shift = v_k (P,), precision = V_k (P,) or (P, P), float64."""
+
     site: Gaussian
-    """t_k: shift = v_k, precision = V_k, both (P,) float64; a full precision is (P, P)."""
     moments: Moments | None = None
 
 
 @dataclass(frozen=True)
-class FedLapCov(Algorithm[Server, Client, Any, Any]):
+class Down(Posterior):
+    """Broadcast of q_g."""
+
+
+@dataclass(frozen=True)
+class Up(Posterior):
+    """Upload of q_k."""
+
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FedLapCov(Algorithm[Server, Client, Down, Up]):
     delta: PriorPrecision = 0.1
     rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/|S|"
     curvature: GgnEstimator = "exact"
@@ -73,73 +85,41 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
     url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
     duals: ClassVar[dict[str, str]] = {"site": "sites"}
+    damped_by: ClassVar[str] = "rho"
     folds_stale: ClassVar[bool] = True
 
-    @property
-    def family(self) -> ExponentialFamily:
-        return laplace(self.covariance)
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (self.family.exchange(averages=False),)
-
-    def check(self, params: int) -> None:
-        check_covariance(params, self.covariance, "fedlap_cov with --set covariance=diagonal")
-
     def server_init(self, ctx: Context) -> Server:
-        return Server(self.family.isotropic(ctx.start, 0.0), started=False)
+        return Server(Gaussian.one(ctx.start, full=self.is_full), started=False)
 
     def client_init(self, ctx: Context, k: int) -> Client:
-        return Client(self.family.isotropic(ctx.start, 0.0))
+        return Client(Gaussian.one(ctx.start, full=self.is_full))
 
-    def broadcast(self, server: Server, ctx: Context) -> Any:
+    def posterior(self, sites: Gaussian) -> Gaussian:
+        return (sites * Gaussian.isotropic(self.delta)).floored(self.delta)
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
         q = self.posterior(server.sites)
-        return self.family.down(q.mean, self.family.field(q.precision))
+        return Down.at(q.mean, q.precision)
 
-    def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        cavity, start = (down / client.site).floored(self.delta), task.begin(down.mean)
         fit = task.minimise(
-            shard,
-            self.local,
-            task.begin(down.mean),
-            weight=shard.size,
-            penalties=(self.cavity(down, client.site, like=shard.like),),
-            moments=client.moments,
+            shard, self.local, start, weight=shard.size, penalties=(cavity,), moments=client.moments
         )
-        H = self.family.curvature(shard, fit.weights, self.curvature, task.rng)
-        S = self.local_precision(H, down, client.site)
-        return Client(client.site, fit.carried), self.family.up(fit.weights, self.family.field(S), fit.loss)
+        H = task.curvature(shard, fit.weights, self.curvature, full=self.is_full)
+        return replace(client, moments=fit.carried), Up.at(fit.weights, cavity.precision_plus(H), fit.loss)
 
-    @elementwise
-    def cavity(self, down: Any, site: Gaussian, *, like: Tensor) -> Gaussian:
-        return (self.family.gaussian(down) / site).floored(self.delta).to(like)
+    def step(self, down: Down, up: Up, at: At) -> Gaussian:
+        return (up / down) ** (at.value(self.rho) * at.weight)
 
-    @elementwise
-    def local_precision(self, H: Tensor, down: Any, site: Gaussian) -> Tensor:
-        S_g = self.family.matrix(down.precision).double()
-        return H + raised(S_g - site.precision, self.delta)
-
-    def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
-        return Client(self.dual_step(client.site, down, up, at=task.at), client.moments)
-
-    def dual_damping(self, at: At) -> float:
-        return at.value(self.rho)
-
-    @accumulating
-    def dual_step(self, sites: Gaussian, down: Any, up: Any, *, at: At) -> Gaussian:
-        """Multiply t_k, or the product of all t_k, by client k's dual step (q_k / q_g)^rho; float64."""
-        change = self.family.gaussian(up) / self.family.gaussian(down)
-        return sites * change ** (at.value(self.rho) * at.weight)
+    def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+        return replace(client, site=client.site * self.step(down, up, task.at))
 
     def add(self, sites: Gaussian, a: Arrival, ctx: Context) -> Gaussian:
-        return self.dual_step(sites, a.down, a.up, at=a.at)
+        return sites * self.step(a.down, a.up, a.at)
 
-    def from_sums(self, server: Server, down: Any, sites: Gaussian, ctx: Context) -> Server:
+    def from_sums(self, server: Server, down: Down, sites: Gaussian, ctx: Context) -> Server:
         return Server(sites, started=True)
-
-    @elementwise
-    def posterior(self, sites: Gaussian) -> Gaussian:
-        S_g = self.family.identity(sites.shift, self.delta) + sites.precision
-        return Gaussian(sites.shift, S_g).floored(self.delta)
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
         return self.posterior(server.sites) if server.started else Point(ctx.start)

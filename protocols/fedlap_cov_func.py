@@ -123,8 +123,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         self, client: Client, down: CovDown, shard: AnyShard, task: Task
     ) -> tuple[Client, CovUp]:
         known, own = client.known.with_news(down.news), own_memory(shard, task, self.points_per_class)
-        cavity = Gaussian.at(down.mean, down.precision) / client.site
-        cavity = replace(cavity, precision=torch.as_tensor(cavity.precision).clamp(min=self.delta))
+        cavity = (down / client.site).floored(self.delta)
         fit = task.minimise(
             shard,
             self.local,
@@ -135,7 +134,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
             term=function_term(known, own, down.mean, None, self.tau, shard, task.client),
             memory_gradient=self.memory_gradient,
         )
-        S_k = shard.curvature(fit.weights, self.curvature, task.rng) + cavity.precision
+        S_k = cavity.precision_plus(task.curvature(shard, fit.weights, self.curvature))
         logits, new = label(shard, fit.weights, known, own)
         return Client(client.site, known, fit.carried), CovUp(fit.weights, S_k, logits, fit.loss, new)
 
@@ -145,8 +144,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
 
     def site_change(self, down: CovDown, up: CovUp, at: At) -> Gaussian:
         """Return the factor (q_k / q_g)^rho, which contains the steps of v_k and V_k, (P,) float64."""
-        local, broadcast = Gaussian.at(up.mean, up.precision), Gaussian.at(down.mean, down.precision)
-        return (local / broadcast) ** at.value(self.rho)
+        return (up / down) ** at.value(self.rho)
 
     def server_update(
         self, server: Server, down: CovDown, arrivals: Iterable[Arrival], ctx: Context

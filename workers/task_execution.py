@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsim.device_copies import to_cpu
+from fedsim.learning.blocks import settled
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
 from fedsim.wire.envelope import Payload, decode_own, encode, scaled
@@ -79,4 +80,5 @@ def execute(
     task = replace(task, start=problem.start)
     size = sum(part.nbytes for f in payload.fields for part in f.parts)
     committed, sends = problem.policy.decide(algorithm, draft, down, decoded, task, size=size, fresh=fresh)
+    committed = settled(committed, draft)
     return TaskResult(draft, up, payload if sends else Payload((), ()), decoded, committed)

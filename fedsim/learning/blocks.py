@@ -17,18 +17,16 @@ An algorithm states its formula as a method and decorates it:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
+from fedsim.learning.gaussian import BLOCK as BLOCK, CACHED, Gaussian, can_be_cut, evaluate
 from fedsim.learning.ownership import spent
 from fedsim.wire.schema import map_tensors, tensors_of
 
-BLOCK = 65_536
-"""Number of entries of a block: 512 KiB in float64."""
-CACHED = 4
-"""Number of blocks that fit into the cache; vectors of up to this many blocks are not cut."""
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,7 +69,7 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
     """
     tensors = [t for value in values for t in tensors_of(value)]
     size = max((t.numel() for t in tensors), default=0)
-    if size <= CACHED * BLOCK or not all(_can_be_cut(t, size) for t in tensors):
+    if size <= CACHED * BLOCK or not all(can_be_cut(t, size) for t in tensors):
         return formula(*values)
     whole: list[Tensor] = []
     result: Any = None
@@ -97,10 +95,6 @@ def _wholes(pieces: Sequence[Tensor], out: Sequence[Tensor], size: int) -> list[
     return [t.new_empty(size) if t.dim() else t for t in pieces]
 
 
-def _can_be_cut(t: Tensor, size: int) -> bool:
-    return t.device.type == "cpu" and (not t.dim() or tuple(t.shape) == (size,))
-
-
 def _cut(value: T, part: slice) -> T:
     return map_tensors(value, lambda t: t[part] if t.dim() else t)
 
@@ -108,9 +102,38 @@ def _cut(value: T, part: slice) -> T:
 def add_by_blocks(total: Tensor, x: Tensor, factor: float) -> None:
     """Add factor * x to `total` in place; `x` has the shape of `total` and any dtype."""
     size = total.numel()
-    if not _can_be_cut(total, size):
+    if not can_be_cut(total, size):
         total.add_(x, alpha=factor)
         return
     for at in range(0, size if total.dim() else 1, BLOCK):
         part = slice(at, at + BLOCK)
         _cut(total, part).add_(_cut(x, part), alpha=factor)
+
+
+def settled(value: T, before: object = None) -> T:
+    """Evaluate the Gaussians of a state that are still formulas, together, and return the state.
+
+    before: the state from which it was computed. Its Gaussians at the same places are overwritten if their
+    owner has given them up (fedsim.learning.ownership). No formula may outlive its task, because its operands
+    may share memory with received frames.
+    """
+    pending = _pending(value, before)
+    if pending:
+        olds = [spent(old) if isinstance(old, Gaussian) else None for _, old in pending]
+        values = [getattr(old, name, None) for old in olds for name in ("shift", "precision")]
+        into = [value if isinstance(value, Tensor) else None for value in values]
+        evaluate([g for g, _ in pending], into)
+    return value
+
+
+def _pending(value: Any, before: Any) -> list[tuple[Gaussian, Any]]:
+    """Return the pending Gaussians of a value, each with what `before` has at the same place."""
+    if isinstance(value, Gaussian):
+        return [(value, before)] if "_pending" in value.__dict__ else []
+    if isinstance(value, tuple):
+        olds = before if isinstance(before, tuple) and len(before) == len(value) else (None,) * len(value)
+        return [pair for v, old in zip(value, olds, strict=True) for pair in _pending(v, old)]
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in fields(value)]
+        return [p for n in names for p in _pending(getattr(value, n), getattr(before, n, None))]
+    return []

@@ -5,19 +5,30 @@ family: a float s is isotropic (s I), a vector (P,) is diagonal, and a symmetric
 t_k (or dual) is also a factor, whose precision may be zero or negative. Sign convention: a client minimises
 l_k(w) + log t_k(w), so the prior of its local problem is the cavity q / t_k
 (docs/references/equations.md#notation-and-signs).
+
+For large vectors, *, /, ** and the methods that return a Gaussian only note the formula. It is evaluated
+block by block when shift or precision is read: the intermediate vectors of a formula such as
+site * (q_k / q_g) ** rho then stay in the processor's cache, and need no memory. `settled` in
+fedsim.learning.blocks evaluates what a state still has to compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import mul
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import TaskError
+
+BLOCK = 65_536
+"""Number of entries of a block: 512 KiB in float64."""
+CACHED = 4
+"""Number of blocks that fit into the cache; vectors of up to this many blocks are not cut."""
 
 
 def product(factors: Iterable[Gaussian]) -> Gaussian:
@@ -91,17 +102,30 @@ class Gaussian:
     shift: Tensor
     precision: Tensor | float
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Evaluate a formula that an operator has noted."""
+            if name not in ("shift", "precision") or "_pending" not in self.__dict__:
+                raise AttributeError(name)
+            evaluate([self])
+            return self.__dict__[name]
+
     @staticmethod
     def at(mean: Tensor, precision: Tensor | float) -> Gaussian:
         """Return N(mean, S^-1) in float64, because natural parameters add and subtract large numbers."""
-        exact = precision.double() if isinstance(precision, Tensor) else precision
-        return Gaussian(times(exact, mean.double()), exact)
+        return _applied(_natural, mean, precision)
 
     @staticmethod
-    def one(like: Tensor) -> Gaussian:
-        """Return the factor 1 of the diagonal family: zero shift and precision, (P,) float64."""
+    def one(like: Tensor, *, full: bool = False) -> Gaussian:
+        """Return the factor 1 for vectors like `like` (P,): zero shift and precision, float64."""
         zero = torch.zeros_like(like, dtype=torch.float64)
-        return Gaussian(zero, zero)
+        return Gaussian(zero, zero.new_zeros(len(zero), len(zero)) if full else zero.clone())
+
+    @staticmethod
+    def isotropic(precision: float) -> Gaussian:
+        """Return N(0, I/precision), for vectors of any length."""
+        return Gaussian(torch.zeros((), dtype=torch.float64), precision)
 
     @property
     def mean(self) -> Tensor:
@@ -143,18 +167,24 @@ class Gaussian:
                 precision = self.precision
                 yield mean + noise / (precision.sqrt() if isinstance(precision, Tensor) else precision**0.5)
 
-    def __mul__(self, other: Gaussian) -> Gaussian:
-        return Gaussian(self.shift + other.shift, self.precision + other.precision)
+    def __mul__(self, other: Gaussian | Carrier) -> Gaussian:
+        return _applied(_product, self, other)
 
-    def __truediv__(self, other: Gaussian) -> Gaussian:
-        return Gaussian(self.shift - other.shift, self.precision - other.precision)
+    def __truediv__(self, other: Gaussian | Carrier) -> Gaussian:
+        return _applied(_quotient, self, other)
 
     def __pow__(self, power: float) -> Gaussian:
-        return Gaussian(power * self.shift, power * self.precision)
+        return _applied(partial(_power, power), self)
 
     def floored(self, least: float) -> Gaussian:
         """Return a factor with the same shift and a precision of at least `least` (see `raised`)."""
-        return Gaussian(self.shift, raised(torch.as_tensor(self.precision), least))
+        return _applied(partial(_floored, least), self)
+
+    def precision_plus(self, curvature: Tensor) -> Tensor:
+        """Return S + H, the precision of the Laplace approximation of this factor times a loss."""
+        size = _size_to_cut((self, curvature))
+        (precision,) = _evaluated(lambda g, H: (H + g.precision,), (self, curvature), size)
+        return torch.as_tensor(precision)
 
     def mismatch(self, other: Gaussian) -> float:
         """Return the largest difference in shift or precision, relative to its largest absolute entry."""
@@ -164,8 +194,7 @@ class Gaussian:
 
     def to(self, like: Tensor) -> Gaussian:
         """Return the same factor in the dtype and on the device of `like`."""
-        precision = self.precision.to(like) if isinstance(self.precision, Tensor) else self.precision
-        return Gaussian(self.shift.to(like), precision)
+        return _applied(partial(_converted, like), self)
 
     def add_gradient(self, weights: Tensor, grads: Tensor) -> None:
         """Add the gradient of -log factor, S w - shift, to `grads`."""
@@ -176,6 +205,163 @@ class Gaussian:
         else:
             grads.addcmul_(self.precision, weights)
         grads.sub_(self.shift)
+
+
+# ---- formulas, evaluated at once or block by block
+
+
+class Carrier:
+    """A base class of values that have a factor: messages that carry a Gaussian."""
+
+    @property
+    def factor(self) -> Gaussian:
+        raise NotImplementedError
+
+    def __mul__(self, other: Gaussian | Carrier) -> Gaussian:
+        return self.factor * other
+
+    def __truediv__(self, other: Gaussian | Carrier) -> Gaussian:
+        return self.factor / other
+
+    def __pow__(self, power: float) -> Gaussian:
+        return self.factor**power
+
+
+class _Pending(NamedTuple):
+    """A formula of Gaussians and tensors, elementwise in their vectors, which have `size` entries."""
+
+    formula: Callable[..., Gaussian]
+    operands: tuple[Any, ...]
+    size: int
+
+
+def _natural(mean: Tensor, precision: Tensor | float) -> Gaussian:
+    exact = precision.double() if isinstance(precision, Tensor) else precision
+    return Gaussian(times(exact, mean.double()), exact)
+
+
+def _product(one: Gaussian, other: Gaussian) -> Gaussian:
+    return Gaussian(one.shift + other.shift, _added(one.precision, other.precision))
+
+
+def _added(one: Tensor | float, other: Tensor | float) -> Tensor | float:
+    """Add two precisions; a float s is s I."""
+    if isinstance(other, float) and isinstance(one, Tensor) and is_full(one):
+        return one + identity(one[0], other, full=True)
+    return one + other
+
+
+def _quotient(one: Gaussian, other: Gaussian) -> Gaussian:
+    return Gaussian(one.shift - other.shift, one.precision - other.precision)
+
+
+def _power(power: float, one: Gaussian) -> Gaussian:
+    return Gaussian(power * one.shift, power * one.precision)
+
+
+def _floored(least: float, one: Gaussian) -> Gaussian:
+    return Gaussian(one.shift, raised(torch.as_tensor(one.precision), least))
+
+
+def _converted(like: Tensor, one: Gaussian) -> Gaussian:
+    precision = one.precision.to(like) if isinstance(one.precision, Tensor) else one.precision
+    return Gaussian(one.shift.to(like), precision)
+
+
+def _applied(formula: Callable[..., Gaussian], *operands: Any) -> Gaussian:
+    """Return formula(*operands), or a Gaussian that is evaluated when it is read."""
+    operands = tuple(o.factor if isinstance(o, Carrier) else o for o in operands)
+    size = _size_to_cut(operands)
+    if not size:
+        return formula(*operands)
+    result = object.__new__(Gaussian)
+    object.__setattr__(result, "_pending", _Pending(formula, operands, size))
+    return result
+
+
+def _size_to_cut(operands: Iterable[Any]) -> int:
+    """Return the length of the operands' vectors; 0 if they are not to be cut.
+
+    They are not if they fit into the cache, are on a GPU, or if one of them is a matrix."""
+    sizes, tensors = [0], list[Tensor]()
+    for value in operands:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, Gaussian) and "_pending" in value.__dict__:
+            sizes.append(value.__dict__["_pending"].size)
+        elif isinstance(value, Gaussian):
+            tensors += [t for t in value.__dict__.values() if isinstance(t, Tensor)]
+    size = max(*sizes, *(t.numel() for t in tensors), 0)
+    return size if size > CACHED * BLOCK and all(can_be_cut(t, size) for t in tensors) else 0
+
+
+def can_be_cut(tensor: Tensor, size: int) -> bool:
+    """Return whether a tensor is a number or a vector of `size` entries, on the CPU."""
+    return tensor.device.type == "cpu" and (not tensor.dim() or tuple(tensor.shape) == (size,))
+
+
+def _block(value: Any, part: slice) -> Any:
+    """Return a block of a tensor or Gaussian; of a pending one, the formula of the operands' blocks."""
+    if isinstance(value, Tensor):
+        return value[part] if value.dim() else value
+    if not isinstance(value, Gaussian):
+        return value
+    pending = value.__dict__.get("_pending")
+    if pending is None:
+        return Gaussian(_block(value.shift, part), _block(value.precision, part))
+    return pending.formula(*(_block(o, part) for o in pending.operands))
+
+
+def _evaluated(
+    formula: Callable[..., tuple[Any, ...]],
+    operands: Sequence[Any],
+    size: int,
+    into: Sequence[Tensor | None] = (),
+) -> tuple[Any, ...]:
+    """Return formula(*operands), a tuple of tensors and numbers, computed block by block.
+
+    size: the length of the vectors; 0 to compute all at once. into: tensors that the results may overwrite.
+    """
+    if not size:
+        return formula(*operands)
+    wholes: list[Any] = []
+    for at in range(0, size, BLOCK):
+        part = slice(at, at + BLOCK)
+        pieces = formula(*(_block(o, part) for o in operands))
+        if not wholes:
+            outs = into or (None,) * len(pieces)
+            wholes = [_whole(piece, out, size) for piece, out in zip(pieces, outs, strict=True)]
+        for whole, piece in zip(wholes, pieces, strict=True):
+            if isinstance(piece, Tensor) and piece.dim():
+                whole[part] = piece
+    return tuple(wholes)
+
+
+def _whole(piece: Any, out: Tensor | None, size: int) -> Any:
+    """Return the vector for these pieces: `out` if its dtype and shape match, else a new one."""
+    if not isinstance(piece, Tensor) or not piece.dim():
+        return piece
+    fits = out is not None and out.dtype == piece.dtype and tuple(out.shape) == (size,)
+    return out if fits else piece.new_empty(size)
+
+
+def evaluate(gaussians: Sequence[Gaussian], into: Sequence[Tensor | None] = ()) -> None:
+    """Evaluate pending Gaussians of one length together: all blocks are read before one is written.
+
+    into: for each Gaussian, two tensors that its shift and precision may overwrite, or None."""
+    size = max(g.__dict__["_pending"].size for g in gaussians)
+
+    def parts(*blocks: Gaussian) -> tuple[Any, ...]:
+        return tuple(value for g in blocks for value in (g.shift, g.precision))
+
+    values = _evaluated(parts, gaussians, size, into)
+    for g, shift, precision in zip(gaussians, values[::2], values[1::2], strict=True):
+        object.__delattr__(g, "_pending")
+        object.__setattr__(g, "shift", shift)
+        object.__setattr__(g, "precision", precision)
+
+
+# ---- precisions
 
 
 def is_full(precision: Tensor | float) -> bool:
