@@ -3,15 +3,7 @@
 Type checkers read this file. fedsim/__init__.py imports each name from the module that this file gives.
 """
 
-from fedsim.algorithm import (
-    Algorithm as Algorithm,
-    AnyShard as AnyShard,
-    Arrival as Arrival,
-    Context as Context,
-    Exchange as Exchange,
-    Task as Task,
-    Unsent as Unsent,
-)
+from fedsim.algorithm import Algorithm as Algorithm
 from fedsim.data.datasets import Dataset as Dataset, load_dataset as load_dataset
 from fedsim.errors import (
     AccessError as AccessError,
@@ -33,7 +25,15 @@ from fedsim.learning.solvers.first_order import (
     Moments as Moments,
     minimise as minimise,
 )
+from fedsim.optional_methods import Unsent as Unsent
 from fedsim.participation import ClientPopulation as ClientPopulation, Participation as Participation
+from fedsim.round_values import (
+    AnyShard as AnyShard,
+    Arrival as Arrival,
+    Context as Context,
+    Exchange as Exchange,
+    Task as Task,
+)
 from fedsim.seeds import RandomStream as RandomStream
 from fedsim.step_rules import At as At, Step as Step, step_size as step_size
 from fedsim.wire.codecs.base import Bound as Bound, Codec as Codec, Part as Part, Spec as Spec

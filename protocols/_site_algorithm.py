@@ -12,7 +12,7 @@ the mean of server_step's result is used. Members do not inherit from each other
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Task, Unsent
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, SetUp, Task, Unsent
 from fedsim.errors import UsageError
 from fedsim.hyperparameters import Covariance
 from fedsim.learning.blocks import accumulating, elementwise
@@ -130,26 +130,6 @@ class LocalProblem:
         return self.task.at
 
 
-class SetUp(ABC):
-    """A member's set-up: its exchanges with all clients before round 1."""
-
-    @property
-    @abstractmethod
-    def exchanges(self) -> tuple[Exchange, ...]:
-        """The exchanges of round 0."""
-
-    @abstractmethod
-    def broadcast(self, server: Consensus, ctx: Context) -> Any: ...
-
-    @abstractmethod
-    def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]: ...
-
-    @abstractmethod
-    def server_update(
-        self, server: Consensus, down: Any, arrivals: Iterable[Arrival], ctx: Context
-    ) -> Consensus: ...
-
-
 class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     """Base class that implements the methods of Algorithm from a member's formulas."""
 
@@ -199,11 +179,6 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         """Return q_g before the first server update; by default it is the prior."""
         return self.prior(start)
 
-    @property
-    def set_up(self) -> SetUp | None:
-        """The member's set-up, or None."""
-        return None
-
     # ---- methods of Algorithm
 
     def change(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
@@ -242,10 +217,6 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         return (self.family.exchange(self.silent, averages=self.averages),)
-
-    @property
-    def setup(self) -> tuple[Exchange, ...]:
-        return () if self.set_up is None else self.set_up.exchanges
 
     def server_init(self, ctx: Context) -> Consensus:
         return self.consensus(self.origin(ctx.start), ctx.at())
@@ -313,13 +284,6 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     def committed(self, dual: Dual, down: Any, up: Any, S: Tensor | float, *, at: At) -> Dual:
         sent, q = self.family.gaussian(up, S), self.family.gaussian(down, S)
         return self.next_dual(dual, sent, q, at)
-
-    def server_update(
-        self, server: Consensus, down: Any, arrivals: Iterable[Arrival], ctx: Context
-    ) -> Consensus:
-        if self.set_up is not None and not ctx.round:
-            return self.set_up.server_update(server, down, arrivals, ctx)
-        return super().server_update(server, down, arrivals, ctx)
 
     def sums(self, server: Consensus, down: Any, ctx: Context) -> SiteSums:
         q = self.family.gaussian(down, server.q.precision)

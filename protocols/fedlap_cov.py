@@ -11,8 +11,8 @@ In natural parameters (S w, S): t_k = (v_k, V_k), q = N(0, I/delta) prod_k t_k, 
 is the generalised Gauss-Newton matrix of the summed loss. It is positive semi-definite, so S_k and S_g stay
 positive. By default it is diagonal, as in the experiments; covariance = full uses all of it (Sec. 3.3).
 
-By default a network's posterior is too wide to sample from; predictions use the mean, w_g. Local training is
-Adam by default; each client keeps Adam's moments from round to round (option `carry`).
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`). A
+network's posterior is by default too wide to sample from, so predictions use the mean, w_g.
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
 

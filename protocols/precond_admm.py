@@ -98,7 +98,7 @@ class PrecondADMM(SiteAlgorithm):
         return POINT
 
     @property
-    def set_up(self) -> SetUp | None:
+    def set_up(self) -> SetUp[Consensus, Client] | None:
         return CurvatureSetUp(self) if self.preconditioner == "curvature" else None
 
     def prior(self, like: Tensor) -> Gaussian:
@@ -129,7 +129,7 @@ class PrecondADMM(SiteAlgorithm):
 
 
 @dataclass(frozen=True)
-class CurvatureSetUp(SetUp):
+class CurvatureSetUp(SetUp[Consensus, Client]):
     """The set-up in round 0: clients send H_k, then the server sends S."""
 
     algorithm: PrecondADMM

@@ -19,7 +19,7 @@ from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import all_fields, map_tensors
 from fedsim.wire.state_file import encode_state
 from protocols import REGISTRY, find
-from protocols._site_messages import DiagonalUp, PosteriorInfo
+from protocols._site_messages import PosteriorInfo, Up as SiteUp
 from tests.support.endpoints import three_workers
 from tests.support.harness import Run, exchanged, has_setting, play, problem_of
 from tests.support.kept_runs import command, kept_run
@@ -82,7 +82,7 @@ def test_the_coding_error_of_a_broadcast_does_not_enter_the_average() -> None:
     exact = algorithm.broadcast(server, ctx)
     coarse = [replace(exact, mean=exact.mean + k, precision=exact.precision * 2.0**k) for k in (1, 3)]
     info = PosteriorInfo(*torch.zeros(4))
-    ups = ((k, DiagonalUp(down.mean, down.precision, info)) for k, down in enumerate(coarse))
+    ups = ((k, SiteUp(down.mean, down.precision, info)) for k, down in enumerate(coarse))
     arrivals = (ctx.arrival(k, down, up) for (k, up), down in zip(ups, coarse, strict=True))
     after = algorithm.broadcast(algorithm.server_update(server, exact, arrivals, ctx), ctx)
     for field in ("mean", "precision"):
