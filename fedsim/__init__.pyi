@@ -18,6 +18,7 @@ from fedsim.errors import (
     WireError as WireError,
 )
 from fedsim.experiment import Experiment as Experiment
+from fedsim.learning.blocks import accumulating as accumulating
 from fedsim.learning.gaussian import Gaussian as Gaussian, Point as Point, Samples as Samples
 from fedsim.learning.shards import Shard as Shard
 from fedsim.learning.solvers.first_order import (
@@ -37,6 +38,7 @@ from fedsim.round_values import (
 from fedsim.seeds import RandomStream as RandomStream
 from fedsim.step_rules import At as At, Step as Step, step_size as step_size
 from fedsim.wire.codecs.base import Bound as Bound, Codec as Codec, Part as Part, Spec as Spec
+from fedsim.wire.gaussian_messages import Increment as Increment, Posterior as Posterior
 from fedsim.wire.schema import (
     Check as Check,
     Count as Count,

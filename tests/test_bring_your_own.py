@@ -17,6 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import fedsim
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from launch.cli import main
@@ -40,8 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_guide_has_algorithms_a_model_and_data() -> None:
-    assert set(FILES) == {"variant.py", "mine.py", "dane.py", "net.py", "blobs.py"}
-    assert GUIDE.count("```python") == 5
+    short = {"averages.py", "sites.py", "gaussians.py"}
+    assert set(FILES) == short | {"variant.py", "mine.py", "dane.py", "net.py", "blobs.py"}
+    assert GUIDE.count("```python") == len(FILES)
 
 
 def test_the_guides_scaffold_is_the_registered_file() -> None:
@@ -114,9 +116,26 @@ def battery(algorithm: str, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("averages.py:Average", "fedavg"),
+        ("sites.py:Sites", "fedlap"),
+        ("gaussians.py:Gaussians", "fedlap_cov"),
+    ],
+)
+def test_the_guides_short_files_compute_what_ours_do(name: str, ours: str, folder: Path) -> None:
+    """The same bits, with lost uploads, and the same bytes; ours carry Adam's moments over only if told."""
+    job: dict[str, Any] = {"clients": 3, "rounds": 3, "model": "logistic", "participation": "0.7+lost:0.2"}
+    runs = [fedsim.run(algo=f"{folder}/{name}", **job, quiet=True)]
+    runs.append(fedsim.run(algo=ours, hyperparameters={"carry": False}, **job, quiet=True))
+    assert len({run.summary["model_sha256"] for run in runs}) == 1
+    assert len({run.summary["bytes_up"] for run in runs}) == 1
+
+
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mine.py:Scaffold", "dane.py:FedDane"])
+@pytest.mark.parametrize("name", ["mine.py:Scaffold", "dane.py:FedDane", "gaussians.py:Gaussians"])
 def test_a_users_algorithm_passes_the_battery(name: str, folder: Path) -> None:
     done = battery(f"{folder}/{name}")
     assert done.returncode == 0, done.stdout

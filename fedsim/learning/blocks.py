@@ -48,6 +48,16 @@ def accumulating(formula: F) -> F:
     """Decorate, as `elementwise` does, a formula that returns the next value of its first argument.
 
     If the owner has given up the first argument (fedsim.learning.ownership), the result overwrites it.
+    Positional arguments are vectors, messages and states; keyword arguments are passed unchanged.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> class Rule:
+        ...     @fedsim.accumulating
+        ...     def dual_step(self, dual, up, *, rho):
+        ...         return dual + rho * up.double()
+        >>> Rule().dual_step(torch.zeros(1, dtype=torch.float64), torch.ones(1), rho=0.5)
+        tensor([0.5000], dtype=torch.float64)
     """
 
     @wraps(formula)

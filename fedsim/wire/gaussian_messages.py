@@ -63,7 +63,14 @@ class Posterior(Carrier):
 
 @dataclass(frozen=True)
 class Increment(Carrier):
-    """A message with a factor by which the receiver multiplies. z_precision may be negative."""
+    """A message with a factor by which the receiver multiplies. z_precision may be negative.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> up = fedsim.Increment.at(torch.tensor([1.0]), torch.tensor([-2.0]))
+        >>> (up**0.5).precision
+        tensor([-1.], dtype=torch.float64)
+    """
 
     z_shift: ShiftDelta
     z_precision: PrecisionDelta

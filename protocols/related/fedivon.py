@@ -36,7 +36,6 @@ from torch import Tensor
 import fedsim
 from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, Point, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
-from fedsim.learning.blocks import accumulating
 from protocols._local_solvers import IvonMoments, IvonTraining, ivon_without_dual
 
 
@@ -119,7 +118,7 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
         h, hm, mean = self.summed(before, a.up, weight=ctx.sizes[a.client])
         return Sums(h, hm, mean, sums.weight + ctx.sizes[a.client])
 
-    @accumulating
+    @fedsim.accumulating
     def summed(self, totals: tuple[Tensor, ...], up: Up, *, weight: int) -> tuple[Tensor, ...]:
         return tuple(t.add(x, alpha=weight) for t, x in zip(totals, self.terms(up), strict=True))
 

@@ -33,7 +33,6 @@ from torch import Tensor
 
 import fedsim
 from fedsim import Algorithm, AnyShard, Arrival, Context, LocalTraining, Point, Task, Unsent, UsageError
-from fedsim.learning.blocks import accumulating
 
 Steps = Annotated[float, fedsim.FieldKind("scalar", (), positive=True, dtype="f64")]
 
@@ -114,7 +113,7 @@ class FedNova(Algorithm[Server, Client, Down, Up]):
         direction = self.summed(sums.direction, a.up, weight=weight)
         return Sums(direction, sums.effective_steps + weight * a.up.effective_steps, sums.weight + weight)
 
-    @accumulating
+    @fedsim.accumulating
     def summed(self, direction: Tensor, up: Up, *, weight: int) -> Tensor:
         """Add one client to sum N_k Delta_k / a_k, (P,) float64."""
         return direction.add(up.delta.double() / up.effective_steps, alpha=weight)

@@ -43,7 +43,6 @@ from torch import Tensor
 
 import fedsim
 from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, LocalTraining, Point, RandomStream, Task
-from fedsim.learning.blocks import accumulating
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(self.changed(client.sent, up), client.dual, client.weights, client.moments)
 
-    @accumulating
+    @fedsim.accumulating
     def changed(self, z: Tensor, up: Up) -> Tensor:
         """Add client k's upload, the change of z_k, to z_k or to the sum of all z_k."""
         return z + up.delta.double()

@@ -43,7 +43,6 @@ from torch import Tensor
 import fedsim
 from fedsim import Algorithm, AnyShard, Arrival, Context, Point, RandomStream, Task
 from fedsim.hyperparameters import BatchSize
-from fedsim.learning.blocks import accumulating
 from fedsim.learning.shards import endless_batches
 
 
@@ -114,7 +113,7 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(self.dual_step(client.dual, down, up))
 
-    @accumulating
+    @fedsim.accumulating
     def dual_step(self, dual: Tensor, down: Down, up: Up) -> Tensor:
         """Add client k's dual step to s_k, or to the sum of all s_k, (P,) float64."""
         return dual + (down.mean.double() - up.mean.double())

@@ -30,47 +30,38 @@ from torch import Tensor
 
 import fedsim
 from fedsim import Algorithm, AnyShard, Arrival, At, Context, Gaussian, LocalTraining, Point, Task
-from fedsim.learning.blocks import accumulating
 
 
-# The server's state, kept by the coordinator and in every checkpoint. Sums are float64.
 @dataclass(frozen=True)
-class Server:
+class Server:  # kept by the coordinator and in every checkpoint, float64
     mean: Tensor  # x (P,)
     controls: Tensor  # the sum of all c_k (P,)
 
 
-# A client's state, kept where the client computes. It is never sent.
 @dataclass(frozen=True)
-class Client:
+class Client:  # kept where the client computes, and never sent
     control: Tensor  # c_k (P,) float64
 
 
-# The message to every participant. The annotation is the field's kind: its shape, dtype and checks.
-# The ledger books the bytes under the field's name.
 @dataclass(frozen=True)
-class Down:
+class Down:  # an annotation is the field's kind: its shape, dtype and checks
     mean: fedsim.Mean
     control: fedsim.Gradient
 
 
-# The upload of every participant.
 @dataclass(frozen=True)
 class Up:
     mean: fedsim.Mean  # y
     train_loss: fedsim.Scalar
 
 
-# The sums over all uploads that the server needs, in float64.
 @dataclass(frozen=True)
-class Sums:
+class Sums:  # over the uploads, float64
     moved: fedsim.Sum  # of y - x
     controls: fedsim.Sum  # of all c_k
     count: fedsim.Count  # of the uploads
 
 
-# The fields are the hyperparameters (the paper's "Require:" line). `fedsim describe` lists them, and --set
-# changes them. The four types are the two states and the two messages of a round.
 @dataclass(frozen=True)
 class Scaffold(Algorithm[Server, Client, Down, Up]):
     server_lr: Annotated[float, Meta(gt=0, description="eta_g, the server's step")] = 1.0
@@ -80,8 +71,6 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
     url: ClassVar[str] = "https://arxiv.org/abs/1910.06378"
     default_model: ClassVar[str] = "mlp_small"
-    # The client's field `control` is a dual, and the server's field `controls` is the sum of all duals, from
-    # which a round's sums start. summary.json contains the final difference between the two sides.
     duals: ClassVar[dict[str, str]] = {"control": "controls"}
 
     def check(self, params: int) -> None:
@@ -97,28 +86,25 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     def client_init(self, ctx: Context, k: int) -> Client:
         return Client(torch.zeros_like(ctx.start, dtype=torch.float64))
 
-    # Runs on the server, once per round.
     def broadcast(self, server: Server, ctx: Context) -> Down:
         return Down(server.mean, server.controls / ctx.K)
 
-    # Trains on a worker. The penalty (c - c_k) . w adds c - c_k to every gradient.
+    # The penalty (c - c_k) . w adds c - c_k to every gradient.
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         correction = Gaussian(client.control - down.control.double(), 0.0)
         fit = task.minimise(shard, self.local, down.mean, penalties=(correction,))
         return client, Up(fit.weights, fit.loss)
 
-    # Adds Delta_k to c_k (on the worker) or to the sum of all c_k (on the server), from the decoded messages.
-    @accumulating
+    # Adds Delta_k to c_k (on the worker) or to the sum of all c_k (on the server).
+    @fedsim.accumulating
     def dual_step(self, control: Tensor, down: Down, up: Up, *, at: At) -> Tensor:
         eta = self.local.in_round(at.round).lr  # the step size of minimise: lr * decay^(round-1)
         steps = self.local.steps(at.sizes[at.k])
         return control + ((down.mean.double() - up.mean.double()) / (steps * eta) - down.control.double())
 
-    # Runs on the worker, with the client's upload as the server will decode it.
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(self.dual_step(client.control, down, up, at=task.at))
 
-    # Adds each upload to the sums on the server, in ascending client id; from_sums then takes the step.
     def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
         moved = sums.moved + (a.up.mean.double() - a.down.mean.double())
         return Sums(moved, self.dual_step(sums.controls, a.down, a.up, at=a.at), sums.count + 1)
@@ -126,6 +112,5 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         return Server(server.mean + self.server_lr * sums.moved / sums.count, sums.controls)
 
-    # The model to evaluate: a Point, or a Gaussian if the algorithm learns a precision.
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)

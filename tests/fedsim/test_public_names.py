@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
 NAMES = {
     "algorithms": "Algorithm AnyShard Arrival At Context Exchange LocalTraining Moments Shard Step Task "
-    "Unsent minimise step_size",
-    "distributions": "Gaussian Point RandomStream Samples",
+    "Unsent accumulating minimise step_size",
+    "distributions": "Gaussian Increment Point Posterior RandomStream Samples",
     "field kinds": "Check Count Curvature Delta Dual FieldKind Flag FullDelta FullPrecision Gradient Inputs "
     "Least Logits Mean Norm Owners Precision Scalar Shift Statistic Sum Total Weights",
     "data, schedules, codecs": "Bound ClientPopulation Codec Dataset Part Participation Spec load_dataset",
