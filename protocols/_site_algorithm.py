@@ -39,7 +39,6 @@ from protocols._site_messages import (
     SCALED,
     ExponentialFamily,
     FixedPrecision,
-    gaussian,
 )
 
 __all__ = [
@@ -63,7 +62,6 @@ __all__ = [
     "Silent",
     "SiteAlgorithm",
     "SiteFit",
-    "gaussian",
 ]
 
 SiteFit = LocalFit[Gaussian, Moments | IvonMoments]
@@ -134,6 +132,8 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     """Base class that implements the methods of Algorithm from a member's formulas."""
 
     silent: Silent = "participants"
+    rho: Rho = 1.0
+    delta: float
 
     averages: ClassVar[bool] = True
     """True if server_step uses the mean of the q_k."""
@@ -141,19 +141,6 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     folds_stale: ClassVar[bool] = True
 
     # ---- defined by a member
-
-    @property
-    @abstractmethod
-    def family(self) -> ExponentialFamily:
-        """The exponential family of q, which determines the messages."""
-
-    @abstractmethod
-    def prior(self, like: Tensor) -> Gaussian:
-        """Return the server's regulariser l_0 as a factor, for vectors like `like` (P,)."""
-
-    @abstractmethod
-    def penalty(self, at: At) -> float:
-        """Return rho, the weight of the client's divergence from q_g."""
 
     @abstractmethod
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian | tuple[Penalty, ...]:
@@ -170,6 +157,21 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     @abstractmethod
     def solve(self, problem: LocalProblem) -> SiteFit:
         """Solve the client's problem: minimise its loss with the cavity as the prior."""
+
+    # ---- defined by a member that differs
+
+    @property
+    def family(self) -> ExponentialFamily:
+        """The exponential family of q, which determines the messages; by default S is learned."""
+        return FULL if self.is_full else DIAGONAL
+
+    def prior(self, like: Tensor) -> Gaussian:
+        """Return the server's regulariser l_0 as a factor, for vectors like `like` (P,): N(0, I/delta)."""
+        return self.family.isotropic(like, self.delta)
+
+    def penalty(self, at: At) -> float:
+        """Return rho, the weight of the client's divergence from q_g."""
+        return at.value(self.rho)
 
     def exponents(self, at: At) -> tuple[float, float]:
         """Return rho_server and gamma of the formulas; members with the option `silent` override this."""

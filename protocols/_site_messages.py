@@ -26,7 +26,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Exchange
-from fedsim.hyperparameters import Covariance
 from fedsim.learning.gaussian import Gaussian, identity
 from fedsim.wire.gaussian_messages import Increment, Posterior, in_full
 from fedsim.wire.schema import (
@@ -214,8 +213,3 @@ FixedPrecision = Annotated[
     Annotated[float, Meta(gt=0)] | Literal["curvature"],
     Meta(description="S: from the clients' curvature at the start, in a set-up, or this number everywhere"),
 ]
-
-
-def gaussian(covariance: Covariance) -> ExponentialFamily:
-    """Return the family with a learned precision of this form."""
-    return FULL if covariance == "full" else DIAGONAL

@@ -65,9 +65,6 @@ class AMA(SiteAlgorithm):
     def family(self) -> ExponentialFamily:
         return POINT
 
-    def prior(self, like: Tensor) -> Gaussian:
-        return POINT.isotropic(like, self.delta)
-
     def origin(self, start: Tensor) -> Gaussian:
         return POINT.isotropic(start, 1.0)
 

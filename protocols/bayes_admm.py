@@ -34,8 +34,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import VonTraining, by_von, check_samples
@@ -43,14 +41,12 @@ from protocols._site_algorithm import (
     At,
     CapDual,
     Covariance,
-    ExponentialFamily,
     LocalProblem,
     MeanFactor,
     Rho,
     Silent,
     SiteAlgorithm,
     SiteFit,
-    gaussian,
 )
 
 
@@ -69,18 +65,8 @@ class BayesADMM(SiteAlgorithm):
     default_model: ClassVar[str] = "logistic_bias"
     eval_samples: ClassVar[int] = 32
 
-    @property
-    def family(self) -> ExponentialFamily:
-        return gaussian(self.covariance)
-
     def check(self, params: int) -> None:
         check_samples(self.local.samples)
-
-    def prior(self, like: Tensor) -> Gaussian:
-        return self.family.isotropic(like, self.delta)
-
-    def penalty(self, at: At) -> float:
-        return at.value(self.rho)
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         return q_g ** self.penalty(at) / site  # Eq. 15

@@ -42,13 +42,11 @@ from protocols._site_algorithm import (
     At,
     CapDual,
     Covariance,
-    ExponentialFamily,
     LocalProblem,
     MeanFactor,
     Rho,
     SiteAlgorithm,
     SiteFit,
-    gaussian,
 )
 
 
@@ -68,18 +66,8 @@ class BregmanADMM(SiteAlgorithm):
     default_model: ClassVar[str] = "logistic_bias"
     eval_samples: ClassVar[int] = 32
 
-    @property
-    def family(self) -> ExponentialFamily:
-        return gaussian(self.covariance)
-
     def check(self, params: int) -> None:
         check_samples(self.local.samples)
-
-    def prior(self, like: Tensor) -> Gaussian:
-        return self.family.isotropic(like, self.delta)
-
-    def penalty(self, at: At) -> float:
-        return at.value(self.rho)
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         return q_g ** self.penalty(at) / site  # Eq. 15

@@ -106,9 +106,6 @@ class FedADMM(SiteAlgorithm):
     def origin(self, start: Tensor) -> Gaussian:
         return Gaussian.at(start, 1.0)
 
-    def penalty(self, at: At) -> float:
-        return at.value(self.rho)
-
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> tuple[Penalty, ...]:
         if self.prox_norm == "unsquared":
             return site**-1, Distance(q_g.mean, self.penalty(at) * float(q_g.precision))

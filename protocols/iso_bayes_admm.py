@@ -69,14 +69,8 @@ class IsoBayesADMM(SiteAlgorithm):
     def family(self) -> ExponentialFamily:
         return POINT
 
-    def prior(self, like: Tensor) -> Gaussian:
-        return POINT.isotropic(like, self.delta)
-
     def origin(self, start: Tensor) -> Gaussian:
         return Gaussian.at(start, self.precision)
-
-    def penalty(self, at: At) -> float:
-        return at.value(self.rho)
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         return q_g ** self.penalty(at) / site  # Eq. 15 with S = s I

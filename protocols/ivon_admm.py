@@ -43,17 +43,14 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
-from torch import Tensor
 
 from fedsim.algorithm import OverK
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import IvonTraining, by_ivon
 from protocols._site_algorithm import (
-    DIAGONAL,
     At,
     CapDual,
-    ExponentialFamily,
     LocalProblem,
     MeanFactor,
     Rho,
@@ -82,16 +79,6 @@ class IvonADMM(SiteAlgorithm):
     url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
     eval_samples: ClassVar[int] = 32
-
-    @property
-    def family(self) -> ExponentialFamily:
-        return DIAGONAL
-
-    def prior(self, like: Tensor) -> Gaussian:
-        return DIAGONAL.isotropic(like, self.delta)
-
-    def penalty(self, at: At) -> float:
-        return at.value(self.rho)
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         return q_g ** self.penalty(at) / site  # Algorithm 1, line 4

@@ -27,17 +27,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import IvonTraining, by_ivon
 from protocols._site_algorithm import (
-    DIAGONAL,
     At,
     CapDual,
     Damping,
-    ExponentialFamily,
     LocalProblem,
     MeanFactor,
     SiteAlgorithm,
@@ -59,16 +55,6 @@ class IvonPVI(SiteAlgorithm):
     default_model: ClassVar[str] = "mlp_small"
     averages: ClassVar[bool] = False
     eval_samples: ClassVar[int] = 32
-
-    @property
-    def family(self) -> ExponentialFamily:
-        return DIAGONAL
-
-    def prior(self, like: Tensor) -> Gaussian:
-        return DIAGONAL.isotropic(like, self.delta)
-
-    def penalty(self, at: At) -> float:
-        return 1.0
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         return q_g / site  # Table 5

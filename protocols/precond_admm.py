@@ -101,15 +101,9 @@ class PrecondADMM(SiteAlgorithm):
     def set_up(self) -> SetUp[Consensus, Client] | None:
         return CurvatureSetUp(self) if self.preconditioner == "curvature" else None
 
-    def prior(self, like: Tensor) -> Gaussian:
-        return POINT.isotropic(like, self.delta)
-
     def origin(self, start: Tensor) -> Gaussian:
         """Return the initial q_g, with S = 1 until the set-up has computed S."""
         return Gaussian.at(start, 1.0 if self.preconditioner == "curvature" else self.preconditioner)
-
-    def penalty(self, at: At) -> float:
-        return at.value(self.rho)
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         return q_g ** self.penalty(at) / site  # Eq. 15 with a fixed S

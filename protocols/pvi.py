@@ -35,8 +35,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import VonTraining, by_von, check_samples
@@ -45,12 +43,10 @@ from protocols._site_algorithm import (
     CapDual,
     Covariance,
     Damping,
-    ExponentialFamily,
     LocalProblem,
     MeanFactor,
     SiteAlgorithm,
     SiteFit,
-    gaussian,
 )
 
 
@@ -69,18 +65,8 @@ class PVI(SiteAlgorithm):
     averages: ClassVar[bool] = False
     eval_samples: ClassVar[int] = 32
 
-    @property
-    def family(self) -> ExponentialFamily:
-        return gaussian(self.covariance)
-
     def check(self, params: int) -> None:
         check_samples(self.local.samples)
-
-    def prior(self, like: Tensor) -> Gaussian:
-        return self.family.isotropic(like, self.delta)
-
-    def penalty(self, at: At) -> float:
-        return 1.0
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         return q_g / site  # FedLap paper, Eq. 5

@@ -47,18 +47,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from msgspec import Meta
-from torch import Tensor
 
 from fedsim import Gaussian, LocalTraining, Task
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.solvers.tilted import Chain, check_chain, tilted_moments
 from protocols._site_algorithm import (
-    DIAGONAL,
     At,
     Client,
     Consensus,
     Damping,
-    ExponentialFamily,
     LocalProblem,
     MeanFactor,
     Moments,
@@ -88,19 +85,9 @@ class FedEP(SiteAlgorithm):
     averages: ClassVar[bool] = False
     eval_samples: ClassVar[int] = 32
 
-    @property
-    def family(self) -> ExponentialFamily:
-        return DIAGONAL
-
     def check(self, params: int) -> None:
         if self.moments == "langevin":
             check_chain(params, self.chain)
-
-    def prior(self, like: Tensor) -> Gaussian:
-        return DIAGONAL.isotropic(like, self.delta)
-
-    def penalty(self, at: At) -> float:
-        return 1.0
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         own = (q_g / self.prior(q_g.shift)) ** (1 / at.K) if self.stateless else site

@@ -41,17 +41,14 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from torch import Tensor
 
 from fedsim import Gaussian
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from protocols._local_solvers import IvonTraining, LossName, by_ivon, robust_loss
 from protocols._site_algorithm import (
-    DIAGONAL,
     At,
     CapDual,
     Damping,
-    ExponentialFamily,
     LocalProblem,
     MeanFactor,
     SiteAlgorithm,
@@ -76,16 +73,6 @@ class FedGVI(SiteAlgorithm):
     default_model: ClassVar[str] = "mlp_small"
     averages: ClassVar[bool] = False
     eval_samples: ClassVar[int] = 32
-
-    @property
-    def family(self) -> ExponentialFamily:
-        return DIAGONAL
-
-    def prior(self, like: Tensor) -> Gaussian:
-        return DIAGONAL.isotropic(like, self.delta)
-
-    def penalty(self, at: At) -> float:
-        return 1.0
 
     def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
         return q_g / site
