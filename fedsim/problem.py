@@ -27,7 +27,7 @@ from fedsim.data.partitions import partition
 from fedsim.device_copies import DeviceCopies
 from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
-from fedsim.evaluation import ChunkScore, Evaluation
+from fedsim.evaluation import Evaluation, own_test_rows
 from fedsim.event_trigger import event_triggered
 from fedsim.experiment import Experiment, resolved, resolved_hyperparameters
 from fedsim.feature_pairs import (
@@ -43,16 +43,13 @@ from fedsim.feature_pairs import (
     TREE,
     check_pairs,
 )
-from fedsim.learning.client_scores import LabelShares, OwnTestRows
 from fedsim.learning.frozen import frozen_digest, frozen_tensors, put_frozen
-from fedsim.learning.gaussian import Model
-from fedsim.learning.likelihoods import Likelihood, likelihood
+from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.models.registry import network_of
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
 from fedsim.own_references import OwnReferences
 from fedsim.participation import Schedule, has_all_clients, schedule
-from fedsim.partition_specs import split_of
 from fedsim.process_settings import settings_kept
 from fedsim.round_events import version
 from fedsim.round_policy import RoundPolicy
@@ -231,7 +228,8 @@ class Problem:
     def data_digest(self) -> str:
         """The digest of everything that the experiment reads (fedsim.data.arrays.data_digest)."""
         d = self.dataset
-        own = () if self.test_clients is None else (self.test_clients,)
+        tested = self.evaluation.test_clients
+        own = () if tested is None else (tested,)
         test = (d.test_inputs, d.test_targets, *own)
         return data_digest((d.train_inputs, d.train_targets), test, self.clients)
 
@@ -249,7 +247,7 @@ class Problem:
             TRIANGLE: size * (size + 1) // 2,
             "C": classes,
             "K": clients,
-            "L": self.eval_samples,
+            "L": self.evaluation.samples,
             "I": int(np.prod(self.dataset.train_inputs.shape[1:])),
             **({RUNNING: running} if running else {}),
             **self.algorithm.sizes_on_wire(clients, classes),
@@ -420,72 +418,15 @@ class Problem:
         inputs, targets = self.copies.get(("examples", client), 0, stored)
         return Shard(self.net, inputs, targets, self.scale)
 
-    # ---- evaluation
-
     @cached_property
     def evaluation(self) -> Evaluation:
         """The evaluation of models on the test set."""
-        seed, samples = self.experiment.seed, self.experiment.eval_samples
-        own, clients = self.test_clients, len(self.split)
-        local = self.statistics if self.experiment.statistics == "local" else None
-        return Evaluation(self.net, self.dataset, self.read, seed, samples, own, clients, local)
-
-    @property
-    def chunks(self) -> int:
-        """Number of evaluation chunks of the test set."""
-        return self.evaluation.chunks
-
-    @property
-    def measure(self) -> Likelihood:
-        """The scores that the data set's likelihood defines."""
-        return self.evaluation.measure
-
-    @cached_property
-    def test_clients(self) -> np.ndarray | None:
-        """The client of each test row, shape (n,), or -1; None if no client has test rows of its own.
-
-        Clients have test rows if the data set assigns them, the partition is natural and targets are classes.
-        """
-        centres, tested = self.dataset.centres, self.dataset.test_centres
-        natural = split_of(self.experiment.partition) == "natural"
-        if (
-            centres is None
-            or tested is None
-            or not natural
-            or likelihood(self.dataset.likelihood).per_class is None
-        ):
-            return None
-        client_of = np.full(int(centres.max()) + 2, -1)  # the last entry is for index -1
-        for client, rows in enumerate(self.split):
-            client_of[centres[rows[0]]] = client
-        result: np.ndarray = client_of[tested]
-        return result if (result >= 0).any() else None
-
-    @cached_property
-    def client_scoring(self) -> LabelShares | OwnTestRows | None:
-        """The rule by which clients are scored; None without classes."""
-        return self.label_shares if self.test_clients is None else OwnTestRows(len(self.split))
-
-    @cached_property
-    def label_shares(self) -> LabelShares | None:
-        """The classes of every client's rows, for scores per client; None without classes.
-
-        A centralised algorithm has one row per client of the split, too.
-        """
-        if self.measure.per_class is None:
-            return None
-        return LabelShares.of(self.dataset.train_targets, self.split, self.dataset.classes)
-
-    @property
-    def eval_samples(self) -> int:
-        """The number of posterior samples over which predictions are averaged; 0 without classes."""
-        return self.evaluation.samples
-
-    def score(self, model: Model, chunk: int, round: int) -> ChunkScore:
-        """Return the score of one test chunk (Evaluation.score)."""
-        score = self.evaluation.score(model, chunk, round)
-        self.net.restore()
-        return score
+        e = self.experiment
+        local = self.statistics if e.statistics == "local" else None
+        tested = own_test_rows(self.dataset, e.partition, self.split)
+        return Evaluation(
+            self.net, self.dataset, self.read, e.seed, e.eval_samples, tested, self.split, local
+        )
 
 
 def _held_by(

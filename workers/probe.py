@@ -110,8 +110,10 @@ def _training(problem: Problem) -> Iterator[Buffer]:
     problem.net.statistics.copy_(problem.statistics)
     weights = minimise(shard, start, how=LocalTraining(epochs=1), rng=rng, round=1).solution
     yield raw_bytes(weights.cpu())
-    own = problem.measure.own(problem.dataset.classes)  # keeps digests comparable with earlier versions
-    yield np.array(problem.score(Point(weights), 0, 0).tally[:own], "<f8").tobytes()
+    own = problem.evaluation.measure.own(
+        problem.dataset.classes
+    )  # keeps digests comparable with earlier versions
+    yield np.array(problem.evaluation.score(Point(weights), 0, 0).tally[:own], "<f8").tobytes()
     if problem.dataset.likelihood == "categorical":
         with suppress(UsageError):  # a layer of a user's model has no curvature rule
             yield raw_bytes(shard.curvature(weights, "exact", rng).cpu())

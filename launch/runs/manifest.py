@@ -64,7 +64,7 @@ def described(problem: Problem) -> dict[str, Any]:
         "data": problem.data_digest,
         **({"features": list(features)} if features else {}),
         **({"rows_dropped": dropped} if dropped else {}),
-        **({} if problem.test_clients is None else {"client_scores": "own test rows"}),
+        **({} if problem.evaluation.test_clients is None else {"client_scores": "own test rows"}),
         "sources": plugins.sources(plugins.all_choices(experiment))
         | model_specs.sources(experiment.model)
         | traces.digest(experiment.participation)

@@ -166,8 +166,8 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     if sum(sizes) < len(data.train_targets):
         unused = counted(len(data.train_targets) - sum(sizes), "training example")
         lines.append(f"{unused} unused: {', '.join(_why_unused(problem))}")
-    if problem.test_clients is not None:
-        scored = len(set(problem.test_clients.tolist()) - {-1})
+    if problem.evaluation.test_clients is not None:
+        scored = len(set(problem.evaluation.test_clients.tolist()) - {-1})
         lines.append(f"{counted(scored, 'client')} of {len(problem.split)} scored on test rows of their own")
     if data.dropped:
         lines.append(f"{counted(data.dropped, 'row')} without a value left out (missing=drop)")

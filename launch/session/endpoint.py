@@ -114,7 +114,7 @@ def open_endpoint(
     largest = max(problem.largest_field, 4 * problem.net.layout.size)
     max_frame = 2 * largest + FRAME_SLACK
     # a model to evaluate may consist of samples; it is sent to workers, never by workers
-    to_workers = max(max_frame, 2 * 4 * problem.net.layout.size * problem.eval_samples + FRAME_SLACK)
+    to_workers = max(max_frame, 2 * 4 * problem.net.layout.size * problem.evaluation.samples + FRAME_SLACK)
     # an encoded field and its indices are each at most as long as the dense field, so both fit in max_frame
     envelope = max_frame * max(len(all_fields(e.up)) for e in problem.exchanges)
     if execution.remote_workers:

@@ -179,7 +179,7 @@ class Session:
             display.traffic_summary(summary, str(self.folder), recorder.target)
             if self.execution.verify_bytes:
                 recorder.verify_bytes(outcome)
-            if self.problem.eval_samples and "ensemble_accuracy" not in summary:
+            if self.problem.evaluation.samples and "ensemble_accuracy" not in summary:
                 display.note("no average over posterior samples: this algorithm's model is a point")
         except BaseException as e:
             supervisor.stop(gently=False)

@@ -42,8 +42,8 @@ def share_of_the_work(
             fit = minimise(shard, task.start, how=algorithm.local, rng=task.rng, round=1)  # type: ignore[attr-defined]
             if experiment.algo == "fedlap_cov":
                 shard.curvature(fit.weights, "exact", task.rng)
-        for chunk in range(index if r % 2 else of - 1 - index, problem.chunks, of):
-            problem.score(Point(problem.start), chunk, warm + r)
+        for chunk in range(index if r % 2 else of - 1 - index, problem.evaluation.chunks, of):
+            problem.evaluation.score(Point(problem.start), chunk, warm + r)
     end.wait(DEADLINE)
 
 

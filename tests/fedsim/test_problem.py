@@ -140,11 +140,11 @@ def test_an_ensemble_is_the_softmax_averaged_over_the_streams_samples(
     kind: str, problem: Problem, mean: Tensor
 ) -> None:
     q = posterior(mean, kind)
-    result = problem.score(q, 0, ROUND)
+    result = problem.evaluation.score(q, 0, ROUND)
     assert_same(result, by_hand(problem, q))
     assert abs(result.ensemble[NLL] / result.tally[NLL] - 1) > 0.01  # it is another number than the mean's
-    assert problem.score(q, 0, ROUND) == result
-    other = problem.score(q, 0, ROUND + 1)
+    assert problem.evaluation.score(q, 0, ROUND) == result
+    other = problem.evaluation.score(q, 0, ROUND + 1)
     assert other.tally == result.tally
     assert other.ensemble[NLL] != result.ensemble[NLL]
 
@@ -154,19 +154,22 @@ def test_an_ensemble_does_not_depend_on_the_chunks(
     kind: str, problem: Problem, mean: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q = posterior(mean, kind)
-    whole = problem.score(q, 0, ROUND)
-    assert problem.chunks == 1 and whole.tally[0] < CHUNK
+    whole = problem.evaluation.score(q, 0, ROUND)
+    assert problem.evaluation.chunks == 1 and whole.tally[0] < CHUNK
     monkeypatch.setattr(fedsim.evaluation, "CHUNK", 100)
-    assert problem.chunks == 4
-    parts = [problem.score(q, chunk, ROUND) for chunk in (3, 1, 0, 2)]
+    assert problem.evaluation.chunks == 4
+    parts = [problem.evaluation.score(q, chunk, ROUND) for chunk in (3, 1, 0, 2)]
     tally, ensemble, _ = (reduce(added, tallies) for tallies in zip(*parts, strict=True))
     assert_same(ChunkScore(tally, ensemble), whole)
 
 
 def test_a_point_or_no_samples_have_no_ensemble(problem: Problem, mean: Tensor) -> None:
     q = posterior(mean, "diagonal")
-    for score in (problem.score(Point(q.mean), 0, ROUND), problem_of(samples=0).score(q, 0, ROUND)):
-        assert score == ChunkScore(problem.score(q, 0, ROUND).tally)
+    for score in (
+        problem.evaluation.score(Point(q.mean), 0, ROUND),
+        problem_of(samples=0).evaluation.score(q, 0, ROUND),
+    ):
+        assert score == ChunkScore(problem.evaluation.score(q, 0, ROUND).tally)
 
 
 @pytest.mark.parametrize("kind", ["isotropic", "diagonal", "full"])
@@ -175,10 +178,10 @@ def test_a_mean_that_is_not_a_number_has_a_score_that_is_none(
 ) -> None:
     rejected = mean.clone()
     rejected[::64] = math.nan  # one weight of every class
-    result = problem.score(posterior(rejected, kind), 0, ROUND)
+    result = problem.evaluation.score(posterior(rejected, kind), 0, ROUND)
     assert math.isnan(result.tally[NLL]) and math.isnan(result.ensemble[NLL])
     assert result.tally[0] == len(problem.dataset.test_targets)
-    assert math.isnan(problem.score(Point(rejected), 0, ROUND).tally[NLL])
+    assert math.isnan(problem.evaluation.score(Point(rejected), 0, ROUND).tally[NLL])
     carried = unpack_score(reply(pack_score(result)), WIDTH, sampled=True)
     assert math.isnan(carried.tally[NLL]) and math.isnan(carried.ensemble[NLL])
     assert carried.tally[:NLL] == result.tally[:NLL]
@@ -225,7 +228,10 @@ def test_a_worker_scores_as_its_problem_does(
     replies = [WorkerRuntime(problem_of(), tmp_path, "run", w).handle(envelope) for w in (0, 1)]
     assert [r.header.kind for r in replies] == ["score", "score"]
     assert bytes(replies[0].frames[0]) == bytes(replies[1].frames[0])
-    direct, remote = problem.score(model, 0, ROUND), unpack_score(replies[0], WIDTH, sampled=kind != "point")
+    direct, remote = (
+        problem.evaluation.score(model, 0, ROUND),
+        unpack_score(replies[0], WIDTH, sampled=kind != "point"),
+    )
     if kind == "point":
         assert remote == direct
     else:
@@ -242,14 +248,16 @@ def test_a_model_of_samples_scores_the_same_over_the_wire_and_averages_them(
     message = to_evaluate(model, SAMPLES)
     assert isinstance(message, EvaluateSamples) and len(message.samples) == SAMPLES
     direct, remote = (
-        problem.score(model, 0, ROUND),
-        problem.score(to_score(carried(message, problem)), 0, ROUND),
+        problem.evaluation.score(model, 0, ROUND),
+        problem.evaluation.score(to_score(carried(message, problem)), 0, ROUND),
     )
     assert remote == direct
     reply = WorkerRuntime(problem_of(), tmp_path, "run", 0).handle(envelope_of(message, problem))
     assert unpack_score(reply, WIDTH, sampled=True) == direct
-    alone = problem.score(Samples(mean, values[-1:]), 0, ROUND)
-    assert alone.ensemble == pytest.approx(problem.score(Point(values[-1]), 0, ROUND).tally, rel=1e-12)
+    alone = problem.evaluation.score(Samples(mean, values[-1:]), 0, ROUND)
+    assert alone.ensemble == pytest.approx(
+        problem.evaluation.score(Point(values[-1]), 0, ROUND).tally, rel=1e-12
+    )
     assert direct.ensemble != alone.ensemble
     assert isinstance(to_evaluate(model, 0), Evaluate)
 

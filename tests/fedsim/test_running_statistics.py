@@ -165,10 +165,10 @@ def test_a_model_is_evaluated_with_its_statistics(build: Any) -> None:
         received = to_score(carried(message, problem, "down"))
         assert torch.equal(received.statistics, statistics)
         assert isinstance(received.model, Gaussian if samples else Point)
-    score = problem.score(model, 0, 1)
+    score = problem.evaluation.score(model, 0, 1)
     problem.net.statistics.fill_(2.0)
-    assert problem.score(model, 0, 1) == score
-    assert problem.score(Normalised(plain, problem.statistics), 0, 1) != score
+    assert problem.evaluation.score(model, 0, 1) == score
+    assert problem.evaluation.score(Normalised(plain, problem.statistics), 0, 1) != score
 
 
 def test_without_statistics_of_the_server_evaluation_uses_those_of_its_batch(build: Any) -> None:
@@ -183,9 +183,9 @@ def test_without_statistics_of_the_server_evaluation_uses_those_of_its_batch(bui
     assert (logits - expected).norm() <= gamma(1000) * expected.norm()
     assert torch.equal(net.statistics, before)
     problem.net.statistics.fill_(2.0)
-    score = problem.score(Point(problem.start), 0, 1)
+    score = problem.evaluation.score(Point(problem.start), 0, 1)
     problem.net.statistics.fill_(3.0)
-    assert problem.score(Point(problem.start), 0, 1) == score
+    assert problem.evaluation.score(Point(problem.start), 0, 1) == score
 
 
 def test_a_batch_of_one_example_uses_the_running_statistics() -> None:

@@ -236,7 +236,9 @@ class Dispatch:
         payload, round, chunk = messages.NO_PAYLOAD, score.chunk.round, score.chunk.chunk
         if self._models_sent.get(score.worker) != round:
             assert model is not None  # set when the round was committed
-            payload = encode(messages.to_evaluate(model, self.problem.eval_samples), {}, self.problem.dims)
+            payload = encode(
+                messages.to_evaluate(model, self.problem.evaluation.samples), {}, self.problem.dims
+            )
             self._models_sent[score.worker] = round
         self.send(score.worker, messages.evaluate(self.run, self.epoch, round, chunk, payload))
         self.timeline.gave(score.worker, round, chunk, NONE, "evaluate")

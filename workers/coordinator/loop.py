@@ -96,7 +96,7 @@ class Coordinator:
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: problem.sizes[k],
             order=fold_order(problem.tree),
-            chunks=problem.chunks,
+            chunks=problem.evaluation.chunks,
             eval_every=problem.experiment.eval_every,
             ahead=not frugal,
             lanes=workers.lanes,

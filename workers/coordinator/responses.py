@@ -237,9 +237,9 @@ class ResponseHandler:
         h, record = envelope.header, self.round_log[envelope.header.round]
         assert record.model is not None  # the worker has evaluated it
         point = isinstance(taken_apart(record.model)[0], Point)
-        record.sampled = bool(self.problem.eval_samples) and not point
-        width = self.problem.measure.width(self.problem.dataset.classes)
-        own = 0 if self.problem.test_clients is None else len(self.problem.split)
+        record.sampled = bool(self.problem.evaluation.samples) and not point
+        width = self.problem.evaluation.measure.width(self.problem.dataset.classes)
+        own = 0 if self.problem.evaluation.test_clients is None else len(self.problem.split)
         try:
             record.scores[h.exchange] = unpack_score(envelope, width, record.sampled, own)
         except WireError as e:

@@ -127,7 +127,10 @@ class RunRecords(RoundRecords):
         self.problem, self.storage, self.callbacks = problem, storage, callbacks
         self.ledger, self.timeline = dispatch.endpoint.ledger, dispatch.timeline
         self.round_log = RoundLog(
-            problem.chunks, callbacks.evaluated, problem.measure, problem.client_scoring
+            problem.evaluation.chunks,
+            callbacks.evaluated,
+            problem.evaluation.measure,
+            problem.evaluation.client_scoring,
         )
         self.seconds_rounds: list[float] = []
         self.seconds_to_first_round = 0.0
@@ -211,7 +214,7 @@ class RunRecords(RoundRecords):
         )
         record.committed = True
         experiment = self.problem.experiment
-        if not evaluates(r, experiment.rounds, experiment.eval_every, self.problem.chunks):
+        if not evaluates(r, experiment.rounds, experiment.eval_every, self.problem.evaluation.chunks):
             log.drop(r)
         log.flush()
 
@@ -229,7 +232,7 @@ class RunRecords(RoundRecords):
     def _model(self, server: Any) -> Model:
         """Return the model to evaluate, in float32, with a precision only if it is sampled."""
         model = self.problem.algorithm.model(server, self.problem.context(0, 0))
-        if self.problem.eval_samples:
+        if self.problem.evaluation.samples:
             return model
         mean, (_, statistics) = Point(model.mean.float()), taken_apart(model)
         return mean if statistics is None else Normalised(mean, statistics)

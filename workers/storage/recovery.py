@@ -222,7 +222,7 @@ def _unscored(
 ) -> Iterator[RoundRecord]:
     algorithm, e, ctx = problem.algorithm, problem.experiment, problem.context(0, 0)
     for r in range(last + 1):
-        if r in scored or not evaluates(r, e.rounds, e.eval_every, problem.chunks):
+        if r in scored or not evaluates(r, e.rounds, e.eval_every, problem.evaluation.chunks):
             continue
         if r and (r not in kept or r not in commits):
             raise WireError(

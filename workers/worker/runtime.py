@@ -152,4 +152,4 @@ class WorkerRuntime:
             self._model = (h.round, messages.read_model(envelope, problem.dims))
         if self._model is None or self._model[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
-        return messages.score(h, problem.score(self._model[1], h.exchange, h.round))
+        return messages.score(h, problem.evaluation.score(self._model[1], h.exchange, h.round))

@@ -74,7 +74,7 @@ def test_whose_test_rows_are_whose_follows_the_partition() -> None:
     alone = problem("natural+least:42", clients=1)  # b, who has more rows
     assert alone.test_clients is not None
     np.testing.assert_array_equal(alone.test_clients, np.where(tested == 1, 0, -1))
-    assert problem("iid", clients=2).test_clients is None
+    assert problem("iid", clients=2).evaluation.test_clients is None
     pooled = problem("natural", clients=2, algo="pooled")
     np.testing.assert_array_equal(pooled.test_clients, tested)
     held = problem("natural", clients=2, evaluate_on="fold:1/4")

@@ -197,13 +197,13 @@ def test_a_problem_scores_in_pieces_what_is_right_as_a_whole(
         eval_samples=4,
     )
     problem = Problem.build(experiment, build_algorithm(FedAvg, {}), None)
-    assert problem.measure is LIKELIHOODS[kind]
-    assert problem.eval_samples == 0  # only classes have predictions to average
-    score = problem.score(Gaussian.at(problem.start, 4.0), 0, 1)
-    assert score == problem.score(Point(problem.start), 0, 1)
+    assert problem.evaluation.measure is LIKELIHOODS[kind]
+    assert problem.evaluation.samples == 0  # only classes have predictions to average
+    score = problem.evaluation.score(Gaussian.at(problem.start, 4.0), 0, 1)
+    assert score == problem.evaluation.score(Point(problem.start), 0, 1)
     assert score.ensemble == ()
     inputs = problem.read(torch.tensor(problem.dataset.test_inputs))
     outputs = problem.net.logits(problem.start, inputs).double()
-    whole: Tally = problem.measure.tally(outputs, torch.tensor(problem.dataset.test_targets))
+    whole: Tally = problem.evaluation.measure.tally(outputs, torch.tensor(problem.dataset.test_targets))
     np.testing.assert_allclose(score.tally, whole, rtol=1e-5)
     assert problem.shard(0).targets.dtype == torch.tensor(problem.dataset.train_targets).dtype
