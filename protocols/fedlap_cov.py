@@ -8,19 +8,18 @@
     init:    v_k = 0, V_k = 0, w_g = 0, S_g = delta I
 
 In natural parameters (S w, S): t_k = (v_k, V_k), q = N(0, I/delta) prod_k t_k, and the cavity is q / t_k. H_k
-is the generalised Gauss-Newton matrix of the summed loss. It is positive semi-definite, so S_k and S_g stay
-positive. By default it is diagonal, as in the experiments; covariance = full uses all of it (Sec. 3.3).
+is the GGN of the summed loss, so S_k and S_g stay positive. By default it is diagonal, as in the experiments;
+covariance = full uses all of it (Sec. 3.3).
 
-Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`). A
-network's posterior is by default too wide to sample from, so predictions use the mean, w_g.
+Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
 
 Differs: until the first server update, local training starts from the shared random start. In round 1 the
-released code has a received precision of 0; here it is the paper's delta. In exact arithmetic both S_g and
-S_g - V_k are at least delta. Here they are raised to delta where rounding, or a lossy codec that makes V_k
-negative, violates this bound; the stored sums do not change. `floored` in metrics.jsonl counts the raised
-entries, or eigenvalues, of S_g. `curvature` is of the diagonal form; the full form is exact. rho: see fedlap.
+released code has a received precision of 0; here it is delta, as in the paper. S_g and S_g - V_k are at least
+delta in exact arithmetic; here they are raised to delta where rounding or a lossy codec violates this bound,
+and the stored sums do not change. `floored` in metrics.jsonl counts the raised entries, or eigenvalues, of
+S_g. `curvature` is of the diagonal form; the full form is exact. rho: see fedlap.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -33,7 +32,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-import torch
 from msgspec import Meta
 
 from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Step, Task
@@ -46,7 +44,7 @@ from fedsim.wire.schema import Scalar
 
 @dataclass(frozen=True)
 class Server:
-    """State of the server. sites: prod_k t_k, with shift = sum v_k, precision = sum V_k, float64."""
+    """sites: prod_k t_k, with shift = sum v_k (P,), precision = sum V_k (P,) or (P, P), float64."""
 
     sites: Gaussian
     started: bool
@@ -54,26 +52,19 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client. site: t_k, with shift = v_k (P,), precision = V_k (P,) or (P, P), float64."""
+    """site: t_k, with shift = v_k (P,), precision = V_k (P,) or (P, P), float64."""
 
     site: Gaussian
     moments: Moments | None = None
 
 
 @dataclass(frozen=True)
-class Down(Posterior):
-    """Broadcast of q_g."""
-
-
-@dataclass(frozen=True)
 class Up(Posterior):
-    """Upload of q_k."""
-
     train_loss: Scalar
 
 
 @dataclass(frozen=True)
-class FedLapCov(Algorithm[Server, Client, Down, Up]):
+class FedLapCov(Algorithm[Server, Client, Posterior, Up]):
     delta: PriorPrecision = 0.1
     rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/|S|"
     curvature: GgnEstimator = "exact"
@@ -97,11 +88,13 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
     def posterior(self, sites: Gaussian) -> Gaussian:
         return (sites * Gaussian.isotropic(self.delta)).floored(self.delta)
 
-    def broadcast(self, server: Server, ctx: Context) -> Down:
+    def broadcast(self, server: Server, ctx: Context) -> Posterior:
         q = self.posterior(server.sites)
-        return Down.at(q.mean, q.precision)
+        return Posterior.at(q.mean, q.precision)
 
-    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+    def client_update(
+        self, client: Client, down: Posterior, shard: AnyShard, task: Task
+    ) -> tuple[Client, Up]:
         cavity, start = (down / client.site).floored(self.delta), task.begin(down.mean)
         fit = task.minimise(
             shard, self.local, start, weight=shard.size, penalties=(cavity,), moments=client.moments
@@ -109,20 +102,20 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
         H = task.curvature(shard, fit.weights, self.curvature, full=self.is_full)
         return replace(client, moments=fit.carried), Up.at(fit.weights, cavity.precision_plus(H), fit.loss)
 
-    def step(self, down: Down, up: Up, at: At) -> Gaussian:
+    def step(self, down: Posterior, up: Up, at: At) -> Gaussian:
         return (up / down) ** (at.value(self.rho) * at.weight)
 
-    def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+    def client_commit(self, client: Client, down: Posterior, up: Up, task: Task) -> Client:
         return replace(client, site=client.site * self.step(down, up, task.at))
 
     def add(self, sites: Gaussian, a: Arrival, ctx: Context) -> Gaussian:
         return sites * self.step(a.down, a.up, a.at)
 
-    def from_sums(self, server: Server, down: Down, sites: Gaussian, ctx: Context) -> Server:
+    def from_sums(self, server: Server, down: Posterior, sites: Gaussian, ctx: Context) -> Server:
         return Server(sites, started=True)
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
         return self.posterior(server.sites) if server.started else Point(ctx.start)
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
-        return {"floored": count_raised(torch.as_tensor(server.sites.precision), self.delta)}
+        return {"floored": count_raised(server.sites, self.delta)}

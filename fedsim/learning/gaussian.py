@@ -404,9 +404,10 @@ def raised(precision: Tensor, least: float) -> Tensor:
     return higher
 
 
-def count_raised(precision: Tensor, least: float) -> int:
-    """Count the entries below `least` of the diagonal precision least I + `precision`.
-    For a full precision, count the eigenvalues below least / 2, the threshold of `raised`."""
+def count_raised(one: Gaussian, least: float) -> int:
+    """Count the entries below `least` of least I + S, for a diagonal S.
+    For a full S, count the eigenvalues below least / 2, the threshold of `raised`."""
+    precision = torch.as_tensor(one.precision)
     if not is_full(precision):
         return int((precision < 0).sum())
     if _exceeds(precision, -least / 2):
