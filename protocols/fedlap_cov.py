@@ -16,10 +16,9 @@ Local training is Adam by default; each client keeps Adam's moments from round t
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
 
 Differs: until the first server update, local training starts from the shared random start. In round 1 the
-released code has a received precision of 0; here it is delta, as in the paper. S_g and S_g - V_k are at least
-delta in exact arithmetic; here they are raised to delta where rounding or a lossy codec violates this bound,
-and the stored sums do not change. `floored` in metrics.jsonl counts the raised entries, or eigenvalues, of
-S_g. `curvature` is of the diagonal form; the full form is exact. rho: see fedlap.
+released code has a received precision of 0; here it is delta. In exact arithmetic S_g and S_g - V_k are at
+least delta; where rounding or a lossy codec violates this, they are raised to it, and the stored sums do not
+change (`floored` in metrics.jsonl counts entries, or eigenvalues). The full form is exact. rho: see fedlap.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
