@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 class _Checked(Algorithm[Any, Any, Any, Any]):
     """The methods of the next base class, the user's algorithm, each with a check of its result."""
 
-    _owner = ""
+    _owner = _spec = ""
     _changes: ClassVar[dict[str, Any]] = {}
     """The parts of the exchange that a variant changes: its messages, and no sums."""
 
@@ -54,15 +55,25 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
             )
         raise UsageError(f"{self._owner}: {method} must return {rule}; it returned {text}")
 
+    def _called(self, method: str) -> AbstractContextManager[None]:
+        """Return a block in which an exception of the user's code becomes a UsageError."""
+        return plugins.user_code_errors(self._spec, "--algo", method)
+
     def server_init(self, ctx: Context) -> Any:
-        return self._instance("server_init", super().server_init(ctx), self.server_type)  # type: ignore[safe-super]
+        with self._called("server_init"):
+            result = super().server_init(ctx)  # type: ignore[safe-super]
+        return self._instance("server_init", result, self.server_type)
 
     def client_init(self, ctx: Context, k: int) -> Any:
-        return self._instance("client_init", super().client_init(ctx, k), self.client_type)  # type: ignore[safe-super]
+        with self._called("client_init"):
+            result = super().client_init(ctx, k)  # type: ignore[safe-super]
+        return self._instance("client_init", result, self.client_type)
 
     def broadcast(self, server: Any, ctx: Context) -> Any:
         kind = self.exchanges_in(ctx.round)[ctx.exchange - 1].down
-        return self._instance("broadcast", super().broadcast(server, ctx), kind)  # type: ignore[safe-super]
+        with self._called("broadcast"):
+            result = super().broadcast(server, ctx)  # type: ignore[safe-super]
+        return self._instance("broadcast", result, kind)
 
     def client_update(self, client: Any, down: Any, shard: AnyShard, task: Task) -> tuple[Any, Any]:
         result: Any = super().client_update(client, down, shard, task)  # type: ignore[safe-super]
@@ -77,7 +88,8 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
         return self._instance("client_commit", result, self.client_type)
 
     def server_update(self, server: Any, down: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
-        result = super().server_update(server, down, arrivals, ctx)
+        with self._called("the server's update"):
+            result = super().server_update(server, down, arrivals, ctx)
         return self._instance("server_update", result, self.server_type)
 
     def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
@@ -85,7 +97,8 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
         return self._instance("from_sums", result, self.server_type)
 
     def model(self, server: Any, ctx: Context) -> Model:
-        result: Any = super().model(server, ctx)  # type: ignore[safe-super]
+        with self._called("model"):
+            result: Any = super().model(server, ctx)  # type: ignore[safe-super]
         if not isinstance(result, Point | Gaussian | Samples):
             self._wrong("model", "a Point, Gaussian or Samples of fedsim.learning.gaussian", result)
         shape = tuple(result.mean.shape) if isinstance(result.mean, Tensor) else type(result.mean).__name__
@@ -138,6 +151,6 @@ def checked(algorithm: type[AnyAlgorithm], spec: str) -> type[AnyAlgorithm]:
     """Return a subclass of the algorithm whose methods raise a UsageError if they return a wrong value."""
     attributes = {key: getattr(algorithm, key) for key in ("__module__", "__qualname__", "__doc__")}
     name = plugins.short(spec)
-    attributes |= {"_owner": f"--algo {name}", **_of_variant(algorithm, name)}
+    attributes |= {"_owner": f"--algo {name}", "_spec": spec, **_of_variant(algorithm, name)}
     created: type[AnyAlgorithm] = type(algorithm.__name__, (_Checked, algorithm), attributes)
     return created

@@ -54,6 +54,25 @@ WRONG = {
 }
 
 
+FAILING = {
+    "server_init": ("def server_init(self, ctx): return 1 / 0", "server_init failed in line"),
+    "broadcast": ("def broadcast(self, server, ctx): return server.nothing", "broadcast failed in line"),
+    "add": ("def add(self, sums, a, ctx): return a.up.nothing", "the server's update failed in line"),
+    "an old add": ("def add(self, sums, down, k, up, ctx): return sums", "missing 2 required positional"),
+    "model": ("def model(self, server, ctx): raise KeyError('x')", "model failed in line"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_a_failing_method_of_the_server_is_one_line(case: str, tmp_path: Path) -> None:
+    method, words = FAILING[case]
+    (tmp_path / "mine.py").write_text(SOURCE.format(method=method), encoding="utf-8")
+    spec, out = f"{tmp_path}/mine.py:Mine", str(tmp_path / "run")
+    with pytest.raises(FedsimError, match=words) as wrong:
+        fedsim.run(algo=spec, clients=2, rounds=1, workers=0, quiet=True, out=out)
+    assert "--algo mine:Mine" in str(wrong.value) and "\n" not in str(wrong.value)
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_result_names_file_method_and_rule(case: str, tmp_path: Path) -> None:
     method, words = WRONG[case]

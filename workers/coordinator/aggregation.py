@@ -30,7 +30,7 @@ _Job = tuple[Any, Broadcast, Mapping[int, Any]]
 """The arguments of AggregationThread.start."""
 
 
-class _Stop(Exception):
+class _Stop(BaseException):
     """An exception that ends the fold thread."""
 
 
