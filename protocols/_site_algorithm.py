@@ -132,7 +132,6 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     """Base class that implements the methods of Algorithm from a member's formulas."""
 
     silent: Silent = "participants"
-    rho: Rho = 1.0
     delta: float
 
     averages: ClassVar[bool] = True
@@ -170,8 +169,8 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return self.family.isotropic(like, self.delta)
 
     def penalty(self, at: At) -> float:
-        """Return rho, the weight of the client's divergence from q_g."""
-        return at.value(self.rho)
+        """Return rho, the weight of the client's divergence from q_g; 1 for a member without the option."""
+        return at.value(getattr(self, "rho", 1.0))
 
     def exponents(self, at: At) -> tuple[float, float]:
         """Return rho_server and gamma of the formulas; members with the option `silent` override this."""

@@ -268,8 +268,8 @@ def test_a_damped_dual_step_counts_for_the_rounds_without_an_upload(quadratics: 
         down = played.algorithm.broadcast(played.server, played.context())
         played.algorithm = replace(played.algorithm, up=Rule("norm", 0.0))
         played.play()
-        inner, up = played.algorithm.inner, played.uploads[0]
-        q_k, q_g = (inner.family.gaussian(message) for message in (up, down))
+        up = played.uploads[0]
+        q_k, q_g = (message.factor for message in (up, down))
         assert played.clients[0].inner.site.mismatch(before * (q_k / q_g) ** (0.25 * times)) < 1e-12
         assert played.algorithm.dual_mismatch(played.server, played.clients) < 1e-12
 
