@@ -10,18 +10,14 @@ fedsim.run differs from the fedsim command in four ways:
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment, dotted
+from launch.calling_program import called, process_restored, with_defaults, without_main
 from launch.configuration.arguments import (
     OBJECTS,
     ExperimentOptions,
@@ -36,9 +32,9 @@ from launch.configuration.arguments import (
     text_of,
 )
 from launch.configuration.config import plain_numbers
-from launch.configuration.execution import EXECUTION, Execution
+from launch.configuration.execution import EXECUTION
 from launch.configuration.presets import experiment_of, remarks
-from launch.inherited import check_working_folder, children_kept
+from launch.results.compared_runs import ComparedRuns
 from launch.runs.folder import RunFolder
 from launch.runs.resume import Resumption
 from launch.session import run as runs
@@ -55,7 +51,6 @@ if TYPE_CHECKING:
         ParticipationChoice,
         PartitionChoice,
     )
-    from launch.results.compare import Comparison
     from launch.results.table import Table
 
 
@@ -249,7 +244,7 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
         >>> run.status
         'done'
     """
-    with _called():
+    with called():
         checked, execution = resolved(experiment, options)
         check_objects(checked, execution)
         lines = remarks(checked)
@@ -286,7 +281,7 @@ def resume(run: RunFolder | str | Path, *, quiet: bool = False, **options: Unpac
     changes = {key: value for key, value in options.items() if value is not None}
     changes |= {key: text_of(key, changes[key]) for key in OBJECTS if key in changes}
     changes |= {key: str(changes[key]) for key in ("data_dir", "out") if key in changes}
-    with _called():
+    with called():
         check_objects(*Resumption.open(folder).configure(changes))
         return _finished(lambda: runs.resume(folder, changes, quiet=quiet, embedded=True))
 
@@ -327,7 +322,7 @@ def open(
     for key, value in zip(OBJECTS, passed, strict=True):
         if value is not None:
             text_of(key, value)
-    with _called():
+    with called():
         return Run.open(_folder(run).resolve())
 
 
@@ -352,7 +347,7 @@ def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
     for key, value in (("name", name), ("algo", algo)):
         if not isinstance(value, str):
             raise UsageError(f"{key}={value!r}: give a name, such as fedsim.preset('mnist', 'fedlap')")
-    with _called():
+    with called():
         return experiment_of(name, algo, plain_numbers(changes))
 
 
@@ -371,7 +366,7 @@ def plan(experiment: Experiment | None = None, /, **options: Unpack[Options]) ->
         >>> bill["params"], bill["bytes_down"]
         (7510, 604060000)
     """
-    with _called(), _process_restored():
+    with called(), process_restored():
         from launch.results.plan import planned, to_json
         from launch.terminal import plain
 
@@ -421,7 +416,7 @@ def sweep(
         >>> [run.experiment["algo"] for run in runs]
         ['fedavg', 'fedprox']
     """
-    with _called():
+    with called():
         from launch.sweep.command import sweep as run_sweep
         from launch.sweep.from_options import recipe_of
         from launch.sweep.pool import Pool
@@ -457,7 +452,7 @@ def sweep(
         else:
             selected = Recipe.read(path_of("recipe", recipe))
         try:
-            with _process_restored(), _without_main():
+            with process_restored(), without_main():
                 run_sweep(
                     selected,
                     Path(recipe or "sweep.toml"),
@@ -470,44 +465,6 @@ def sweep(
         except Interrupted as e:
             raise KeyboardInterrupt(str(e)) from e
     return [Run.open(pool.folder(trial).resolve()) for trial in selected.trials()]
-
-
-class ComparedRuns(dict[str, Any]):
-    """The document of `fedsim compare --json`, with figures and tables for a paper."""
-
-    _comparison: Comparison
-
-    def figure(self, label: str = "") -> Figure:
-        """Return a figure of the page as a drawing of matplotlib, of the width of a paper's column.
-
-        Args:
-            label: A figure's label, such as "accuracy against round"; "" for the first.
-
-        Raises:
-            UsageError: if the page has no such figure.
-        """
-        return self._comparison.page.figure(label).drawing()
-
-    def table(self, title: str = "Results") -> Table:
-        """Return a table, which has markdown(), latex() and csv().
-
-        Args:
-            title: A table's title, such as "Results" or "Calibration and clients".
-
-        Raises:
-            UsageError: if there is no such table.
-        """
-        return self._comparison.table(title)
-
-    def latex(self, title: str = "Results", caption: str = "", label: str = "") -> str:
-        """Return a table of LaTeX (booktabs), with the best values bold.
-
-        Args:
-            title: As in `table`.
-            caption: The caption, which makes the table float.
-            label: The name for references, which makes the table float.
-        """
-        return self.table(title).latex(caption, label)
 
 
 def compare(
@@ -550,7 +507,7 @@ def compare(
         >>> "tabular" in fedsim.compare(*runs).latex()
         True
     """
-    with _called():
+    with called():
         from launch.results.compare import Comparison
         from launch.terminal import plain
 
@@ -602,71 +559,15 @@ def _axis(key: Any, values: Any) -> tuple[str, list[str]]:
     return key, [setting(value) for value in listed]
 
 
-@contextmanager
-def _called() -> Iterator[None]:
-    """Begin a call from a user's program: its child processes are awaited."""
-    check_working_folder()
-    with children_kept():
-        yield
-
-
-@contextmanager
-def _process_restored() -> Iterator[None]:
-    """Restore this process's environment variables and torch settings when the block ends."""
-    environment = dict(os.environ)
-    threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
-    flushes = sys.float_info.min / 2.0 == 0.0  # this thread flushes denormal numbers to zero
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update(environment)
-        if "torch" in sys.modules:
-            torch = sys.modules["torch"]
-            torch.set_flush_denormal(flushes)
-            if threads is not None:
-                torch.set_num_threads(threads)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep new processes from importing the calling program, so it needs no `if __name__ == "__main__"`."""
-    program = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = program
-
-
 def _finished(job: Callable[[], Path]) -> Run:
     """Run a job that writes a run folder, and return the run."""
     try:
-        with _process_restored():
+        with process_restored():
             path = job()
     except Interrupted as e:  # a FedsimError is an Exception, which a loop over experiments may catch
         raise KeyboardInterrupt(str(e)) from e
     return Run.open(path.resolve())
 
 
-def _with_defaults(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the function's signature for help(), with the keywords of Options and their defaults."""
-    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    known = {f.name: f.default for kind in (Experiment, Execution) for f in fields(kind)}
-    known |= {"hyperparameters": None, "codecs": None, "workers": 0, "data_dir": None, "out": None}
-    types = {**ExperimentOptions.__annotations__, **Options.__annotations__}
-    more = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=known[name],
-            annotation=getattr(hint, "__forward_arg__", hint),
-        )
-        for name, hint in types.items()
-    ]
-    return inspect.Signature([*own, *more], return_annotation=function.__annotations__["return"])
-
-
-run.__signature__ = _with_defaults(run)  # type: ignore[attr-defined]
-plan.__signature__ = _with_defaults(plan)  # type: ignore[attr-defined]
+run.__signature__ = with_defaults(run)  # type: ignore[attr-defined]
+plan.__signature__ = with_defaults(plan)  # type: ignore[attr-defined]

@@ -145,16 +145,16 @@ class Column:
 @lru_cache
 def column(expression: str) -> Column:
     """Parse an expression; raise UsageError if it is none."""
-    if found := _TO.fullmatch(expression):
-        level = float(found[4] or found[5])
-        return Column(expression, found[1], found[3] or "test_accuracy", None, level, bool(found[2]))
-    if not (found := _AT.fullmatch(expression)):
+    if match := _TO.fullmatch(expression):
+        level = float(match[4] or match[5])
+        return Column(expression, match[1], match[3] or "test_accuracy", None, level, bool(match[2]))
+    if not (match := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, best METRIC@ROUND, rounds to "
             "VALUE, simulated to VALUE, MB to VALUE, J to VALUE; ROUND is a number or end, VALUE an "
             "accuracy such as 0.78; also rounds to METRIC VALUE, rounds to mean METRIC VALUE"
         )
-    return Column(expression, found[1] or "", found[2], None if found[3] == "end" else int(found[3]))
+    return Column(expression, match[1] or "", match[2], None if match[3] == "end" else int(match[3]))
 
 
 def reached(

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -109,12 +109,6 @@ class Page:
         if label not in figures and (label or not figures):
             raise unknown("figure", label, figures)
         return figures[label] if label else next(iter(figures.values()))
-
-
-def html_of(part: Part) -> str:
-    """Return the HTML of one part."""
-    module: Any = _TEMPLATES.get_template("page.html").make_module({"title": "", "head": (), "sections": ()})
-    return str(module.show(part))
 
 
 def _figures(parts: Iterable[Part]) -> Iterator[Figure]:

@@ -105,11 +105,9 @@ class Table:
             out.print()
         print_table(out, shown)
 
-    def _repr_html_(self) -> str:
-        """Return HTML for a notebook's output cell."""
-        from launch.results.html import html_of
-
-        return html_of(self)
+    def _repr_markdown_(self) -> str:
+        """Return the table for a notebook's output cell."""
+        return self.markdown()
 
     def _bold(self, at: int, n: int, form: str) -> str:
         cell = self.rows[at][n]

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from fedsim import model_specs, partition_specs, plugins, traces
@@ -277,6 +278,14 @@ class Row:
         """Return True if a part of the page shows the row."""
         selected = not part.only or self.variant.label in part.only
         return selected and all(self.point.get(key, value) == value for key, value in part.at.items())
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A run. `id` is its Trial.id, and `name` is for messages."""
+
+    id: str
+    name: str
+    experiment: Experiment
 
 
 @dataclass(frozen=True)

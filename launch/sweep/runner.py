@@ -32,8 +32,7 @@ from launch.runs.folder import DONE, FAILED, document_or_empty
 from launch.sweep import ends_with_sweep
 from launch.sweep.ends_with_sweep import SWEEP
 from launch.sweep.pool import ATTEMPT, Pool
-from launch.sweep.recipe import Trial, one_numerics
-from launch.sweep.task import Task
+from launch.sweep.recipe import Task, Trial, one_numerics
 from workers.portable import environment_for
 from workers.scratch import Scratch, parent_of_sockets
 from workers.storage.atomic_files import write_atomically

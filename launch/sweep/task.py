@@ -14,19 +14,11 @@ from pathlib import Path
 import msgspec
 
 from fedsim.errors import Interrupted, UsageError
-from fedsim.experiment import Experiment
 from launch.configuration.execution import Execution
 from launch.engines.job import write
 from launch.sweep.pool import Pool
-from launch.sweep.recipe import Trial
-
-
-class Task(msgspec.Struct, frozen=True):
-    """A run. `id` is its Trial.id, and `name` is for messages."""
-
-    id: str
-    name: str
-    experiment: Experiment
+from launch.sweep.recipe import Task, Trial
+from launch.sweep.runner import run_trials
 
 
 class Tasks(msgspec.Struct, frozen=True):
@@ -58,8 +50,6 @@ class Tasks(msgspec.Struct, frozen=True):
 def main(file: str, number: str) -> int:
     """Compute one run of a file of tasks; return the exit code. SIGTERM stops the run after a round: an
     engine sends it to all processes."""
-    from launch.sweep.runner import run_trials
-
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     tasks = msgspec.json.decode(Path(file).read_bytes(), type=Tasks)

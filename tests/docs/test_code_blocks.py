@@ -29,10 +29,10 @@ from tests.support.pages import notebooks, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-MADE = {ROOT / "docs" / "reference.md": reference()}
-MADE |= {ROOT / "docs" / "notebooks" / f"{name}.md": text for name, text in notebooks().items()}
+GENERATED = {ROOT / "docs" / "reference.md": reference()}
+GENERATED |= {ROOT / "docs" / "notebooks" / f"{name}.md": text for name, text in notebooks().items()}
 """Pages that only the site has."""
-PAGES += MADE
+PAGES += GENERATED
 SHELL, PYTHON = {"sh", "bash", "shell"}, {"python", "py"}
 COMMAND = re.compile(r"(?!.* -- )(?:\w+=\S+ )*(?:fedsim|python3?|pip|git|docker|srun|eval) \S")
 STATEMENT = re.compile(r"(?:import|from|with|for|def|class) \w|run = |fedsim\.")
@@ -63,7 +63,7 @@ class Block:
 
 def blocks(page: Path) -> Iterator[Block]:
     """The blocks of a page that are commands, Python or files."""
-    text = MADE.get(page) or page.read_text(encoding="utf-8")
+    text = GENERATED.get(page) or page.read_text(encoding="utf-8")
     whole = next((mark for mark in MARK.finditer(text) if mark["page"]), None)
     mark: re.Match[str] | None = None
     for token in MarkdownIt("commonmark").enable("table").parse(text):

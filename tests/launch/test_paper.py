@@ -39,8 +39,8 @@ def test_a_comparison_is_a_table_with_n_deviation_and_the_best_in_bold(make: Mak
         make(f"a{seed}", (0.1, 0.7 + 0.001 * seed), seed=seed)
         runs = make(f"b{seed}", (0.1, 0.8 + 0.002 * seed), algo="fed_lap", seed=seed).parent
     out, figures = tmp_path / "t.tex", tmp_path / "figures"
-    said = invoke("compare", runs, "--out", tmp_path / "p.html", "--latex", out, "--figures", figures)
-    assert f"LaTeX: {out}" in said and f"figures: {figures}" in said
+    output = invoke("compare", runs, "--out", tmp_path / "p.html", "--latex", out, "--figures", figures)
+    assert f"LaTeX: {out}" in output and f"figures: {figures}" in output
     (line,) = [line for line in out.read_text().splitlines() if line.startswith("fed\\_lap")]
     cells = line.split(" & ")
     assert cells[1] == "5" and cells[3] == r"\textbf{80.4\,$\pm$\,0.3}"
@@ -73,7 +73,7 @@ def test_a_run_has_its_figures_and_its_numbers(launched: Callable[..., Path], tm
     accuracy = f"{100 * run.summary['test_accuracy']:.1f} %"
     assert ("accuracy", accuracy) in run.table().rows and accuracy.replace("%", r"\%") in run.latex()
     assert [axes.get_xlabel() for axes in run.figure("accuracy against round").axes] == ["round"]
-    assert f"<td>accuracy</td><td>{accuracy}</td>" in run.table()._repr_html_()
+    assert f"| accuracy | {accuracy} |" in run.table()._repr_markdown_()
 
 
 @pytest.mark.process
