@@ -12,7 +12,7 @@ from fedsim.experiment import Experiment
 from workers.storage.metrics_file import Count, Limits, Number
 
 CURE = "copy the folder again from where it was made"
-Clients = Annotated[int, Meta(ge=1, le=10**7)]
+Clients = Annotated[int, Meta(ge=1, le=10**6)]
 LONGEST = 1 << 14
 """The largest length of a setting, which pages and figures show."""
 Text = Annotated[str, Meta(pattern="^[^\0\ud800-\udfff]*$", max_length=LONGEST)]

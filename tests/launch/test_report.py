@@ -21,6 +21,7 @@ from launch.configuration.names import names
 from launch.numbers import ranges
 from launch.results import report as page_module
 from launch.results.field_bars import ordered, styles
+from launch.results.figures import MOST_BARS, bar_chart
 from launch.results.report import page_of, participation, report
 from launch.runs.folder import RunFolder
 from tests.launch.run_folders import COLUMNS, Make
@@ -283,6 +284,16 @@ def test_a_field_has_one_colour_in_every_bar_whatever_its_size() -> None:
     assert (across["mean"], across["precision"]) == (down["mean values"], down["precision values"])
     looks = [(look["color"], look["alpha"]) for look in across.values()]
     assert len(set(looks)) == 4 and list(across) == ordered(across)
+
+
+def test_neighbours_are_one_bar_where_bars_are_too_many() -> None:
+    places = np.arange(2 * MOST_BARS, dtype=np.float64)
+    (figure,) = bar_chart("", ("client", "bytes"), (places, 1.0), {"up": places, "down": places})
+    bars = figure.drawing().axes[0].patches
+    assert len(bars) == 2 * MOST_BARS
+    assert [(b.get_x(), b.get_width(), b.get_height(), b.get_y()) for b in bars[-2:-1]] == [
+        (1995.5, 2.0, 1996.5, 1996.5)
+    ]
 
 
 def test_the_participation_of_many_clients_and_rounds_is_one_figure(

@@ -79,6 +79,7 @@ def test_rubbish_between_records_is_skipped(rubbish: bytes, before: int) -> None
         b"\x81\xa1a",
         b"\x81\x01\x02",
         b"\x81\xa1\xff\x01",
+        b"\x81\xa4what\x91\x01",  # {"what": [1]}
     ],
 )
 def test_what_is_no_record_under_a_right_checksum_is_skipped(payload: bytes) -> None:

@@ -93,7 +93,7 @@ def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
         record = msgspec.msgpack.decode(data[start:end], type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, end
-    return (record if "what" in record else None), end
+    return (record if isinstance(record.get("what"), str) else None), end
 
 
 def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, Any]]:
