@@ -322,6 +322,10 @@ EXPLAINED = (
 )
 
 
+MOST_CLIENTS = 1000
+"""The largest number of clients that a line goes through; of more, some are left out."""
+
+
 def compared_clients(groups: Mapping[int, RunGroup], legend: Figure) -> Iterator[Part]:
     """Yield charts of bytes and accuracies by client; none for runs with one client. groups: by slot."""
     spent = {slot: [m.client_bytes / 1e6 for m in g.members] for slot, g in groups.items()}
@@ -349,7 +353,7 @@ def _lines(groups: Mapping[int, RunGroup], values: Mapping[int, Sequence[Values]
         count = len(members[0])
         if count < 2 or any(len(m) != count for m in members):
             continue
-        rows = np.sort(np.array(members), axis=1)
-        x: Values = np.arange(1, count + 1, dtype=np.float64)
-        lines.append(Line(name(groups[slot]), x, rows.mean(0), rows.min(0), rows.max(0), slot))
+        at = np.unique(np.linspace(0, count - 1, min(count, MOST_CLIENTS)).round().astype(int))
+        rows = np.sort(np.array(members), axis=1)[:, at]
+        lines.append(Line(name(groups[slot]), at + 1.0, rows.mean(0), rows.min(0), rows.max(0), slot))
     return lines

@@ -257,7 +257,9 @@ def test_of_many_points_the_table_has_some_the_first_and_the_last_among_them() -
     assert len(rows) == POINTS and rows[0] == ("a", "0", "0") and rows[-1] == ("a", "999", "1,998")
 
 
-def test_clients_are_compared(launched: Callable[..., Path], tmp_path: Path) -> None:
+def test_clients_are_compared(
+    launched: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     common = {"algo": "fedavg", "model": "logistic", "clients": 4, "rounds": 3, "participation": "coin:0.5"}
     folders = [launched(f"run{seed}", seed=seed, **common) for seed in (0, 1)]
     result = invoke(*folders, "--out", tmp_path / "p.html")
@@ -275,6 +277,10 @@ def test_clients_are_compared(launched: Callable[..., Path], tmp_path: Path) -> 
     rows = below(text, "accuracy of a client against client, sorted")
     ends = [sorted(RunFolder.open(f).lines[-1]["client_accuracies"]) for f in folders]
     assert [row[2] for row in rows] == [f"{100 * mean:.1f} %" for mean in np.mean(ends, axis=0)]
+    monkeypatch.setattr("launch.results.comparison_page.MOST_CLIENTS", 2)
+    invoke(*folders, "--out", tmp_path / "p.html")
+    few = below((tmp_path / "p.html").read_text(), "accuracy of a client against client, sorted")
+    assert few == [rows[0], rows[-1]]
 
 
 def test_names_from_outside_are_escaped(make: Make, tmp_path: Path) -> None:
