@@ -159,7 +159,7 @@ class Experiment:
             ge=UNSET,
         ),
     ] = UNSET
-    threads: Annotated[int, option("Threads per task; may change bits.", "T", "algorithm", ge=1)] = 1
+    threads: Annotated[int, option("Threads per task; may change bits.", "T", "algorithm", ge=1, le=1024)] = 1
     numerics: Annotated[
         Literal["native", "portable", "tf32"],
         option(

@@ -176,6 +176,12 @@ def test_a_setting_that_no_page_could_show_is_damage(where: str, run: Path) -> N
         RunFolder.open(run)
 
 
+def test_more_threads_than_a_process_can_have_are_damage(run: Path) -> None:
+    changed(run, lambda manifest: manifest["experiment"].update({"threads": 10**6}))
+    with pytest.raises(DataError, match="threads Expected `int` <= 1024"):
+        RunFolder.open(run)
+
+
 # ---- what a page and a terminal show
 
 
