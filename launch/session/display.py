@@ -131,7 +131,7 @@ def on_the_clock(devices: Mapping[str, Any]) -> str:
     """Describe the run's cost for its clients on the virtual clock."""
     text = f"virtual clock: {devices['simulated_seconds']:,.1f} s"
     for key, verb, unit in (("client_seconds", "is busy for", "s"), ("client_joules", "spends", "J")):
-        if key in devices:
+        if devices.get(key) and f"{key}_total" in devices:  # also in the summary of somebody else's run
             low, high, total = min(devices[key]), max(devices[key]), devices[f"{key}_total"]
             text += f"; a client {verb} {low:,.4g} to {high:,.4g} {unit}, all of them {total:,.4g} {unit}"
     return text

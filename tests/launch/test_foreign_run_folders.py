@@ -20,6 +20,7 @@ from launch.runs.documents import LONGEST
 from launch.runs.folder import RunFolder
 from launch.runs.restored import RestoredRun
 from launch.runs.resume import Resumption
+from launch.session.display import on_the_clock
 from launch.session.run import resume
 from launch.terminal import output_file
 from tests.support.commands import ran
@@ -180,6 +181,13 @@ def test_more_threads_than_a_process_can_have_are_damage(run: Path) -> None:
     changed(run, lambda manifest: manifest["experiment"].update({"threads": 10**6}))
     with pytest.raises(DataError, match="threads Expected `int` <= 1024"):
         RunFolder.open(run)
+
+
+@pytest.mark.parametrize(
+    "costs", [{"client_seconds": [1.0]}, {"client_joules": [], "client_joules_total": 1}]
+)
+def test_simulated_costs_may_be_incomplete(costs: dict[str, Any]) -> None:
+    assert on_the_clock({"simulated_seconds": 2.0, **costs}) == "virtual clock: 2.0 s"
 
 
 # ---- what a page and a terminal show
