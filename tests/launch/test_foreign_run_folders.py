@@ -177,6 +177,14 @@ def test_a_setting_that_no_page_could_show_is_damage(where: str, run: Path) -> N
         RunFolder.open(run)
 
 
+@pytest.mark.parametrize("table", ["codecs", "hyperparameters"])
+def test_more_settings_than_a_page_could_show_are_damage(table: str, run: Path) -> None:
+    many = {f"x{n}": "x" for n in range(1001)}
+    changed(run, lambda manifest: manifest["experiment"].update({table: many}))
+    with pytest.raises(DataError, match=f"{table} Expected `object` of length <= 1000"):
+        RunFolder.open(run)
+
+
 def test_more_threads_than_a_process_can_have_are_damage(run: Path) -> None:
     changed(run, lambda manifest: manifest["experiment"].update({"threads": 10**6}))
     with pytest.raises(DataError, match="threads Expected `int` <= 1024"):
