@@ -9,7 +9,7 @@
 
 In natural parameters (S w, S): t_k = (v_k, V_k), q = N(0, I/delta) prod_k t_k, and the cavity is q / t_k. H_k
 is the GGN of the summed loss, so S_k and S_g stay positive. By default it is diagonal, as in the experiments;
-covariance = full uses all of it (Sec. 3.3).
+covariance = full uses all of it (Sec. 3.3). A network's posterior is too wide to sample from: w_g predicts.
 
 Local training is Adam by default; each client keeps Adam's moments from round to round (option `carry`).
 

@@ -27,6 +27,8 @@ from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.ivon import IvonTraining
 from fedsim.learning.solvers.von import VonTraining
+from fedsim.wire.gaussian_messages import check_size
+from protocols import find
 from protocols._dual_rule import Consensus, Dual
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
@@ -34,6 +36,7 @@ from protocols.bregman_admm import BregmanADMM
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
 from protocols.pvi import PVI
+from tests.support.harness import problem_of
 
 pytestmark = pytest.mark.slow
 
@@ -351,20 +354,16 @@ def test_a_client_problem_without_minimum_is_refused(quadratics: SimpleNamespace
         rounds(federation, 10)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "sibling"),
-    [
-        (BayesADMM("full"), "ivon_admm"),
-        (PVI("full"), "pvi with --set covariance=diagonal"),
-        (BregmanADMM("full"), "bregman_admm with --set covariance=diagonal"),
-    ],
-)
-def test_a_full_covariance_of_a_large_model_is_refused(algorithm: Any, sibling: str) -> None:
-    algorithm.check(3000)
-    replace(algorithm, covariance="diagonal").check(3001)
+@pytest.mark.parametrize("name", ["bayes_admm", "pvi", "bregman_admm", "fedlap_cov"])
+def test_a_full_covariance_of_a_large_model_is_refused(name: str) -> None:
+    up = find(name)(covariance="full").exchanges[0].up
+    check_size(up, 3000)
     # the mean and the triangle in float32: 4 (P + P(P+1)/2) would be 18,024,008 bytes
-    with pytest.raises(UsageError, match=f"P = 3,001 .* bytes per client.*{sibling}"):
-        algorithm.check(3001)
+    with pytest.raises(UsageError, match=r"P = 3,001 .* bytes per client.*Use --set covariance=diagonal"):
+        check_size(up, 3001)
+    problem_of(find(name), {"covariance": "diagonal"}, model="mlp_small")
+    with pytest.raises(UsageError, match="a full covariance of P = 7,510"):
+        problem_of(find(name), {"covariance": "full"}, model="mlp_small")
 
 
 # ---- on real models, through the launcher, the coordinator and the wire

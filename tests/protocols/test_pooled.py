@@ -81,8 +81,8 @@ def test_the_bill_is_zero_and_the_weights_travel_as_simulation(tmp_path: Path) -
 
 @pytest.mark.parametrize("evaluate_on", ["test", "fold:2/4"])
 def test_scores_by_client_are_of_the_clients_that_the_rows_come_from(evaluate_on: str) -> None:
-    federated = built(FedAvg(), evaluate_on=evaluate_on).label_shares
-    pooled = built(Pooled(), evaluate_on=evaluate_on).label_shares
+    federated = built(FedAvg(), evaluate_on=evaluate_on).evaluation.label_shares
+    pooled = built(Pooled(), evaluate_on=evaluate_on).evaluation.label_shares
     assert federated is not None
     assert pooled is not None
     assert len(pooled.shares) == 5

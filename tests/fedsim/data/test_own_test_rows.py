@@ -69,24 +69,24 @@ def test_whose_test_rows_are_whose_follows_the_partition() -> None:
     separate()
     natural = problem("natural", clients=2)
     tested = load_dataset(SPEC).test_centres
-    assert natural.test_clients is not None and tested is not None
-    np.testing.assert_array_equal(natural.test_clients, tested)
+    assert natural.evaluation.test_clients is not None and tested is not None
+    np.testing.assert_array_equal(natural.evaluation.test_clients, tested)
     alone = problem("natural+least:42", clients=1)  # b, who has more rows
-    assert alone.test_clients is not None
-    np.testing.assert_array_equal(alone.test_clients, np.where(tested == 1, 0, -1))
+    assert alone.evaluation.test_clients is not None
+    np.testing.assert_array_equal(alone.evaluation.test_clients, np.where(tested == 1, 0, -1))
     assert problem("iid", clients=2).evaluation.test_clients is None
     pooled = problem("natural", clients=2, algo="pooled")
-    np.testing.assert_array_equal(pooled.test_clients, tested)
+    np.testing.assert_array_equal(pooled.evaluation.test_clients, tested)
     held = problem("natural", clients=2, evaluate_on="fold:1/4")
-    assert held.test_clients is not None and set(held.test_clients.tolist()) == {0, 1}
+    assert held.evaluation.test_clients is not None and set(held.evaluation.test_clients.tolist()) == {0, 1}
     assert natural.data_digest != problem("iid", clients=2).data_digest
 
 
 def test_test_users_without_training_rows_leave_scores_by_class() -> None:
     separate(test_user="c")
     mixed = problem("natural", clients=1)
-    assert mixed.test_clients is None  # b is not among the clients
-    assert mixed.client_scoring is mixed.label_shares is not None
+    assert mixed.evaluation.test_clients is None  # b is not among the clients
+    assert mixed.evaluation.client_scoring is mixed.evaluation.label_shares is not None
 
 
 @pytest.mark.parametrize(
