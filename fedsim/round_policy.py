@@ -54,7 +54,9 @@ class RoundPolicy:
         return False
 
     def answered(self, round: int, client: int) -> int:
-        """Return the round of the broadcast that a client's task of this round answers."""
+        """Return the round in which the broadcast was made that a client's task of this round answers.
+
+        Under +quiet a client may have an older one of its own (`older`)."""
         return round
 
     def in_use(self, round: int) -> frozenset[int]:
