@@ -203,11 +203,11 @@ class Algorithm(
         The return annotation gives the type of the sums: a message class with float64 fields (Exchange.sums),
         or the type of the server's sum of duals, Tensor or Gaussian.
         """
-        raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
+        raise UsageError(f"{self.name} defines from_sums, and no add")
 
     def from_sums(self, server: Server, down: Down, sums: Any, ctx: Context) -> Server:
         """Compute the server's next state from the sums over all uploads of the exchange."""
-        raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
+        raise UsageError(f"{self.name} defines add, and no from_sums: the server's next state from the sums")
 
     @abstractmethod
     def model(self, server: Server, ctx: Context) -> Model:

@@ -76,7 +76,8 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
         return self._instance("broadcast", result, kind)
 
     def client_update(self, client: Any, down: Any, shard: AnyShard, task: Task) -> tuple[Any, Any]:
-        result: Any = super().client_update(client, down, shard, task)  # type: ignore[safe-super]
+        with self._called(f"client_update of client {task.client} in round {task.round}"):
+            result: Any = super().client_update(client, down, shard, task)  # type: ignore[safe-super]
         kind = self.exchanges_in(task.round)[task.exchange - 1].up
         if not isinstance(result, tuple) or len(result) != 2:
             self._wrong("client_update", f"two values, the client's state and a {kind.__name__}", result)
@@ -84,7 +85,8 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
         return result[0], result[1]
 
     def client_commit(self, client: Any, down: Any, up: Any, task: Task) -> Any:
-        result = super().client_commit(client, down, up, task)
+        with self._called(f"client_commit of client {task.client} in round {task.round}"):
+            result = super().client_commit(client, down, up, task)
         return self._instance("client_commit", result, self.client_type)
 
     def server_update(self, server: Any, down: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:

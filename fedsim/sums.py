@@ -22,7 +22,7 @@ from fedsim.learning.blocks import settled
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.ownership import give_up, keep
 from fedsim.round_values import Arrival, Context
-from fedsim.wire.schema import FullSum, Sum, map_tensors, zeros_of
+from fedsim.wire.schema import FullSum, Sum, map_tensors, schema, zeros_of
 
 
 @cache
@@ -46,6 +46,14 @@ def annotated_result(method: Any) -> Any:
 def _message_of(name: str) -> type:
     """Return a message class with one sum of shape (P,)."""
     return make_dataclass("Sums", [(name, Sum)], frozen=True)
+
+
+def _is_message_of_sums(kind: type) -> bool:
+    """Return whether all fields of a class can be added up field by field."""
+    try:
+        return all(f.kind.name in ("sum", "scalar") and not f.members for f in schema(kind))
+    except UsageError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -90,11 +98,17 @@ class SumsOfUploads:
     def sums_type(self) -> type | None:
         """The message class of an edge server's sums; None if the server needs every upload by itself."""
         kind = self._returned
+        message = cast(type, kind) if is_dataclass(kind) else None
+        if message is not None and kind is not Gaussian and not _is_message_of_sums(message):
+            raise UsageError(
+                f"{self.name}: add returns {message.__name__}, whose fields must be Sum, FullSum or Count in "
+                "float64; a sum of Gaussians has a Sum for the shift and one for the precision"
+            )
         if kind is Tensor:
             return _message_of(self._total)
         if kind is Gaussian:
             return _FullGaussianSums if self.is_full else _GaussianSums
-        return cast(type, kind) if is_dataclass(kind) else None
+        return message
 
     @property
     def is_full(self) -> bool:
@@ -139,7 +153,10 @@ class SumsOfUploads:
             return map_tensors(getattr(algorithm.server_init(ctx), self._total), torch.zeros_like)
         kind = algorithm.exchanges_in(ctx.round)[ctx.exchange - 1].sums or annotated
         if not is_dataclass(kind):
-            raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
+            raise UsageError(
+                f"{self.name}: the fold needs add and from_sums, and the return annotation of add, such as "
+                "-> Sums, names the type of the sums; or it needs server_update"
+            )
         return zeros_of(cast(type, kind), ctx.start)
 
     def merged(self, sums: Any, others: Any) -> Any:

@@ -13,7 +13,7 @@ SOURCE = """
 from dataclasses import dataclass
 from fedsim.algorithm import Algorithm
 from fedsim.learning.gaussian import Point
-from protocols.fedavg import FedAvg
+from protocols.fedavg import Down, FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
@@ -59,18 +59,26 @@ FAILING = {
     "broadcast": ("def broadcast(self, server, ctx): return server.nothing", "broadcast failed in line"),
     "add": ("def add(self, sums, a, ctx): return a.up.nothing", "the server's update failed in line"),
     "an old add": ("def add(self, sums, down, k, up, ctx): return sums", "missing 2 required positional"),
+    "sums of a posterior": (
+        "def add(self, sums, a, ctx) -> Down: return sums",
+        "add returns Down, whose fields must be Sum, FullSum or Count",
+    ),
+    "client_update": (
+        "def client_update(self, client, down, shard, task): return down.maen",
+        "client_update of client . in round 1 failed in line",
+    ),
     "model": ("def model(self, server, ctx): raise KeyError('x')", "model failed in line"),
 }
 
 
 @pytest.mark.parametrize("case", FAILING)
-def test_a_failing_method_of_the_server_is_one_line(case: str, tmp_path: Path) -> None:
+def test_a_failing_method_is_one_line(case: str, tmp_path: Path) -> None:
     method, words = FAILING[case]
     (tmp_path / "mine.py").write_text(SOURCE.format(method=method), encoding="utf-8")
     spec, out = f"{tmp_path}/mine.py:Mine", str(tmp_path / "run")
     with pytest.raises(FedsimError, match=words) as wrong:
         fedsim.run(algo=spec, clients=2, rounds=1, workers=0, quiet=True, out=out)
-    assert "--algo mine:Mine" in str(wrong.value) and "\n" not in str(wrong.value)
+    assert "mine:Mine" in str(wrong.value) and "\n" not in str(wrong.value)
 
 
 @pytest.mark.parametrize("case", WRONG)
