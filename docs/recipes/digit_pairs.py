@@ -21,13 +21,13 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm
 from fedsim.errors import TaskError
+from fedsim.hyperparameters import Covariance
 from fedsim.learning.gaussian import Gaussian, identity, is_full
 from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.von import VonTraining, von
 from fedsim.seeds import RandomStream
-from protocols._site_messages import Covariance
 from protocols.bayes_admm import BayesADMM
 from protocols.bregman_admm import BregmanADMM
 from protocols.pvi import PVI
