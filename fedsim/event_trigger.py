@@ -62,6 +62,8 @@ class EventTriggered(StateWrapper, RoundPolicy):
     up: Rule | None
     down: Rule | None
 
+    sizes_are_fixed: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         """Check that the rules fit the algorithm.
 
@@ -187,8 +189,6 @@ class EventTriggered(StateWrapper, RoundPolicy):
         waited = torch.full((ctx.K if self.up is not None else 0,), -1)
         return self.server_type(self.inner.server_init(ctx), sent, got_in, (), waited)
 
-    sizes_are_fixed: ClassVar[bool] = False
-
     def withheld(self, upload: Header) -> bool:
         return self.up is not None and upload.round > 0 and not upload.fields
 
@@ -213,6 +213,7 @@ class EventTriggered(StateWrapper, RoundPolicy):
             return replace(server, inner=self.inner.server_update(server.inner, down, arrivals, ctx))
         sent, waited, there = list(server.sent), server.waited.clone(), list[int]()
         counts_rounds = len(waited) and ctx.edge_of is None
+        older = self.older(server, down, range(ctx.K))
 
         def counted() -> Iterator[Arrival]:
             for a in arrivals:
@@ -235,12 +236,12 @@ class EventTriggered(StateWrapper, RoundPolicy):
         if first is not None:
             everything = chain([first], stream)
             del first
-            mixed = replace(ctx, mixed=bool(self.older(server, down, range(ctx.K))))
+            mixed = replace(ctx, mixed=bool(older))
             inner = self.inner.server_update(server.inner, down, everything, mixed)
             for _ in stream:  # the algorithm may not have read every upload
                 pass
         server = replace(server, inner=inner, sent=tuple(sent), waited=waited)
-        return self._got(server, down, there, ctx)
+        return self._got(server, down, [k for k in there if k not in older], ctx)
 
     def _counts(self, up: Any, last: Any, down: Any, start: Tensor) -> Any:
         """Return the upload to fold: `up`, a substitute if `up` is None (not sent), or None for no upload."""
@@ -254,16 +255,13 @@ class EventTriggered(StateWrapper, RoundPolicy):
             case _:
                 return last
 
-    def _got(self, server: Any, down: Any, there: list[int], ctx: Context) -> Any:
-        """Record the last broadcast of the clients whose answers prove that they have it."""
+    def _got(self, server: Any, down: Any, clients: list[int], ctx: Context) -> Any:
+        """Record that these clients' last broadcast is `down`, as their answers prove."""
         if self.down is None:
             return server
-        kept = self.older(server, down, there)
         known = _by_round(server) | {ctx.round: down}
         got_in = server.got_in.clone()
-        for k in there:
-            if k not in kept:
-                got_in[k] = ctx.round
+        got_in[clients] = ctx.round
         rounds = sorted(set(got_in.tolist()) - {0})
         return replace(server, got_in=got_in, got=tuple(known[r] for r in rounds))
 

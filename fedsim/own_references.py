@@ -68,13 +68,13 @@ class OwnReferences(StateWrapper, RoundPolicy):
     def _down(self) -> type:
         return self.inner.exchanges[0].down
 
-    def reference(self, got: Any, ctx: Context) -> Any:
-        """Return the reference r_k of a client's next broadcast. got: from its state. ctx: of round 0."""
+    def reference(self, got: Any, new: Context) -> Any:
+        """Return the reference r_k of a client's next broadcast. got: from its state. new: of round 0."""
         if got is not None:
             return got
-        ctx = replace(ctx, round=1, exchange=1)
-        new = self.inner.broadcast(self.inner.server_init(ctx), ctx)
-        return map_tensors(new, lambda t: t.float() if t.is_floating_point() else t)
+        ctx = replace(new, round=1, exchange=1)
+        first = self.inner.broadcast(self.inner.server_init(ctx), ctx)
+        return map_tensors(first, lambda t: t.float() if t.is_floating_point() else t)
 
     def references(self, server: Any, new: Context, participants: Collection[int]) -> Mapping[int, Any]:
         return {k: self.reference(server.got[k], new) for k in participants}

@@ -98,16 +98,16 @@ class SumsOfUploads:
     def sums_type(self) -> type | None:
         """The message class of an edge server's sums; None if the server needs every upload by itself."""
         kind = self._returned
-        message = cast(type, kind) if is_dataclass(kind) else None
-        if message is not None and kind is not Gaussian and not _is_message_of_sums(message):
-            raise UsageError(
-                f"{self.name}: add returns {message.__name__}, whose fields must be Sum, FullSum or Count in "
-                "float64; a sum of Gaussians has a Sum for the shift and one for the precision"
-            )
         if kind is Tensor:
             return _message_of(self._total)
         if kind is Gaussian:
             return _FullGaussianSums if self.is_full else _GaussianSums
+        message = cast(type, kind) if is_dataclass(kind) else None
+        if message is not None and not _is_message_of_sums(message):
+            raise UsageError(
+                f"{self.name}: add returns {message.__name__}, whose fields must be Sum, FullSum or Count in "
+                "float64; a sum of Gaussians has a Sum for the shift and one for the precision"
+            )
         return message
 
     @property

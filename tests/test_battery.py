@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
-from fedsim.learning import blocks
+from fedsim.learning import gaussian
 from fedsim.participation import Participation, schedule
 from fedsim.problem import Problem
 from fedsim.wire.codec_selection import unfit
@@ -417,8 +417,8 @@ def test_the_coordinator_plays_the_box(algorithm: Class, dense: Callable[[Class]
 def test_formulas_in_blocks_give_the_bits_of_whole_vectors(
     algorithm: Class, dense: Callable[[Class], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 97)
-    assert P > 97 * blocks.CACHED
+    monkeypatch.setattr(gaussian, "BLOCK", 97)
+    assert P > 97 * gaussian.CACHED
     assert play(problem_of(algorithm), tmp_path / "run").bits == dense(algorithm).bits
 
 
@@ -426,7 +426,7 @@ def test_states_that_are_written_over_give_the_bits_of_copies(
     algorithm: Class, dense: Callable[[Class], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on large models: no state is cached, and each belongs to the task that has read it."""
-    monkeypatch.setattr(blocks, "BLOCK", 97)
+    monkeypatch.setattr(gaussian, "BLOCK", 97)
     monkeypatch.setattr(client_states, "LARGEST_CACHED", 0)
     assert play(problem_of(algorithm), tmp_path / "run").bits == dense(algorithm).bits
 

@@ -16,14 +16,15 @@ An algorithm states its formula as a method and decorates it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from fedsim.learning.gaussian import BLOCK as BLOCK, CACHED, Gaussian, can_be_cut, evaluate
+from fedsim.learning import gaussian
+from fedsim.learning.gaussian import Gaussian, can_be_cut, evaluate, in_blocks, size_to_cut
 from fedsim.learning.ownership import spent
 from fedsim.wire.schema import map_tensors, tensors_of
 
@@ -77,32 +78,19 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
     out: tensors that the result may overwrite. One of `values` can be `out` if the caller owns it, or if its
     owner has given it up (fedsim.learning.ownership).
     """
-    tensors = [t for value in values for t in tensors_of(value)]
-    size = max((t.numel() for t in tensors), default=0)
-    if size <= CACHED * BLOCK or not all(can_be_cut(t, size) for t in tensors):
+    size = size_to_cut([t for value in values for t in tensors_of(value)])
+    if not size:
         return formula(*values)
-    whole: list[Tensor] = []
-    result: Any = None
-    for at in range(0, size, BLOCK):
-        part = slice(at, at + BLOCK)
-        block = formula(*(_cut(value, part) for value in values))
-        pieces = tensors_of(block)
-        if result is None:
-            result = block  # its numbers are final; its tensors are replaced below
-            whole = _wholes(pieces, tensors_of(out), size)
-        for vector, piece in zip(whole, pieces, strict=True):
-            if piece.dim():
-                vector[part] = piece
-    remaining = iter(whole)
-    return map_tensors(result, lambda _: next(remaining))  # type: ignore[no-any-return]
+    first: list[T] = []  # its numbers are those of the result; its tensors are replaced below
 
+    def pieces(*blocks: Any) -> tuple[Tensor, ...]:
+        result = formula(*blocks)
+        if not first:
+            first.append(result)
+        return tuple(tensors_of(result))
 
-def _wholes(pieces: Sequence[Tensor], out: Sequence[Tensor], size: int) -> list[Tensor]:
-    """Return the vectors for these pieces: those of `out` if dtypes and shapes match, else new ones."""
-    kinds = [(t.dtype, (size,) if t.dim() else ()) for t in pieces]
-    if [(t.dtype, tuple(t.shape)) for t in out] == kinds:
-        return [o if t.dim() else t for o, t in zip(out, pieces, strict=True)]
-    return [t.new_empty(size) if t.dim() else t for t in pieces]
+    wholes = iter(in_blocks(pieces, values, size, tensors_of(out), _cut))
+    return map_tensors(first[0], lambda _: next(wholes))
 
 
 def _cut(value: T, part: slice) -> T:
@@ -115,8 +103,8 @@ def add_by_blocks(total: Tensor, x: Tensor, factor: float) -> None:
     if not can_be_cut(total, size):
         total.add_(x, alpha=factor)
         return
-    for at in range(0, size if total.dim() else 1, BLOCK):
-        part = slice(at, at + BLOCK)
+    for at in range(0, size if total.dim() else 1, gaussian.BLOCK):
+        part = slice(at, at + gaussian.BLOCK)
         _cut(total, part).add_(_cut(x, part), alpha=factor)
 
 

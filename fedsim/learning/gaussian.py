@@ -183,7 +183,7 @@ class Gaussian:
     def precision_plus(self, curvature: Tensor) -> Tensor:
         """Return S + H, the precision of the Laplace approximation of this factor times a loss."""
         size = _size_to_cut((self, curvature))
-        (precision,) = _evaluated(lambda g, H: (H + g.precision,), (self, curvature), size)
+        (precision,) = in_blocks(lambda g, H: (H + g.precision,), (self, curvature), size)
         return torch.as_tensor(precision)
 
     def mismatch(self, other: Gaussian) -> float:
@@ -280,9 +280,7 @@ def _applied(formula: Callable[..., Gaussian], *operands: Any) -> Gaussian:
 
 
 def _size_to_cut(operands: Iterable[Any]) -> int:
-    """Return the length of the operands' vectors; 0 if they are not to be cut.
-
-    They are not if they fit into the cache, are on a GPU, or if one of them is a matrix."""
+    """Return the length of the operands' vectors; 0 if they are not to be cut (`size_to_cut`)."""
     sizes, tensors = [0], list[Tensor]()
     for value in operands:
         if isinstance(value, Tensor):
@@ -291,7 +289,15 @@ def _size_to_cut(operands: Iterable[Any]) -> int:
             sizes.append(value.__dict__["_pending"].size)
         elif isinstance(value, Gaussian):
             tensors += [t for t in value.__dict__.values() if isinstance(t, Tensor)]
-    size = max(*sizes, *(t.numel() for t in tensors), 0)
+    return size_to_cut(tensors, max(sizes))
+
+
+def size_to_cut(tensors: Sequence[Tensor], least: int = 0) -> int:
+    """Return the length of the vectors among these tensors, at least `least`; 0 if they are not to be cut.
+
+    They are not if they fit into the cache, are on a GPU, or if one of them is a matrix."""
+    size = max((t.numel() for t in tensors), default=0)
+    size = max(size, least)
     return size if size > CACHED * BLOCK and all(can_be_cut(t, size) for t in tensors) else 0
 
 
@@ -312,24 +318,26 @@ def _block(value: Any, part: slice) -> Any:
     return pending.formula(*(_block(o, part) for o in pending.operands))
 
 
-def _evaluated(
+def in_blocks(
     formula: Callable[..., tuple[Any, ...]],
     operands: Sequence[Any],
     size: int,
     into: Sequence[Tensor | None] = (),
+    cut: Callable[[Any, slice], Any] = _block,
 ) -> tuple[Any, ...]:
     """Return formula(*operands), a tuple of tensors and numbers, computed block by block.
 
-    size: the length of the vectors; 0 to compute all at once. into: tensors that the results may overwrite.
+    size: the length of the vectors; 0 to compute all at once. into: tensors that the results may overwrite;
+    all blocks at a place are read before one is written. cut: returns a block of an operand.
     """
     if not size:
         return formula(*operands)
     wholes: list[Any] = []
     for at in range(0, size, BLOCK):
         part = slice(at, at + BLOCK)
-        pieces = formula(*(_block(o, part) for o in operands))
+        pieces = formula(*(cut(o, part) for o in operands))
         if not wholes:
-            outs = into or (None,) * len(pieces)
+            outs = into if len(into) == len(pieces) else (None,) * len(pieces)
             wholes = [_whole(piece, out, size) for piece, out in zip(pieces, outs, strict=True)]
         for whole, piece in zip(wholes, pieces, strict=True):
             if isinstance(piece, Tensor) and piece.dim():
@@ -346,7 +354,7 @@ def _whole(piece: Any, out: Tensor | None, size: int) -> Any:
 
 
 def evaluate(gaussians: Sequence[Gaussian], into: Sequence[Tensor | None] = ()) -> None:
-    """Evaluate pending Gaussians of one length together: all blocks are read before one is written.
+    """Evaluate pending Gaussians of one length together (`in_blocks`).
 
     into: for each Gaussian, two tensors that its shift and precision may overwrite, or None."""
     size = max(g.__dict__["_pending"].size for g in gaussians)
@@ -354,7 +362,7 @@ def evaluate(gaussians: Sequence[Gaussian], into: Sequence[Tensor | None] = ()) 
     def parts(*blocks: Gaussian) -> tuple[Any, ...]:
         return tuple(value for g in blocks for value in (g.shift, g.precision))
 
-    values = _evaluated(parts, gaussians, size, into)
+    values = in_blocks(parts, gaussians, size, into)
     for g, shift, precision in zip(gaussians, values[::2], values[1::2], strict=True):
         object.__delattr__(g, "_pending")
         object.__setattr__(g, "shift", shift)

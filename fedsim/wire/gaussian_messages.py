@@ -36,8 +36,21 @@ from fedsim.wire.schema import (
 M = TypeVar("M")
 
 
+class _Message(Carrier):
+    """A message whose first two fields are a vector (P,) and a precision."""
+
+    @classmethod
+    def at(cls: type[M], first: Tensor, precision: Tensor | float, *others: Any) -> M:
+        """Return the message with the values of its fields: the mean (of an increment: the shift), the
+        precision, which may be a matrix (P, P), and all others."""
+        kind: Any = cls
+        if is_full(precision):
+            return in_full(kind)(first, packed(torch.as_tensor(precision)), *others)  # type: ignore[no-any-return]
+        return kind(first, torch.as_tensor(precision), *others)  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
-class Posterior(Carrier):
+class Posterior(_Message):
     """A message with q = N(mean, S^-1). precision: S, positive; (P,), or in `in_full` the packed triangle.
 
     Examples:
@@ -51,18 +64,13 @@ class Posterior(Carrier):
     mean: Mean
     precision: Precision
 
-    @classmethod
-    def at(cls: type[M], mean: Tensor, precision: Tensor | float, *others: Any) -> M:
-        """Return the message with this mean and precision, and with the values of its other fields."""
-        return _sent(cls, mean, precision, others)  # type: ignore[no-any-return]
-
     @property
     def factor(self) -> Gaussian:
         return Gaussian.at(self.mean, _received(self, self.precision))
 
 
 @dataclass(frozen=True)
-class Increment(Carrier):
+class Increment(_Message):
     """A message with a factor by which the receiver multiplies. z_precision may be negative.
 
     Examples:
@@ -74,11 +82,6 @@ class Increment(Carrier):
 
     z_shift: ShiftDelta
     z_precision: PrecisionDelta
-
-    @classmethod
-    def at(cls: type[M], shift: Tensor, precision: Tensor | float, *others: Any) -> M:
-        """Return the message with these natural parameters, and with the values of its other fields."""
-        return _sent(cls, shift, precision, others)  # type: ignore[no-any-return]
 
     @property
     def factor(self) -> Gaussian:
@@ -120,12 +123,6 @@ def check_size(message: type[Any], params: int) -> None:
 
 def _is_for_full(message: type[Any]) -> bool:
     return any(f.kind.dims == (TRIANGLE,) for f in schema(message))
-
-
-def _sent(message: Any, first: Tensor, precision: Tensor | float, others: tuple[Any, ...]) -> Any:
-    if is_full(precision):
-        return in_full(message)(first, packed(torch.as_tensor(precision)), *others)
-    return message(first, torch.as_tensor(precision), *others)
 
 
 def _received(message: object, precision: Tensor) -> Tensor:

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.learning.blocks import BLOCK
-from fedsim.learning.gaussian import kl_divergence
+from fedsim.learning.gaussian import BLOCK, kl_divergence
 from fedsim.learning.params import Layout
 from fedsim.round_events import Open
 from fedsim.wire.codecs import codec

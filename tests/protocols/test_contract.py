@@ -9,7 +9,7 @@ import torch
 
 from fedsim.algorithm import Algorithm, At, Context, Exchange
 from fedsim.errors import UsageError
-from fedsim.learning import blocks
+from fedsim.learning import gaussian
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.ownership import spent
 from fedsim.learning.params import Layout
@@ -41,7 +41,7 @@ def test_the_message_of_sums_follows_from_what_add_returns() -> None:
 def test_sums_are_written_over_while_uploads_are_added_and_are_the_servers_alone_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 7)
+    monkeypatch.setattr(gaussian, "BLOCK", 7)
     algorithm, ctx = (
         FedLap(rho=0.5),
         Context(torch.zeros(50), Layout(()), (1, 1), 1, 1, RandomStream(0, "fold", 1)),

@@ -14,7 +14,7 @@ from fedsim.errors import UsageError, WireError
 from fedsim.event_rules import Rule
 from fedsim.event_trigger import EventTriggered, measured
 from fedsim.experiment import build_algorithm
-from fedsim.learning import blocks
+from fedsim.learning import gaussian
 from fedsim.learning.gaussian import Gaussian, kl_divergence
 from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
@@ -145,9 +145,9 @@ def test_a_state_that_was_given_up_keeps_what_the_server_has(
 ) -> None:
     """A large z_k may be written over by a commit, but not by an upload that is not sent."""
     monkeypatch.setattr(client_states, "LARGEST_CACHED", 0)
-    monkeypatch.setattr(blocks, "BLOCK", 97)
+    monkeypatch.setattr(gaussian, "BLOCK", 97)
     played = problem(find("fedadmm"), "full+event:norm:1e9", rounds=2)
-    assert played.net.layout.size > 97 * blocks.CACHED
+    assert played.net.layout.size > 97 * gaussian.CACHED
     run = play(played, tmp_path / "run")
     assert played.algorithm.dual_mismatch(run.outcome.server, run.states) < 1e-12
 

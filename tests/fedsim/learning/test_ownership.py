@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.learning import blocks
+from fedsim.learning import gaussian
 from fedsim.learning.blocks import accumulating, by_blocks
 from fedsim.learning.ownership import give_up, keep, owned, spent
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, stepper
@@ -58,7 +58,7 @@ def test_what_is_kept_again_is_not_spent() -> None:
 def test_a_vector_is_cut_where_the_cache_does_not_hold_it(
     size: int, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 7)
+    monkeypatch.setattr(gaussian, "BLOCK", 7)
     seen = []
 
     def formula(x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Stepper:
 def test_a_sum_is_written_over_where_its_owner_gave_it_up(
     gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 7)
+    monkeypatch.setattr(gaussian, "BLOCK", 7)
     total = give_up(torch.arange(100.0), above=0 if gone else 1 << 20)
     result = Stepper(2.0).step(total, torch.ones(100), factor=3.0)
     assert torch.equal(result, torch.arange(100.0) + 6)
@@ -93,7 +93,7 @@ def test_a_sum_is_written_over_where_its_owner_gave_it_up(
 def test_a_formula_in_blocks_writes_over_what_is_given_up(
     gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 7)
+    monkeypatch.setattr(gaussian, "BLOCK", 7)
     value = give_up(pair(), above=0 if gone else 1 << 20)
     result = by_blocks(lambda p: Pair(p.x * p.scale, p.scale + 1), value, out=spent(value))
     assert torch.equal(result.x, 3 * torch.arange(100.0)) and result.scale == 4
@@ -102,7 +102,7 @@ def test_a_formula_in_blocks_writes_over_what_is_given_up(
 
 
 def test_a_result_of_another_dtype_is_written_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 7)
+    monkeypatch.setattr(gaussian, "BLOCK", 7)
     value = pair()
     result = by_blocks(lambda p: Pair(p.x.double() / 3, p.scale), value, out=value)
     assert torch.equal(result.x, torch.arange(100.0).double() / 3)
