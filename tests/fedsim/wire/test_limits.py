@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.learning.blocks import BLOCK
-from fedsim.learning.gaussian import kl_divergence
+from fedsim.learning.gaussian import BLOCK, kl_divergence
 from fedsim.wire import limits
 from fedsim.wire.codecs import sigma
 from protocols import find
