@@ -6,7 +6,6 @@ and the data files, so no part of it needs to be sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsim import event_rules, plugins
-from fedsim.algorithm import Algorithm, At, Context, Exchange, Task
-from fedsim.asynchrony import asynchrony
-from fedsim.client_devices import Link
+from fedsim.algorithm import Algorithm, At, Context, Task
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
@@ -31,16 +28,7 @@ from fedsim.evaluation import Evaluation, own_test_rows
 from fedsim.event_trigger import event_triggered
 from fedsim.experiment import Experiment, resolved, resolved_hyperparameters
 from fedsim.feature_pairs import (
-    ASYNC,
-    DEADLINE,
-    EVENT,
-    LAST,
-    NOT_FULL,
     OWN,
-    QUIET,
-    SERVER_LINK,
-    SHARED_LINK,
-    TREE,
     check_pairs,
 )
 from fedsim.learning.frozen import frozen_digest, frozen_tensors, put_frozen
@@ -48,20 +36,16 @@ from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.models.registry import network_of
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
+from fedsim.messages import Messages
 from fedsim.own_references import OwnReferences
-from fedsim.participation import Schedule, has_all_clients, schedule
 from fedsim.process_settings import settings_kept
-from fedsim.round_events import version
-from fedsim.round_policy import RoundPolicy
+from fedsim.rounds import Rounds
 from fedsim.running_statistics import with_statistics
 from fedsim.seeds import RandomStream
-from fedsim.tree import Tree, check_tree, tree
-from fedsim.virtual_clock import Clock, ExchangeClock, clock
-from fedsim.wire.codec_selection import select_codecs, unfit
-from fedsim.wire.codecs import Codec, codec
+from fedsim.tree import check_tree
+from fedsim.wire.codecs import codec
 from fedsim.wire.gaussian_messages import check_size
-from fedsim.wire.schema import RUNNING, TRIANGLE, Dims, FieldKind, all_fields
-from fedsim.wire.wire_size import RUN_NAME, envelope_size
+from fedsim.wire.schema import RUNNING, TRIANGLE
 
 
 @dataclass(frozen=True)
@@ -133,7 +117,9 @@ class Problem:
         algorithm = with_statistics(algorithm, experiment.statistics, running)
         data = (dataset, clients, net, start, scale, running, public, split)
         problem = Problem(experiment, algorithm, *data)
-        lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
+        lossy = frozenset(
+            name for name, selected in problem.messages.codecs["up"].items() if codec(selected).lossy
+        )
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
         return problem._with_features()
@@ -166,40 +152,15 @@ class Problem:
             UsageError: If features exclude each other, or do not fit the algorithm.
         """
         _, up, down = event_rules.split(self.experiment.participation)
-        check_pairs(self._features)
-        wrapped = OwnReferences(self.algorithm) if OWN in self._features else self.algorithm
+        features = self.rounds.features
+        check_pairs(features)
+        wrapped = OwnReferences(self.algorithm) if OWN in features else self.algorithm
         problem = replace(self, algorithm=event_triggered(wrapped, up, down, At(self.sizes)))
-        policy = problem.policy
-        if problem.tree is not None:
-            policy.check_edges(self.sizes, problem.tree.merges)
-            check_tree(problem.tree, problem.algorithm)
+        policy, tree = problem.rounds.policy, problem.rounds.tree
+        if tree is not None:
+            policy.check_edges(self.sizes, tree.merges)
+            check_tree(tree, problem.algorithm)
         return problem
-
-    @cached_property
-    def _features(self) -> frozenset[str]:
-        """The features of fedsim.feature_pairs that are on."""
-        e, codecs = self.experiment, [codec(name) for name in self.codecs["down"].values()]
-        spec, up, down = event_rules.split(e.participation)
-        clock = self.clock if e.deadline or e.asynchronous else None
-        server = clock is not None and clock.server != Link()
-        on = {
-            ASYNC: e.asynchronous,
-            DEADLINE: e.deadline,
-            TREE: e.tree,
-            EVENT: up is not None,
-            QUIET: down is not None,
-            LAST: any(c.last and not c.own for c in codecs),
-            OWN: any(c.own for c in codecs),
-            NOT_FULL: not has_all_clients(spec),
-            SERVER_LINK: server,
-            SHARED_LINK: server or (clock is not None and clock.has_shared_edges),
-        }
-        return frozenset(name for name, value in on.items() if value)
-
-    @property
-    def refers_to_last(self) -> bool:
-        """True if broadcasts are encoded relative to the previous broadcast (+last)."""
-        return LAST in self._features
 
     def beside(self) -> Problem:
         """Return the same problem with a second network, for a task that runs in parallel with another one.
@@ -209,9 +170,8 @@ class Problem:
         """
         net = network_of(self.experiment, self.dataset, self.net.device)
         put_frozen(net.module, frozen_tensors(self.net.module))
-        self.copies  # noqa: B018  (one store for both)
-        other = replace(self, net=net)
-        vars(other).update({k: v for k, v in vars(self).items() if k not in ("net", "evaluation")})
+        other, shared = replace(self, net=net), {**vars(self), "copies": self.copies}
+        vars(other).update({k: v for k, v in shared.items() if k not in ("net", "evaluation")})
         return other
 
     @cached_property
@@ -239,134 +199,30 @@ class Problem:
         return frozen_digest(self.net.module, self.net.kept)
 
     @cached_property
-    def dims(self) -> Dims:
+    def messages(self) -> Messages:
+        """The exchanges, codecs and sizes of the messages."""
         size, clients, classes = self.net.layout.size, len(self.clients), self.dataset.classes
-        running = len(self.statistics)
-        return {
+        running, inputs = len(self.statistics), self.dataset.train_inputs
+        dims = {
             "P": size,
             TRIANGLE: size * (size + 1) // 2,
             "C": classes,
             "K": clients,
             "L": self.evaluation.samples,
-            "I": int(np.prod(self.dataset.train_inputs.shape[1:])),
+            "I": int(np.prod(inputs.shape[1:])),
             **({RUNNING: running} if running else {}),
             **self.algorithm.sizes_on_wire(clients, classes),
         }
-
-    def schedule(self, sizes: tuple[int, ...] | None = None, policy: RoundPolicy | None = None) -> Schedule:
-        """Return the schedule of participation. sizes: N_k of all clients, which an outline does not know.
-
-        Raises:
-            UsageError: If it does not fit the clients.
-            DataError: If its trace file is wrong.
-        """
-        e, steps = self.experiment, (policy or self.policy).schedule
-        decided = None if steps is None else (lambda round: steps.step(round).participants)
-        sizes = self.sizes if sizes is None else sizes
-        return schedule(e.participation, clients=len(self.clients), seed=e.seed, sizes=sizes, decided=decided)
+        stored = "u8" if inputs.dtype == np.uint8 else "f32"
+        return Messages(self.algorithm, dims, self.net.layout, self.experiment.codecs, stored)
 
     @cached_property
-    def policy(self) -> RoundPolicy:
-        """The object that decides which broadcast an upload answers, what it weighs and whether it counts.
-
-        Raises:
-            UsageError: If --async does not fit the algorithm or the other options.
-        """
-        return self.policy_of(self.sizes)
-
-    def policy_of(self, sizes: tuple[int, ...]) -> RoundPolicy:
-        """Return the policy for the given N_k; an outline does not know the true ones."""
-        if isinstance(self.algorithm, RoundPolicy):
-            return self.algorithm
-        if not self.experiment.asynchronous:
-            return RoundPolicy()
-        down, up = (
-            envelope_size(
-                getattr(self.algorithm.exchanges[0], side),
-                self.codecs[side],
-                self.dims,
-                self.net.layout,
-                kind=kind,
-                run=RUN_NAME,
-                stored=self.stored_dtype,
-            ).total
-            for side, kind in (("down", "task"), ("up", "upload"))
-        )
-        return asynchrony(self.experiment.asynchronous, self.algorithm, self.clock, sizes, (down, up))
-
-    @cached_property
-    def tree(self) -> Tree | None:
-        """The edge servers, or None.
-
-        Raises:
-            FedsimError: If --tree or its file is wrong.
-        """
-        return tree(self.experiment.tree, self.experiment.clients)
-
-    def exchange_clock(self) -> ExchangeClock:
-        """Return the clock of successive exchanges."""
-        steps = self.policy.schedule
-        decided = None if steps is None else (lambda round: steps.step(round).seconds)
-        return ExchangeClock(self.clock, self.sizes, decided)
-
-    @cached_property
-    def clock(self) -> Clock | None:
-        """The virtual clock, or None. A centralised algorithm has none, because it uses no network links.
-
-        Raises:
-            FedsimError: If the options are wrong, even for a centralised algorithm.
-        """
-        e = self.experiment
-        described = clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed, tree=self.tree)
-        return None if self.algorithm.centralised else described
-
-    @cached_property
-    def largest_field(self) -> int:
-        """Bytes of the largest field that an envelope of this run may carry, in its widest dtype."""
-        kinds = [message for e in self.exchanges for message in (e.down, e.up)]
-        sizes = [f.dense_bytes(self.dims) for message in kinds for f in all_fields(message)]
-        return max(sizes, default=0)
-
-    @cached_property
-    def codecs(self) -> Mapping[str, Mapping[str, str]]:
-        """The codecs of --codec by direction and field."""
-        return select_codecs(self.experiment.codecs, self.exchanges, self._stored_as_bytes)
-
-    @property
-    def broadcast_type(self) -> type:
-        """The class of the broadcasts to which +last refers; rounds then have one exchange."""
-        kind: type = self.algorithm.exchanges[-1].down
-        return kind
-
-    def unfit(self, candidate: Codec, side: str, field: str, kind: FieldKind) -> str:
-        """Return the reason why a codec cannot encode this field; '' if it can."""
-        return unfit(candidate, side, field, kind, self.exchanges, self._stored_as_bytes)
-
-    @property
-    def _stored_as_bytes(self) -> bool:
-        """True if inputs are stored as unsigned bytes."""
-        return self.stored_dtype == "u8"
-
-    @property
-    def stored_dtype(self) -> str:
-        """The dtype of inputs that are sent as they are stored."""
-        return "u8" if self.dataset.train_inputs.dtype == np.uint8 else "f32"
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        """The exchanges of the set-up, then those of a round."""
-        return (*self.algorithm.setup, *self.algorithm.exchanges)
-
-    def version(self, round: int, exchange: int) -> int:
-        """Return the version of a client's state that a task of this exchange produces."""
-        return version(round, exchange, len(self.algorithm.exchanges), len(self.algorithm.setup))
-
-    def exchange(self, round: int, number: int) -> Exchange:
-        """Return an exchange of a round, by its number from 1; round 0 is the set-up."""
-        return self.algorithm.exchanges_in(round)[number - 1]
+    def rounds(self) -> Rounds:
+        """Who takes part in each round, over which edge servers and links, and by which policy."""
+        return Rounds(self.experiment, self.algorithm, self.messages, self.sizes)
 
     def context(self, round: int, exchange: int, folds: int = 0, asked: int = 0) -> Context:
-        rng = RandomStream(self.experiment.seed, "server", round)
+        rng, tree = RandomStream(self.experiment.seed, "server", round), self.rounds.tree
         return Context(
             self.start,
             self.net.layout,
@@ -377,15 +233,11 @@ class Problem:
             network=lambda: self.server_net,
             read=self.read,
             folds=folds,
-            asked=self._counted(asked),
+            asked=self.rounds.counted(asked),
             public=self.public_inputs,
-            mixed=any(self.policy.staleness(round)),
-            edge_of=self.tree.edge_of if self.tree is not None and self.tree.sums(round) else None,
+            mixed=any(self.rounds.policy.staleness(round)),
+            edge_of=tree.edge_of if tree is not None and tree.sums(round) else None,
         )
-
-    def _counted(self, asked: int) -> int:
-        """Return |S| for a step rule: `asked`, or 0, which means all, in an asynchronous run."""
-        return 0 if self.experiment.asynchronous else asked
 
     def read(self, stored: Tensor) -> Tensor:
         """Convert stored inputs (n, ...) to the network's inputs, (n, *shape) float32 on its device."""
@@ -399,8 +251,8 @@ class Problem:
     def task(self, round: int, exchange: int, client: int, folds: int = 0, asked: int = 0) -> Task:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
         start, public = self.copies.get("start", 0, lambda: (self.start, self.public_inputs))
-        weight = self.policy.weight(round, client)
-        counted = self._counted(asked)
+        weight = self.rounds.policy.weight(round, client)
+        counted = self.rounds.counted(asked)
         return Task(start, self.sizes, round, exchange, client, rng, folds, counted, public, weight)
 
     @cached_property

@@ -292,10 +292,10 @@ def test_sums_hold_under_settings_of_the_solver(
 def test_messages_round_trip_through_the_wire_bit_for_bit(algorithm: Class) -> None:
     problem = problem_of(algorithm)
     _, _, messages = steps(problem)
-    assert {type(m) for m in messages} == {t for e in problem.exchanges for t in (e.down, e.up)}
+    assert {type(m) for m in messages} == {t for e in problem.messages.exchanges for t in (e.down, e.up)}
     for message in messages:
         envelope = envelope_of(message, {}, problem)
-        seen = decode(type(message), envelope, {}, problem.dims, "here")
+        seen = decode(type(message), envelope, {}, problem.messages.dims, "here")
         for (f, sent), (_, received) in zip(values_of(message), values_of(seen), strict=True):
             if isinstance(sent, Tensor):
                 assert received.dtype == (sent.dtype if f.kind.stored else DTYPES[f.kind.dtype])
@@ -303,7 +303,7 @@ def test_messages_round_trip_through_the_wire_bit_for_bit(algorithm: Class) -> N
             else:
                 assert received == sent
                 assert type(received) is f.python
-        second = encode(seen, {}, problem.dims)
+        second = encode(seen, {}, problem.messages.dims)
         assert [bytes(a) for a in second.frames] == [bytes(b) for b in envelope.frames]
         assert second.fields == envelope.header.fields
 
@@ -639,7 +639,7 @@ def test_lossless_codecs_change_nothing_but_bytes(
     refers = dict.fromkeys(f"{side}.{f.name}" for side, f in float_fields(algorithm))
     delta = codec("delta+zstd")
     for side, f in float_fields(algorithm):  # of one name in two exchanges, both must have a reference
-        if problem.unfit(delta, side, f.name, f.kind):
+        if problem.messages.unfit(delta, side, f.name, f.kind):
             refers.pop(f"{side}.{f.name}", None)
     choices = {"zstd": plain, delta.name: plain | dict.fromkeys(refers, delta.name)}
     for name, codecs in choices.items():
@@ -761,7 +761,7 @@ def test_the_wire_costs_what_the_docstring_says(algorithm: Class, tmp_path: Path
             for side in ("down", "up"):
                 for f in schema(getattr(exchange, side)):
                     if not f.kind.elastic:
-                        expected = participants[r] * f.dense_bytes(problem.dims)
+                        expected = participants[r] * f.dense_bytes(problem.messages.dims)
                         assert sent.pop((r, number, side, f.name)) == expected
     elastic = {f.name for e in built.exchanges for t in (e.down, e.up) for f in all_fields(t)}
     assert {name for *_, name in sent} <= elastic

@@ -26,7 +26,7 @@ from fedsim.problem import Problem
 from fedsim.round_events import TaskId
 from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import raw_bytes
-from fedsim.wire.envelope import Buffer, decode_own, encode
+from fedsim.wire.envelope import Buffer
 from fedsim.wire.state_file import state_chunks
 from workers.task_execution import execute
 
@@ -154,7 +154,7 @@ def _round(problem: Problem) -> Iterator[Any]:
         for number in range(1, len(algorithm.exchanges_in(r)) + 1):
             ctx = problem.context(r, number, asked=1)
             sent = algorithm.broadcast(server, ctx)
-            down = decode_own(type(sent), encode(sent, {}, problem.dims), {}, problem.dims)
+            _, down = problem.messages.sent(sent)
             client, up = _committed(problem, TaskId(r, number, 0, 0), client, down)
             yield up
             server = algorithm.server_update(server, down, [ctx.arrival(0, down, up)], ctx)

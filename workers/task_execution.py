@@ -9,7 +9,7 @@ from fedsim.device_copies import to_cpu
 from fedsim.learning.blocks import settled
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
-from fedsim.wire.envelope import Payload, decode_own, encode, scaled
+from fedsim.wire.envelope import Payload, scaled
 from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import map_tensors
 from workers.heap import LARGE
@@ -58,7 +58,6 @@ def execute(
         The result. The client commits the decoded message, because the server folds this message, too.
     """
     algorithm, device = problem.algorithm, problem.net.device
-    codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout
     task = problem.task(of.round, of.exchange, of.client, folds, asked)
     problem.net.acquire()
     draft, up = algorithm.client_update(
@@ -73,12 +72,12 @@ def execute(
         problem.net.release()
     draft, up = to_cpu((draft, up))
     stream = codec_stream(problem.experiment.seed, of.round, of.exchange, of.client)
-    context = of_upload(down, stream, scaled(codecs))
-    payload = encode(up, codecs, dims, context, layout)
-    kind = problem.exchange(of.round, of.exchange).up
-    decoded: Any = decode_own(kind, payload, codecs, dims, context, layout)
+    context = of_upload(down, stream, scaled(problem.messages.codecs["up"]))
+    payload, decoded = problem.messages.sent(up, "up", context)
     task = replace(task, start=problem.start)
     size = sum(part.nbytes for f in payload.fields for part in f.parts)
-    committed, sends = problem.policy.decide(algorithm, draft, down, decoded, task, size=size, fresh=fresh)
+    committed, sends = problem.rounds.policy.decide(
+        algorithm, draft, down, decoded, task, size=size, fresh=fresh
+    )
     committed = settled(committed, draft)
     return TaskResult(draft, up, payload if sends else Payload((), ()), decoded, committed)

@@ -117,7 +117,7 @@ def measured(message: Message, problem: Problem, fractions: Sequence[float]) -> 
     for f, x in values_of(message.value):
         if not isinstance(x, Tensor) or not f.kind.dims or not x.numel():
             continue
-        context, own = message.context, codec(problem.codecs[message.side].get(f.name, "dense"))
+        context, own = message.context, codec(problem.messages.codecs[message.side].get(f.name, "dense"))
         if context.scale is None:
             own_scales = (scale_of(n, getattr(message.value, n)) for n in SCALES if hasattr(message.value, n))
             context = replace(context, scale=next((s for s in own_scales if s is not None), None))
@@ -142,7 +142,7 @@ def _candidates(
     """Yield the codecs to compare, in the table's order, including the run's own codec."""
     names = [name for family in CODECS.values() for name in _names(family, fractions)]
     for c in dict.fromkeys([*map(codec, names), own]):
-        if not problem.unfit(c, side, field.name, field.kind):
+        if not problem.messages.unfit(c, side, field.name, field.kind):
             yield c
 
 

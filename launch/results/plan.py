@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +104,12 @@ def plan(
     clients; needed if an outline does not know them. steps: the schedule of an asynchronous experiment.
     """
     count, federated = len(problem.clients), not problem.algorithm.centralised  # otherwise nothing is sent
-    costs, clock = ClientCosts(sent_once(problem.algorithm)), problem.clock
+    costs, clock = ClientCosts(sent_once(problem.algorithm)), problem.rounds.clock
     created = Plan(problem.net.layout.size, np.zeros(count, dtype=np.int64), costs)
-    created.exact = problem.policy.sizes_are_fixed
+    created.exact = problem.rounds.policy.sizes_are_fixed
     devices = DeviceCosts(clock, indices(examples or problem.sizes), steps) if clock else None
     exchanges = {0: len(problem.algorithm.setup), 1: len(problem.algorithm.exchanges)}  # of set-up and round
-    sizes = {r: {e: _sizes(problem, r, e, run) for e in range(1, n + 1)} for r, n in exchanges.items()}
+    sizes = {r: {e: problem.messages.sizes(r, e, run) for e in range(1, n + 1)} for r, n in exchanges.items()}
 
     def add(round: int, clients: _Clients) -> None:
         """Add a round; round 0 is the set-up."""
@@ -120,8 +120,10 @@ def plan(
             created.add(round, e, "down", of["down"], federated * len(asked))
             created.add(round, e, "up", of["up"], federated * int(answers.sum()))
             hops = None
-            if problem.tree and federated and len(asked):
-                hops = _add_edges(created, problem, problem.tree, (round, e, run), asked, clients.folded)
+            if problem.rounds.tree and federated and len(asked):
+                hops = _add_edges(
+                    created, problem, problem.rounds.tree, (round, e, run), asked, clients.folded
+                )
             if devices:
                 down, up = of["down"].total, of["up"].total
                 devices.add(round, e, asked, np.full(len(asked), down), answers * up, hops)
@@ -142,22 +144,6 @@ def plan(
     return created
 
 
-def _sizes(
-    problem: Problem, round: int, number: int, run: str, down: str = "task"
-) -> dict[str, EnvelopeSize]:
-    """Return the sizes of an exchange's envelopes by direction. down: the kind of the downward envelope."""
-    types, layout = problem.exchange(round, number), problem.net.layout
-    return {
-        side: envelope_size(
-            *(getattr(types, side), problem.codecs[side], problem.dims, layout),
-            kind=kind,
-            run=run,
-            stored=problem.stored_dtype,
-        )
-        for side, kind in (("down", down), ("up", "upload"))
-    }
-
-
 def _add_edges(
     created: Plan, problem: Problem, tree: Tree, of: tuple[int, int, str], asked: Ints, folded: Ints
 ) -> Hops:
@@ -168,12 +154,12 @@ def _add_edges(
     """
     round, number, run = of
     heard, uploads = (np.bincount(tree.owners[ids], minlength=len(tree.names)) for ids in (asked, folded))
-    down, up = _sizes(problem, round, number, run, "relayed").values()
+    down, up = problem.messages.sizes(round, number, run, "relayed").values()
     sizes, hop = [("down", down, int((heard > 0).sum())), ("up", up, len(folded))], uploads * up.total
     if tree.sums(round):
-        sizes, hop, exchange = sizes[:1], np.zeros_like(uploads), problem.exchange(round, number)
+        sizes, hop, exchange = sizes[:1], np.zeros_like(uploads), problem.messages.exchange(round, number)
         for count in np.unique(uploads[uploads > 0]).tolist():  # the size of an edge server's sums of so many
-            dims, merging = sums_dims(exchange, problem.dims, count), uploads == count
+            dims, merging = sums_dims(exchange, problem.messages.dims, count), uploads == count
             message, layout = sums_message(exchange), problem.net.layout
             size = envelope_size(message, {}, dims, layout, kind="sums", run=run)
             sizes.append(("up", size, int(merging.sum())))
@@ -188,7 +174,7 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     problem = Problem.outline(experiment, algorithm, Path(execution.data_dir) if execution.data_dir else None)
     created, dataset = problem.experiment, problem.dataset
-    timed = problem.clock is not None
+    timed = problem.rounds.clock is not None
     sizes = (1,) * len(problem.clients) if timed else ()
     divisible = created.clients <= len(dataset.train_targets)  # otherwise, N_k = 1 on the clock
     if created.participation.startswith("size:") or (timed and divisible):
@@ -202,9 +188,8 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
             centres=dataset.centres,
         )
         sizes = tuple(len(rows) for rows in split)
-    policy = problem.policy_of(sizes)
-    participations = problem.schedule(sizes, policy)
-    return problem, plan(problem, participations, examples=sizes, steps=policy.schedule)
+    rounds = replace(problem.rounds, sizes=sizes)
+    return problem, plan(problem, rounds.schedule(), examples=sizes, steps=rounds.policy.schedule)
 
 
 def to_json(problem: Problem, created: Plan) -> dict[str, Any]:
@@ -237,7 +222,9 @@ def print_bill(experiment: Experiment, execution: Execution, as_json: bool = Fal
         f"participation {e.participation}, seed {e.seed}"
     )
     display.note(Text.assemble((e.algo, "bold"), task))
-    codecs = [f"{side}.{field}={name}" for side, by in problem.codecs.items() for field, name in by.items()]
+    codecs = [
+        f"{side}.{field}={name}" for side, by in problem.messages.codecs.items() for field, name in by.items()
+    ]
     if codecs:
         display.note("codecs: " + ", ".join(codecs))
     display.traffic(numbers)
@@ -265,7 +252,7 @@ def _spread(problem: Problem, totals: Mapping[str, Any]) -> dict[str, Any]:
         values, total = totals[name], totals[f"{name}_total"]
         result[name] = {"min": min(values), "max": max(values), "mean": float(np.mean(values))}
         result[f"{name}_total"] = total
-    return result | ({} if problem.policy.sizes_are_fixed else {"at_most": True})
+    return result | ({} if problem.rounds.policy.sizes_are_fixed else {"at_most": True})
 
 
 def sentence(devices: Mapping[str, Any]) -> str:

@@ -116,7 +116,7 @@ def computable(run: RestoredRun) -> list[int]:
 
 def _origins(run: RestoredRun, round: int) -> list[int]:
     """Return the rounds whose server states an asynchronous round needs, besides the newest state."""
-    return [r for r in run.problem.policy.origins(round) if r >= run.first_round] if round else []
+    return [r for r in run.problem.rounds.policy.origins(round) if r >= run.first_round] if round else []
 
 
 def meaning(run: RestoredRun, repeatable: bool) -> str:

@@ -78,9 +78,9 @@ class DeviceCosts:
 def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[str, Any]:
     """Return DeviceCosts.totals from the ledger's rows up to the last committed round. The problem must have
     a clock."""
-    assert problem.clock is not None
-    costs = DeviceCosts(problem.clock, indices(problem.sizes), problem.policy.schedule)
-    all_sent, hops = _sent(rows, rounds, problem.tree)
+    assert problem.rounds.clock is not None
+    costs = DeviceCosts(problem.rounds.clock, indices(problem.sizes), problem.rounds.policy.schedule)
+    all_sent, hops = _sent(rows, rounds, problem.rounds.tree)
     for (round, exchange), sent in sorted(all_sent.items()):
         down, up = (indices([sent[k][side] for k in sorted(sent)]) for side in (0, 1))
         costs.add(round, exchange, indices(sorted(sent)), down, up, hops.get((round, exchange)))

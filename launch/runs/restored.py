@@ -15,7 +15,7 @@ from fedsim import model_specs, plugins
 from fedsim.errors import DataError, DiskError, WireError
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
-from fedsim.wire.envelope import NONE, decode_own, encode
+from fedsim.wire.envelope import NONE
 from fedsim.wire.message_context import MessageContext, codec_stream, of_broadcast, of_upload
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
@@ -137,7 +137,7 @@ class RestoredRun:
 
     def largest_participant(self) -> int:
         """Return the next round's participant with the most examples, or the largest client if none."""
-        participants = self.problem.schedule()(self.round + 1).participants
+        participants = self.problem.rounds.schedule()(self.round + 1).participants
         everyone = tuple(range(len(self.problem.clients)))
         return max(participants or everyone, key=lambda k: self.problem.sizes[k])
 
@@ -157,22 +157,20 @@ class RestoredRun:
     def next_messages(self, client: int) -> Iterator[Message]:
         """Yield the messages of the next round if only this client takes part."""
         problem, algorithm = self.problem, self.problem.algorithm
-        codecs, dims, layout = problem.codecs, problem.dims, problem.net.layout
         server, state, round = self.checkpoint.server, self.state(client), self.round + 1
         folds = self.checkpoint.folds
         for number in range(1, len(algorithm.exchanges_in(round)) + 1):
-            types, ctx = problem.exchange(round, number), problem.context(round, number, folds, 1)
+            types, ctx = problem.messages.exchange(round, number), problem.context(round, number, folds, 1)
             sent = algorithm.broadcast(server, ctx)
             part = optional_group(types.down)
             if part is not None:
                 sent = replace(sent, **{part.name: algorithm.broadcast_to(server, client, ctx)})
             seed, last, receiver = problem.experiment.seed, self.checkpoint.broadcast, NONE
-            if problem.policy.has_own_broadcast():
-                last, receiver = problem.policy.reference(state.got, problem.context(0, 0)), client
+            if problem.rounds.policy.has_own_broadcast():
+                last, receiver = problem.rounds.policy.reference(state.got, problem.context(0, 0)), client
             context = of_broadcast(last, codec_stream(seed, round, number), receiver)
             yield Message("down", number, self._plain(sent), context)
-            payload = encode(sent, codecs["down"], dims, context, layout)
-            down: Any = decode_own(types.down, payload, codecs["down"], dims, context, layout)
+            _, down = problem.messages.sent(sent, "down", context)
             check_values(down, f"broadcast of round {round}")
             result = execute(problem, TaskId(round, number, client, 0), state, down, folds, 1)
             context = of_upload(down, codec_stream(seed, round, number, client))
@@ -186,7 +184,7 @@ class RestoredRun:
 
     def _plain(self, message: Any) -> Any:
         """Return the message as it would be received without codecs."""
-        return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
+        return self.problem.messages.sent(message)[1]
 
 
 def trained_model(run: RunFolder) -> nn.Module:
@@ -204,7 +202,7 @@ def trained_model(run: RunFolder) -> nn.Module:
 
 
 def _read(path: Path, problem: Problem) -> Checkpoint[Any]:
-    return read_checkpoint(path, problem.algorithm.server_type, problem.broadcast_type)
+    return read_checkpoint(path, problem.algorithm.server_type, problem.messages.broadcast_type)
 
 
 def _newest(folder: Path, problem: Problem, run: str) -> Checkpoint[Any]:

@@ -141,7 +141,7 @@ def dual_mismatch(
 
 def asynchronous(problem: Problem, rounds: int) -> dict[str, Any]:
     """Return the duration and the uploads by staleness of an asynchronous run; {} for a synchronous run."""
-    schedule = problem.policy.schedule
+    schedule = problem.rounds.policy.schedule
     if schedule is None:
         return {}
     counts = schedule.staleness(rounds)

@@ -180,8 +180,8 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
 def population(problem: Problem) -> str:
     """Describe the clients and edge servers, or the clients whose data is pooled."""
     many = counted(problem.experiment.clients, "client")
-    if problem.tree is not None:
-        many += f" behind {counted(len(problem.tree.names), 'edge server')}"
+    if problem.rounds.tree is not None:
+        many += f" behind {counted(len(problem.rounds.tree.names), 'edge server')}"
     return f"the data of {many} in one place" if problem.algorithm.centralised else many
 
 

@@ -111,12 +111,12 @@ def open_endpoint(
     ledger = recorder.ledger
     if not execution.workers:
         return Loopback(ledger, WorkerRuntime(problem, folder, run, 0))
-    largest = max(problem.largest_field, 4 * problem.net.layout.size)
+    largest = max(problem.messages.largest_field, 4 * problem.net.layout.size)
     max_frame = 2 * largest + FRAME_SLACK
     # a model to evaluate may consist of samples; it is sent to workers, never by workers
     to_workers = max(max_frame, 2 * 4 * problem.net.layout.size * problem.evaluation.samples + FRAME_SLACK)
     # an encoded field and its indices are each at most as long as the dense field, so both fit in max_frame
-    envelope = max_frame * max(len(all_fields(e.up)) for e in problem.exchanges)
+    envelope = max_frame * max(len(all_fields(e.up)) for e in problem.messages.exchanges)
     if execution.remote_workers:
 
         def pending(state: int) -> int:

@@ -235,7 +235,7 @@ class Recorder:
             "files": {d.name: {"rows": d.rows, "bytes": d.bytes, "sha256": d.sha256} for d in digests},
             "experiment_sha256": self.experiment_sha256,
         }
-        if self.problem.clock is not None:
+        if self.problem.rounds.clock is not None:
             costs = device_costs(self.problem, self.rundir.ledger_rows(), self.last_round)
             summary["devices"] = costs
         if drift := document_or_empty(self.rundir.path / manifest.MANIFEST).get("drift"):

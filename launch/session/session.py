@@ -112,10 +112,10 @@ class Session:
             workers, why = decide(execution.workers, auto, problem)
             execution, placements, remarks = replace(execution, workers=workers), placements[:workers], (why,)
         asked, execution = execution, replace(execution, lanes=lanes_of(execution, problem))
-        participations = problem.schedule()
-        problem.clock  # noqa: B018  (checks the options now)
+        problem.rounds.check()
+        participations = problem.rounds.schedule()
         default = RunDir.default_path(experiment.algo, experiment.seed)
-        folder, hops = Path(execution.out) if execution.out else default, problem.tree is not None
+        folder, hops = Path(execution.out) if execution.out else default, problem.rounds.tree is not None
         rundir = RunDir(folder, resumed=stored is not None, hops=hops)
         try:
             display = Display(problem.experiment.rounds, quiet)
@@ -123,9 +123,9 @@ class Session:
             recorder = Recorder(problem, rundir, display, supervisor, remote)
             session = Session(problem, execution, placements, participations, recorder, start)
             duals, clients = bool(problem.algorithm.duals), len(problem.clients)
-            biased = bias_remarks(problem.codecs["up"], problem.exchanges, duals, clients)
+            biased = bias_remarks(problem.messages.codecs["up"], problem.messages.exchanges, duals, clients)
             at = problem.context(1, 1, asked=len(participations(1).participants) or clients).at()
-            noisy = noise_remarks(problem.codecs["up"], problem.algorithm.dual_damping(at))
+            noisy = noise_remarks(problem.messages.codecs["up"], problem.algorithm.dual_damping(at))
             session.remarks = (*remarks, *biased, *noisy)
             experiment_entry, name = manifest.described(problem), session.run_name
             session.probe = probe(problem)

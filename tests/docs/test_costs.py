@@ -62,8 +62,8 @@ def envelope(problem: Problem, message: type, side: str) -> EnvelopeSize:
     if problem.algorithm.centralised:  # nothing counts as the algorithm's traffic
         return EnvelopeSize({}, exact=True)
     kind = {"down": "task", "up": "upload"}[side]
-    codecs, layout = problem.codecs[side], problem.net.layout
-    return envelope_size(message, codecs, problem.dims, layout, kind=kind, run=RUN_NAME)
+    codecs, layout = problem.messages.codecs[side], problem.net.layout
+    return envelope_size(message, codecs, problem.messages.dims, layout, kind=kind, run=RUN_NAME)
 
 
 def test_the_measured_costs_are_those_that_the_messages_sizes_give(costs: ModuleType) -> None:

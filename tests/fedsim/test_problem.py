@@ -210,11 +210,11 @@ def test_a_score_crosses_the_wire_whole_and_only_in_its_own_length(width: int, s
 
 
 def carried(message: ToEvaluate, problem: Problem) -> Any:
-    return decode(type(message), envelope_of(message, problem), {}, problem.dims, "here")
+    return decode(type(message), envelope_of(message, problem), {}, problem.messages.dims, "here")
 
 
 def envelope_of(message: ToEvaluate, problem: Problem) -> Envelope:
-    payload = encode(message, {}, problem.dims)
+    payload = encode(message, {}, problem.messages.dims)
     sent = pack(Header(VERSION, "evaluate", "run", 1, ROUND, 0, fields=payload.fields), payload.frames)
     return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
 

@@ -77,10 +77,10 @@ def _float_fields(algo: str) -> list[str]:
     return sorted(
         {
             f"{side}.{f.name}"
-            for exchange in problem.exchanges
+            for exchange in problem.messages.exchanges
             for side in ("down", "up")
             for f in all_fields(getattr(exchange, side))
-            if f.kind.dims and not problem.unfit(codec("bf16"), side, f.name, f.kind)
+            if f.kind.dims and not problem.messages.unfit(codec("bf16"), side, f.name, f.kind)
         }
     )
 

@@ -121,7 +121,9 @@ def test_the_messages_are_those_that_the_run_sends_next(trained: Path, tmp_path:
     )
     longer = launch(experiment, Execution(workers=0, devices="cpu", out=str(tmp_path / "run")), quiet=True)
     problem = stored.problem
-    encoded = encode(up.value, problem.codecs["up"], problem.dims, up.context, problem.net.layout)
+    encoded = encode(
+        up.value, problem.messages.codecs["up"], problem.messages.dims, up.context, problem.net.layout
+    )
     journal = read_journal(longer / "journal")
     (sent,) = (e for e in journal if (e["what"], e.get("round"), e.get("client")) == ("upload", 3, client))
     assert [p.digest for f in encoded.fields for p in f.parts] == sent["xxh3"]

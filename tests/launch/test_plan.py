@@ -23,7 +23,7 @@ MIXED = "coin:0.7+gone:0.3+lost:0.3"
 def planned(problem: Problem) -> Plan:
     e = problem.experiment
     outline = Problem.outline(e, problem.algorithm, None)
-    return plan(outline, problem.schedule(), run="run")
+    return plan(outline, problem.rounds.schedule(), run="run")
 
 
 def measured(

@@ -34,7 +34,7 @@ def test_one_client_has_the_rows_that_the_federation_has(evaluate_on: str) -> No
     assert len(federated.clients) == 5
     (rows,) = pooled.clients
     assert np.array_equal(rows, np.sort(np.concatenate(federated.clients)))
-    assert pooled.dims["K"] == 1
+    assert pooled.messages.dims["K"] == 1
     assert np.array_equal(pooled.dataset.test_inputs, federated.dataset.test_inputs)
 
 
@@ -66,7 +66,7 @@ def test_it_is_fedavg_with_one_client_to_the_bit(local: LocalTraining, tmp_path:
 def test_the_bill_is_zero_and_the_weights_travel_as_simulation(tmp_path: Path) -> None:
     problem = built(Pooled(), participation="0.3+lost:0.5", link="up=10mbit,down=50mbit")
     assert problem.experiment.participation == "full"
-    assert problem.clock is None
+    assert problem.rounds.clock is None
     with pytest.raises(UsageError, match="is no rate"):
         built(Pooled(), link="up=fast").clock  # noqa: B018
     run = play(problem, tmp_path / "run")
@@ -74,7 +74,7 @@ def test_the_bill_is_zero_and_the_weights_travel_as_simulation(tmp_path: Path) -
     sent = [e for e in run.entries if (e.message, e.field) == ("upload", "mean")]
     assert [e.bytes for e in sent] == [4 * problem.net.layout.size] * 3
     assert all(m["bytes_down"] == m["bytes_up"] == 0 for m in run.metrics)
-    planned = plan(Problem.outline(problem.experiment, Pooled(), None), problem.schedule())
+    planned = plan(Problem.outline(problem.experiment, Pooled(), None), problem.rounds.schedule())
     assert planned.total("down") == planned.total("up") == 0
     assert list(planned.took_part) == [3]
 

@@ -125,7 +125,7 @@ def test_the_booked_size_of_sums_is_that_of_the_encoded_message(name: str) -> No
     (algorithm,) = (a for a in REGISTRY if a.name == name)
     built = problem(algorithm, "2x2")
     for exchange in built.algorithm.exchanges:
-        kind, dims = sums_message(exchange), sums_dims(exchange, built.dims, uploads=3)
+        kind, dims = sums_message(exchange), sums_dims(exchange, built.messages.dims, uploads=3)
         values = {f.name: torch.zeros(f.shape(dims), dtype=torch.float64) for f in schema(kind)}
         sent = encode(kind(**values), {}, dims, layout=built.net.layout).fields
         booked, _ = field_headers(kind, {}, dims, built.net.layout)

@@ -34,7 +34,7 @@ class Answers:
         if key not in self._uploads:
             reply = self._runtime.handle(envelope)
             assert reply.header.kind == "upload", bytes(reply.frames[0])
-            state = self._runtime.states.read(h.client, self.problem.version(h.round, h.exchange))
+            state = self._runtime.states.read(h.client, self.problem.messages.version(h.round, h.exchange))
             self._uploads[key] = state, _kept(reply)
         state, reply = self._uploads[key]
         return state, _to(envelope, reply)

@@ -170,7 +170,7 @@ def _start(ground: Ground, created: History, rng: random.Random, folder: Path, o
     created.starts += 1
     resumed = (folder / LEDGER).exists()
     with ExitStack() as closing:
-        rundir = RunDir(folder, resumed=resumed, hops=problem.tree is not None)
+        rundir = RunDir(folder, resumed=resumed, hops=problem.rounds.tree is not None)
         closing.callback(rundir.close)
         try:
             recovery = recover(folder, problem) if resumed else None
@@ -236,7 +236,7 @@ def _tear(folder: Path, rng: random.Random) -> None:
 
 def _bits(problem: Problem, folder: Path, outcome: Outcome) -> tuple[Any, ...]:
     """As tests.support.harness.Run.bits, from the files."""
-    rundir = RunDir(folder, resumed=True, hops=problem.tree is not None)
+    rundir = RunDir(folder, resumed=True, hops=problem.rounds.tree is not None)
     rows = list(rundir.ledger_rows())
     rundir.close()
     return bits_of(

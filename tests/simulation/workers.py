@@ -151,7 +151,7 @@ class Person:
         if h.base and not self._has_base(h):
             return [messages.failed("run", DiskError(f"the state of client {h.client} is not there"), h)]
         state, reply = answers.upload(envelope)
-        created = answers.problem.version(h.round, h.exchange)
+        created = answers.problem.messages.version(h.round, h.exchange)
         if self.world.odds.remote:
             self._states = {
                 key: s for key, s in self._states.items() if key[0] != h.client or key[1] >= h.base

@@ -173,7 +173,7 @@ def play(
     for name in ("state", "checkpoints", "logs"):
         (folder / name).mkdir(parents=True)
     experiment, kind = problem.experiment, problem.algorithm.client_type
-    participations = present(participations, problem) if participations else problem.schedule()
+    participations = present(participations, problem) if participations else problem.rounds.schedule()
     ledger, recorder = Ledger(centralised=problem.algorithm.centralised), Recorder()
     states = ClientStates(folder / "state", kind)
     checkpoints = Checkpoints(folder / "checkpoints", states)
@@ -257,16 +257,16 @@ def envelope_of(
     context: MessageContext = NOTHING,
 ) -> Envelope:
     """The message as it arrives: encoded, and opened from copies of its bytes."""
-    payload = encode(message, codecs, problem.dims, context, problem.net.layout)
+    payload = encode(message, codecs, problem.messages.dims, context, problem.net.layout)
     sent = pack(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
     return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
 
 
 def carried(message: Any, problem: Problem, direction: str, down: Any = None) -> Any:
     """The message as the other side gets it; `down`: the decoded broadcast that an upload answers."""
-    codecs, context = problem.codecs[direction], NOTHING if down is None else of_upload(down)
+    codecs, context = problem.messages.codecs[direction], NOTHING if down is None else of_upload(down)
     envelope = envelope_of(message, codecs, problem, context)
-    return decode(type(message), envelope, codecs, problem.dims, "here", context, problem.net.layout)
+    return decode(type(message), envelope, codecs, problem.messages.dims, "here", context, problem.net.layout)
 
 
 @dataclass(frozen=True)

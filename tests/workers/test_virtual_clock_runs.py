@@ -17,7 +17,7 @@ LINK = {"link": "up=1mbit,down=8mbit,rtt=10ms"}
 
 def times(run: Run) -> dict[int, float]:
     """Seconds of round 1 by client, from the ledger's own bytes."""
-    c = run.problem.clock
+    c = run.problem.rounds.clock
     assert c is not None
     own = [e for e in run.entries if e.kind == "algorithm" and e.round == 1]
     paid = {

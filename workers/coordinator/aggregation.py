@@ -20,7 +20,7 @@ from fedsim.errors import WireError
 from fedsim.problem import Problem
 from fedsim.tree import Tree, sums_dims, sums_message
 from fedsim.wire import limits
-from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, decode, pack, scaled
+from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, pack, scaled
 from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import check_values, scalars_of, summed_scalars
 from fedsim.wire.wire_size import field_headers
@@ -112,13 +112,13 @@ class AggregationThread:
     def _fold(self, server: Any, current: Broadcast, answered: Mapping[int, Any]) -> Fold:
         problem, command, down = self.problem, current.opened, current.decoded
         round, exchange = command.round, command.exchange
-        scalars = _Scalars(problem.exchange(round, exchange).up)
+        scalars = _Scalars(problem.messages.exchange(round, exchange).up)
 
         first = self._next()
         if first is None:  # no upload is to be folded
             return Fold(server, {})
         measured: dict[str, Any] = {}
-        to_root = None if problem.tree is None else _EdgeMessages(problem, problem.tree)
+        to_root = None if problem.rounds.tree is None else _EdgeMessages(problem, problem.rounds.tree)
         aim = limits.measured(command)
         ctx = problem.context(round, exchange, command.folded_rounds, command.asked)
 
@@ -133,7 +133,7 @@ class AggregationThread:
                     to_root.add(envelope)
                 elif k >= aim and up is not None and not measured:
                     measured.update(self._limits(envelope, up, answered[k], current.payload))
-                yield ctx.arrival(k, answered[k], up, problem.policy.weight(round, k))
+                yield ctx.arrival(k, answered[k], up, problem.rounds.policy.weight(round, k))
                 del envelope, up  # free them before the next upload is read
                 k = self._next()
 
@@ -147,7 +147,8 @@ class AggregationThread:
     def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
         """Return the costs and limits of the broadcast and of this upload (fedsim.wire.limits), if any."""
         problem, h = self.problem, envelope.header
-        exchange, layout, context = problem.exchange(h.round, h.exchange), problem.net.layout, of_upload(down)
+        exchange, layout = problem.messages.exchange(h.round, h.exchange), problem.net.layout
+        context = of_upload(down)
         sent = limits.of_message(exchange.down, payload, layout)
         received = limits.of_message(exchange.up, Payload(h.fields, envelope.frames), layout)
         kl = limits.divergence(up, down)
@@ -174,14 +175,14 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
         WireError: If the upload is invalid; the error names client, round, worker and field.
     """
     h = envelope.header
-    if problem.policy.withheld(h):
+    if problem.rounds.policy.withheld(h):
         return None
     sender = f" from worker {worker}" if worker != NONE else ""
     owner = f"upload of client {h.client} in round {h.round}{sender}"
-    kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
+    kind = problem.messages.exchange(h.round, h.exchange).up
     stream = codec_stream(problem.experiment.seed, h.round, h.exchange, h.client)
-    context = of_upload(down, stream, scaled(problem.codecs["up"]))
-    up: Any = decode(kind, envelope, problem.codecs["up"], problem.dims, owner, context, layout)
+    context = of_upload(down, stream, scaled(problem.messages.codecs["up"]))
+    up = problem.messages.decode(kind, envelope, "up", owner, context)
     check_values(up, owner, problem.experiment.max_norm or math.inf)
     return up
 
@@ -214,7 +215,7 @@ class _EdgeMessages:
         edge = self._tree.edge_of(h.client)
         if self._tree.sums(h.round):
             _, uploads = self._summed.get(edge, (h, 0))
-            self._summed[edge] = h, uploads + (not self._problem.policy.withheld(h))
+            self._summed[edge] = h, uploads + (not self._problem.rounds.policy.withheld(h))
         else:
             self._forwarded.append((edge, Envelope(h, upload.head, ())))
 
@@ -226,8 +227,8 @@ class _EdgeMessages:
     def _sums(self, upload: Header, uploads: int) -> Envelope:
         """Return the envelope with the sums of this many uploads. upload: the header of one of them."""
         problem, (round, number) = self._problem, (upload.round, upload.exchange)
-        exchange = problem.exchange(round, number)
-        dims = sums_dims(exchange, problem.dims, uploads)
+        exchange = problem.messages.exchange(round, number)
+        dims = sums_dims(exchange, problem.messages.dims, uploads)
         fields, _ = field_headers(sums_message(exchange), {}, dims, problem.net.layout)
         return pack(Header(VERSION, "sums", upload.run, upload.epoch, round, number, fields=fields))
 

@@ -20,7 +20,6 @@ from fedsim.wire.envelope import (
     Envelope,
     Header,
     Payload,
-    decode_own,
     encode,
     pack,
     without_references,
@@ -87,23 +86,22 @@ class Broadcasts:
     def answered(self, round: int, client: int) -> Broadcast:
         """Return the broadcast that a client's task of this round answers."""
         own = self._by.get((round, client))
-        return self._by[self._problem.policy.answered(round, client), NONE] if own is None else own
+        return self._by[self._problem.rounds.policy.answered(round, client), NONE] if own is None else own
 
     def encode(self, server: Any, command: Open) -> None:
         """Encode an exchange's broadcast once for all its tasks, or for every client that has its own."""
-        problem, policy, round = self._problem, self._problem.policy, command.round
+        problem, policy, round = self._problem, self._problem.rounds.policy, command.round
         ctx = problem.context(round, command.exchange, command.folded_rounds, command.asked)
         down = problem.algorithm.broadcast(server, ctx)
-        codecs, layout, dims = problem.codecs["down"], problem.net.layout, problem.dims
-        if problem.refers_to_last:
+        if problem.rounds.refers_to_last:
             self.last, self.last_in = self.sent, self.sent_in
         stream = codec_stream(problem.experiment.seed, round, command.exchange)
 
         def encoded(reference: Any, client: int = NONE) -> Broadcast:
             context = of_broadcast(reference, stream, client)
-            payload = encode(down, codecs, dims, context, layout)
-            sent = decode_own(type(down), payload, codecs, dims, context, layout)
+            payload, sent = problem.messages.sent(down, "down", context)
             check_values(sent, f"the server's broadcast of round {round}")
+            dims, layout = problem.messages.dims, problem.net.layout
             alone = payload if client != NONE else without_references(payload, sent, dims, layout)
             return Broadcast(command, payload, alone, sent)
 
@@ -127,11 +125,14 @@ class Broadcasts:
         """
         if checkpoint is None:
             return
-        problem, policy = self._problem, self._problem.policy
+        problem, policy = self._problem, self._problem.rounds.policy
         for origin in policy.origins(checkpoint.round + 1) if checkpoint.round else ():
             before = (earlier or {}).get(origin)
             start = problem.algorithm.server_init(problem.context(0, 0)) if before is None else before.server
-            folds, participants = before.folds if before else 0, problem.schedule()(origin + 1).participants
+            folds, participants = (
+                before.folds if before else 0,
+                problem.rounds.schedule()(origin + 1).participants,
+            )
             self.encode(start, Open(origin + 1, 1, participants, True, folds, len(participants)))
         self.sent, self.sent_in = checkpoint.broadcast, checkpoint.broadcast_round
 
@@ -167,7 +168,7 @@ class Dispatch:
     def to_keep(self) -> tuple[Any, int]:
         """The last decoded broadcast and its round, or (None, 0) if the next one does not refer to it."""
         broadcasts = self.broadcasts
-        return (broadcasts.sent, broadcasts.sent_in) if self.problem.refers_to_last else (None, 0)
+        return (broadcasts.sent, broadcasts.sent_in) if self.problem.rounds.refers_to_last else (None, 0)
 
     def encode_broadcast(self, server: Any, command: Open) -> Broadcast:
         """Encode an exchange's broadcast, and return it."""
@@ -177,7 +178,7 @@ class Dispatch:
 
     def _relay(self) -> None:
         """Book the broadcast once for each edge server with a client in the exchange."""
-        tree, current = self.problem.tree, self.broadcasts.current
+        tree, current = self.problem.rounds.tree, self.broadcasts.current
         if tree is None:
             return
         which = (self.epoch, current.opened.round, current.opened.exchange)
@@ -187,22 +188,22 @@ class Dispatch:
 
     def book_hop(self, edge: int, envelope: Envelope, direction: str) -> None:
         """Book an envelope between an edge server and the root, which is not sent."""
-        assert self.problem.tree is not None
-        self.endpoint.ledger.book_hop(envelope, edge, self.problem.tree.names[edge], direction)
+        assert self.problem.rounds.tree is not None
+        self.endpoint.ledger.book_hop(envelope, edge, self.problem.rounds.tree.names[edge], direction)
         self.exchange_clock.hop(edge, direction, stream_bytes(envelope))
 
     def give(self, server: Any, give: Give) -> None:
         """Send a task with the broadcast and the fields that only this client gets."""
         problem, task = self.problem, give.task
         last, last_in = self.broadcasts.last, self.broadcasts.last_in
-        has_last = last is not None and task.base == problem.version(last_in, task.exchange)
+        has_last = last is not None and task.base == problem.messages.version(last_in, task.exchange)
         broadcast = self.broadcasts.answered(task.round, task.client)
         payload = broadcast.payload if has_last else broadcast.complete
         folds, asked = broadcast.opened.folded_rounds, broadcast.opened.asked
         ctx = problem.context(task.round, task.exchange, folds, asked)
         extra = problem.algorithm.broadcast_to(server, task.client, ctx)
         if extra is not None:
-            own = encode(extra, problem.codecs["down"], problem.dims, layout=problem.net.layout)
+            own = problem.messages.encode(extra, "down")
             payload = Payload(payload.fields + own.fields, payload.frames + own.frames)
         envelope = messages.task(self.run, self.epoch, task, payload, give.dropout, folds, asked)
         if not give.dropout:
@@ -222,11 +223,11 @@ class Dispatch:
     def _transfer_last(self, worker: int, of: Header, needed: bool) -> None:
         """Send a worker the last broadcast if its task needs it and the worker lacks it. The worker may be
         new, or another worker may have computed the client's last task."""
-        if not self.problem.refers_to_last:
+        if not self.problem.rounds.refers_to_last:
             return
         held, last_in = self._broadcasts_held.get(worker, set()), self.broadcasts.last_in
         if needed and last_in not in held:
-            payload = encode(self.broadcasts.last, {}, self.problem.dims, layout=self.problem.net.layout)
+            payload = self.problem.messages.encode(self.broadcasts.last)
             self.send(worker, messages.last_broadcast(of, last_in, payload))
             held = held | {last_in}
         self._broadcasts_held[worker] = {r for r in held if r >= last_in} | {of.round}
@@ -237,7 +238,7 @@ class Dispatch:
         if self._models_sent.get(score.worker) != round:
             assert model is not None  # set when the round was committed
             payload = encode(
-                messages.to_evaluate(model, self.problem.evaluation.samples), {}, self.problem.dims
+                messages.to_evaluate(model, self.problem.evaluation.samples), {}, self.problem.messages.dims
             )
             self._models_sent[score.worker] = round
         self.send(score.worker, messages.evaluate(self.run, self.epoch, round, chunk, payload))

@@ -95,7 +95,7 @@ class Coordinator:
             schedule=schedule,
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: problem.sizes[k],
-            order=fold_order(problem.tree),
+            order=fold_order(problem.rounds.tree),
             chunks=problem.evaluation.chunks,
             eval_every=problem.experiment.eval_every,
             ahead=not frugal,
@@ -115,7 +115,7 @@ class Coordinator:
             problem,
             workers.endpoint,
             storage.checkpoints.states,
-            problem.exchange_clock(),
+            problem.rounds.exchange_clock(),
             ReplicaMap() if workers.timeouts.remote else None,
             Timeline(),
         )

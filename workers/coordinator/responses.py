@@ -184,7 +184,7 @@ class ResponseHandler:
         self.spool.put(task.client, envelope, worker)
         late = self.dispatch.exchange_clock.late(task, stream_bytes(envelope))
         skipped = bool(bad) and policy == "skip" and not late
-        if self.problem.policy.withheld(h) and not late:
+        if self.problem.rounds.policy.withheld(h) and not late:
             record.unchanged = tuple(sorted({*record.unchanged, task.client}))
         if late:
             record.late = tuple(sorted({*record.late, task.client}))
@@ -256,4 +256,4 @@ class ResponseHandler:
 
     def _makes(self, task: TaskId) -> int:
         """Return the version of the client's state that a task creates."""
-        return self.problem.version(task.round, task.exchange)
+        return self.problem.messages.version(task.round, task.exchange)

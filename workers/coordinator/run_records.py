@@ -156,7 +156,7 @@ class RunRecords(RoundRecords):
         """Record that an exchange is opened. spent: the virtual clock's cost of the previous exchange."""
         if command.exchange == 1:
             record = self.round_log.open(command.round, command.participants)
-            record.staleness = self.problem.policy.staleness(command.round)
+            record.staleness = self.problem.rounds.policy.staleness(command.round)
         else:
             self._add_simulated(command.round, spent)
         label = {"round": command.round, "exchange": command.exchange}
@@ -194,12 +194,12 @@ class RunRecords(RoundRecords):
         r, log, ledger, storage = commit.round, self.round_log, self.ledger, self.storage
         record = log[r]
         record.bytes_down, record.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
-        if self.problem.tree is not None:
+        if self.problem.rounds.tree is not None:
             record.edge_bytes = ledger.edge_rounds[r, "down"], ledger.edge_rounds[r, "up"]
         self.callbacks.spans(self.timeline.take())
         files = self.callbacks.committed(commit, ledger.close(r))
         storage.journal.append("commit", round=r, about=record.known())
-        origins = self.problem.policy.origins(r + 1) if r else ()
+        origins = self.problem.rounds.policy.origins(r + 1) if r else ()
         needed = [first for first in (log.oldest, *origins) if first is not None]
         storage.checkpoints.commit(
             r,

@@ -127,7 +127,7 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
     for path in _checkpoints(folder):
         try:
             kind: type[Any] = problem.algorithm.server_type
-            read = read_checkpoint(path, kind, problem.broadcast_type)
+            read = read_checkpoint(path, kind, problem.messages.broadcast_type)
             if read.round != int(path.stem):  # a power cut may leave old bytes in an overwritten file
                 raise WireError(f"checkpoint {path} holds round {read.round}")
             kept[read.round] = read
@@ -163,7 +163,7 @@ def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> l
 def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Problem) -> None:
     """Check that the broadcasts that an asynchronous run still uses can be encoded again."""
     first = 0 if problem.algorithm.setup else 1
-    for origin in problem.policy.origins(last + 1) if last else ():
+    for origin in problem.rounds.policy.origins(last + 1) if last else ():
         if origin >= first and origin not in kept:
             raise WireError(
                 f"after round {last} clients compute from the broadcast behind round {origin}, whose "

@@ -45,7 +45,7 @@ class RoundRepeater:
     def __init__(self, problem: Problem, run: str, worker: Worker, scratch: Path) -> None:
         self.problem, self._scratch = problem, scratch
         self._endpoint = Loopback(Ledger(), worker)
-        self._exchange_clock = problem.exchange_clock()
+        self._exchange_clock = problem.rounds.exchange_clock()
         states = ClientStates(scratch / "state", problem.algorithm.client_type, run)
         self._dispatch = Dispatch(
             run, 1, problem, self._endpoint, states, self._exchange_clock, None, Timeline()
@@ -95,10 +95,10 @@ class RoundRepeater:
         return RoundMachine(
             rounds=last,
             exchanges=len(algorithm.exchanges),
-            schedule=problem.schedule(),
+            schedule=problem.rounds.schedule(),
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: 0.0,
-            order=fold_order(problem.tree),
+            order=fold_order(problem.rounds.tree),
             chunks=0,
             setup=len(algorithm.setup),
             round=before.round if before else 0,

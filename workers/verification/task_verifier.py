@@ -112,7 +112,7 @@ class TaskVerifier:
 
     def _result(self, upload: Envelope) -> Result:
         h = upload.header
-        return Result(upload, self._states.read(h.client, self.problem.version(h.round, h.exchange)))
+        return Result(upload, self._states.read(h.client, self.problem.messages.version(h.round, h.exchange)))
 
     def _whats(self, h: Header, result: Result) -> Iterator[str]:
         recorded = self.recorded.get((h.round, h.exchange, h.client))
@@ -125,7 +125,7 @@ class TaskVerifier:
         if len(result.parts) != len(recorded):
             yield f"an upload of {len(result.parts)} frames, where the run had {len(recorded)}"
         try:
-            state = self._original.read(h.client, self.problem.version(h.round, h.exchange))
+            state = self._original.read(h.client, self.problem.messages.version(h.round, h.exchange))
         except DiskError:  # the file was removed
             return
         except WireError as e:  # the file is of another client or run
@@ -135,7 +135,7 @@ class TaskVerifier:
             yield self._state_difference(h, state)
 
     def _state_difference(self, h: Header, state: bytes) -> str:
-        path = self._original.path(h.client, self.problem.version(h.round, h.exchange))
+        path = self._original.path(h.client, self.problem.messages.version(h.round, h.exchange))
         try:
             decode_state(self._original.kind, state, str(path))
         except WireError as e:

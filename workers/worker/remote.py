@@ -236,6 +236,6 @@ def replies_with_states(
     replies = runtime.replies(envelope, on)
     if not replies or replies[0].header.kind != "upload":
         return replies
-    data = states.read(h.client, runtime.problem.version(h.round, h.exchange))
+    data = states.read(h.client, runtime.problem.messages.version(h.round, h.exchange))
     states.remove(h.client, below=h.base)
     return [messages.draft(h, data), *replies]

@@ -16,7 +16,7 @@ from fedsim.errors import ConnectionLost, Interrupted, WireError
 from fedsim.learning.gaussian import Model
 from fedsim.learning.ownership import give_up, keep
 from fedsim.problem import Problem
-from fedsim.wire.envelope import NONE, Envelope, Header, decode
+from fedsim.wire.envelope import NONE, Envelope, Header
 from fedsim.wire.message_context import NOTHING, MessageContext, codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
 from workers import protocol_messages as messages
@@ -80,14 +80,14 @@ class WorkerRuntime:
     def _train(self, envelope: Envelope, problem: Problem) -> Envelope:
         began = time.monotonic_ns()
         h = envelope.header
-        answered = problem.policy.answered(h.round, h.client)
+        answered = problem.rounds.policy.answered(h.round, h.client)
         stream = codec_stream(problem.experiment.seed, answered, h.exchange)
         before = max((r for r in self._broadcasts if r < h.round), default=None)
         last = None if before is None else self._broadcasts[before]
-        owner = h.client if problem.policy.has_own_broadcast() else NONE
+        owner = h.client if problem.rounds.policy.has_own_broadcast() else NONE
         if owner != NONE:
             last = self._reference(h)
-        fresh = not problem.policy.keeps_older(h)
+        fresh = not problem.rounds.policy.keeps_older(h)
         if fresh:
             down, received = self._decoded(envelope, of_broadcast(last, stream, owner)), h.round
         else:
@@ -97,7 +97,7 @@ class WorkerRuntime:
         copied = problem.copies.get("broadcast", stamp, lambda: down)
         task, state = messages.task_of(envelope), self._state
         result = execute(problem, task, state(h.client, h.base), down, h.folds, h.asked, copied, fresh)
-        version = problem.version(h.round, h.exchange)
+        version = problem.messages.version(h.round, h.exchange)
         self.states.save(h.client, version, result.committed)
         problem.copies.keep(("state", h.client), version, result.committed)
         self.states.forget(h.client, h.base)
@@ -121,7 +121,7 @@ class WorkerRuntime:
         """Return the earlier broadcast to which a client's next one refers (+own)."""
         got = to_cpu(self._state(h.client, h.base).got)
         keep(got)
-        return self.problem.policy.reference(got, self.problem.context(0, 0))
+        return self.problem.rounds.policy.reference(got, self.problem.context(0, 0))
 
     def _got(self, h: Header) -> tuple[Any, int]:
         """Return the last broadcast that a client got, and its round; no new one was sent to it (+quiet)."""
@@ -135,21 +135,21 @@ class WorkerRuntime:
     def _decoded(self, envelope: Envelope, context: MessageContext) -> Any:
         h, problem = envelope.header, self.problem
         owner = f"broadcast of round {h.round} to client {h.client}"
-        kind, codecs = problem.exchange(h.round, h.exchange).down, problem.codecs["down"]
-        down: Any = decode(kind, envelope, codecs, problem.dims, owner, context, problem.net.layout)
+        kind = problem.messages.exchange(h.round, h.exchange).down
+        down = problem.messages.decode(kind, envelope, "down", owner, context)
         check_values(down, owner)
         return down
 
     def _keep(self, round: int, down: Any) -> None:
         """Store this broadcast, and keep the newest earlier one, to which the round's tasks refer."""
-        if self.problem.refers_to_last:
+        if self.problem.rounds.refers_to_last:
             self._broadcasts[round] = down
             self._broadcasts = {r: self._broadcasts[r] for r in sorted(self._broadcasts)[-2:]}
 
     def _evaluate(self, envelope: Envelope, problem: Problem) -> Envelope:
         h = envelope.header
         if envelope.frames:
-            self._model = (h.round, messages.read_model(envelope, problem.dims))
+            self._model = (h.round, messages.read_model(envelope, problem.messages.dims))
         if self._model is None or self._model[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
         return messages.score(h, problem.evaluation.score(self._model[1], h.exchange, h.round))
