@@ -61,7 +61,6 @@ class Problem:
     clients: tuple[np.ndarray, ...]
     net: Net
     start: Tensor
-    scale: float
     statistics: Tensor
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The training rows whose inputs, but not labels, the server and all clients have."""
@@ -112,17 +111,18 @@ class Problem:
         for name, value in resolved_hyperparameters(algorithm).items():
             if name.endswith("optimiser") and value == "exact":
                 raise UsageError(f"{name} = exact needs clients with a quadratic loss; a network has none")
-        scale = dataset.scale if experiment.inputs == "scaled" else 1.0
+        if experiment.inputs != "scaled":
+            dataset = replace(dataset, scale=1.0)
         start, running = net.snapshot().cpu(), net.statistics.clone().cpu()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
-        data = (dataset, clients, net, start, scale, running, public, split)
+        data = (dataset, clients, net, start, running, public, split)
         problem = Problem(experiment, algorithm, *data)
         lossy = frozenset(
             name for name, selected in problem.messages.codecs["up"].items() if codec(selected).lossy
         )
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
-        return problem._with_features()
+        return _with_features(problem)
 
     @staticmethod
     def outline(
@@ -143,24 +143,7 @@ class Problem:
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         start, running = net.snapshot(), net.statistics.clone()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
-        return Problem(experiment, algorithm, dataset, clients, net, start, 1.0, running)._with_features()
-
-    def _with_features(self) -> Problem:
-        """Return the problem with its algorithm wrapped for +event, +quiet and +own.
-
-        Raises:
-            UsageError: If features exclude each other, or do not fit the algorithm.
-        """
-        _, up, down = event_rules.split(self.experiment.participation)
-        features = self.rounds.features
-        check_pairs(features)
-        wrapped = OwnReferences(self.algorithm) if OWN in features else self.algorithm
-        problem = replace(self, algorithm=event_triggered(wrapped, up, down, At(self.sizes)))
-        policy, tree = problem.rounds.policy, problem.rounds.tree
-        if tree is not None:
-            policy.check_edges(self.sizes, tree.merges)
-            check_tree(tree, problem.algorithm)
-        return problem
+        return _with_features(Problem(experiment, algorithm, dataset, clients, net, start, running))
 
     def beside(self) -> Problem:
         """Return the same problem with a second network, for a task that runs in parallel with another one.
@@ -241,7 +224,9 @@ class Problem:
 
     def read(self, stored: Tensor) -> Tensor:
         """Convert stored inputs (n, ...) to the network's inputs, (n, *shape) float32 on its device."""
-        return as_floats(stored.to(self.net.device), tuple(self.dataset.train_inputs.shape[1:]), self.scale)
+        return as_floats(
+            stored.to(self.net.device), tuple(self.dataset.train_inputs.shape[1:]), self.dataset.scale
+        )
 
     @cached_property
     def server_net(self) -> Net:
@@ -268,7 +253,7 @@ class Problem:
             return torch.from_numpy(d.train_inputs[rows]), torch.from_numpy(d.train_targets[rows])
 
         inputs, targets = self.copies.get(("examples", client), 0, stored)
-        return Shard(self.net, inputs, targets, self.scale)
+        return Shard(self.net, inputs, targets, self.dataset.scale)
 
     @cached_property
     def evaluation(self) -> Evaluation:
@@ -279,6 +264,24 @@ class Problem:
         return Evaluation(
             self.net, self.dataset, self.read, e.seed, e.eval_samples, tested, self.split, local
         )
+
+
+def _with_features(problem: Problem) -> Problem:
+    """Return the problem with its algorithm wrapped for +event, +quiet and +own.
+
+    Raises:
+        UsageError: If features exclude each other, or do not fit the algorithm.
+    """
+    _, up, down = event_rules.split(problem.experiment.participation)
+    features = problem.rounds.features
+    check_pairs(features)
+    wrapped = OwnReferences(problem.algorithm) if OWN in features else problem.algorithm
+    problem = replace(problem, algorithm=event_triggered(wrapped, up, down, At(problem.sizes)))
+    policy, tree = problem.rounds.policy, problem.rounds.tree
+    if tree is not None:
+        policy.check_edges(problem.sizes, tree.merges)
+        check_tree(tree, problem.algorithm)
+    return problem
 
 
 def _held_by(

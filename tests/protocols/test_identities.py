@@ -86,7 +86,7 @@ def test_fedavg_with_one_client_is_centralised_training_bit_for_bit(launched: Ca
     run = summary(launched("run", **described, hyperparameters=settings))
     problem = Problem.build(Experiment(**described), build_algorithm(FedAvg, settings), None)
     rows = problem.clients[0]
-    inputs = torch.from_numpy(problem.dataset.train_inputs[rows]).float() / problem.scale
+    inputs = torch.from_numpy(problem.dataset.train_inputs[rows]).float() / problem.dataset.scale
     targets = torch.from_numpy(problem.dataset.train_targets[rows])
     module, layout = problem.net.module, problem.net.layout
     whole = nn.Parameter(problem.start.clone())

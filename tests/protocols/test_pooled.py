@@ -68,7 +68,7 @@ def test_the_bill_is_zero_and_the_weights_travel_as_simulation(tmp_path: Path) -
     assert problem.experiment.participation == "full"
     assert problem.rounds.clock is None
     with pytest.raises(UsageError, match="is no rate"):
-        built(Pooled(), link="up=fast").clock  # noqa: B018
+        built(Pooled(), link="up=fast").rounds.check()
     run = play(problem, tmp_path / "run")
     assert {e.kind for e in exchanged(run.entries)} == {"simulation"}
     sent = [e for e in run.entries if (e.message, e.field) == ("upload", "mean")]

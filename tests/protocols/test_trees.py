@@ -86,7 +86,9 @@ def test_duals_add_up_and_the_plan_is_the_ledger(algorithm: Class, tmp_path: Pat
     run = play(played, tmp_path / "run")
     mismatch = played.algorithm.dual_mismatch(run.outcome.server, run.states)
     assert mismatch is None or mismatch < 1e-12
-    created = plan(Problem.outline(played.experiment, played.algorithm, None), played.schedule(), run="run")
+    created = plan(
+        Problem.outline(played.experiment, played.algorithm, None), played.rounds.schedule(), run="run"
+    )
     assert created.edges == by_field(run, "edge")
     assert created.bytes == by_field(run, "algorithm")
 
