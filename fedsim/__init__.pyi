@@ -26,6 +26,11 @@ from fedsim.learning.solvers.first_order import (
     Moments as Moments,
     minimise as minimise,
 )
+from fedsim.learning.solvers.ivon import (
+    IvonMoments as IvonMoments,
+    IvonTraining as IvonTraining,
+    ivon as ivon,
+)
 from fedsim.optional_methods import Unsent as Unsent
 from fedsim.participation import ClientPopulation as ClientPopulation, Participation as Participation
 from fedsim.round_values import (

@@ -4,7 +4,6 @@ to_the_mode        fixed precision: gradient steps to the mode of q_k   fedadmm,
                                                                         iso_bayes_admm (smoothed loss)
 by_von             learned precision, full or diagonal: VON             bayes_admm, bregman_admm, pvi
 by_ivon            learned precision, diagonal: IVON                    ivon_admm, ivon_pvi, fedgvi
-ivon_without_dual  the same, with a prior alone                         fedivon, ba_ivon
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.robust_losses import LossName, RobustLoss, robust_loss
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, Smoothing
-from fedsim.learning.solvers.ivon import IvonFit, IvonMoments, IvonTraining, ivon
+from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
 from fedsim.learning.solvers.von import VonTraining, check_samples as check_samples, von
 from protocols._dual_rule import ClippedCavity, clipped_cavity, restored
 from protocols._site_algorithm import LocalProblem, SiteFit
@@ -33,7 +30,6 @@ __all__ = [
     "by_ivon",
     "by_von",
     "check_samples",
-    "ivon_without_dual",
     "robust_loss",
     "to_the_mode",
 ]
@@ -138,34 +134,3 @@ def by_ivon(
     if cap_dual:
         local = restored(local, clipped(), q, penalty, fit.info["moved"])
     return SiteFit(local, fit.loss, fit.carried, info)
-
-
-def ivon_without_dual(
-    shard: AnyShard,
-    task: Task,
-    how: IvonTraining,
-    start: Tensor,
-    h0: Tensor,
-    moments: IvonMoments | None,
-    tau: float,
-    prior: Callable[[], Gaussian],
-) -> tuple[IvonFit, Tensor]:
-    """Fit q_k by IVON with lambda = N_k / tau, from m = start and h = h0. Return the fit and h_k, (P,).
-
-    The prior's float64 vectors are computed in the call, so that the solver can free them.
-    """
-    fit = ivon(
-        shard,
-        start,
-        how=how,
-        rng=task.rng,
-        round=task.round,
-        prior_mean=prior().mean,
-        prior_precision=torch.as_tensor(prior().precision),
-        ess=shard.size / tau,
-        h0=h0,
-        moments=moments,
-        curvature=True,
-    )
-    assert fit.solution.curvature is not None
-    return fit, fit.solution.curvature

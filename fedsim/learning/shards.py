@@ -268,15 +268,6 @@ class QuadraticShard:
         return rows
 
 
-def endless_batches(
-    shard: Shard | QuadraticShard, size: int, rng: RandomStream
-) -> Iterator[Batch | QuadraticShard]:
-    """Yield the batches of one epoch after another, each in random order, without end."""
-    order = rng.torch("batches")
-    while True:
-        yield from shard.epoch(size, order)
-
-
 def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
     """Raise a UsageError unless the optimiser is 'exact' if and only if the loss is quadratic."""
     if shard.exact and optimiser != "exact":

@@ -39,11 +39,7 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, Point, Task
-from fedsim.hyperparameters import PriorPrecision, Tempering
-from fedsim.learning.blocks import elementwise
-from protocols._averaging import WeightedPair
-from protocols._local_solvers import IvonMoments, IvonTraining, ivon_without_dual
+from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, IvonMoments, IvonTraining, Point, Task
 
 
 @dataclass(frozen=True)
@@ -76,6 +72,15 @@ class Up:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """Sums over clients of N_k times the first and the second term, and of N_k."""
+
+    first: fedsim.Sum
+    second: fedsim.Sum
+    weight: fedsim.Count
+
+
+@dataclass(frozen=True)
 class BaIvon(Algorithm[Server, Client, Down, Up]):
     barycentre: Annotated[
         Literal["reverse_kl", "wasserstein", "forward_kl"],
@@ -84,8 +89,8 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
     curvature: Annotated[
         Literal["posterior", "h0"], Meta(description="IVON's at the start of a task: that of q_g, or h0")
     ] = "posterior"
-    delta: PriorPrecision = 1.0
-    tau: Tempering = 0.1
+    delta: Annotated[float, Meta(gt=0, description="precision of the prior N(0, I/delta)")] = 1.0
+    tau: Annotated[float, Meta(gt=0, description="temperature of the loss: clients minimise l_k / tau")] = 0.1
     local: IvonTraining = IvonTraining(carry=False)
 
     name: ClassVar[str] = "ba_ivon"
@@ -108,23 +113,37 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
         ess, h0 = shard.size / self.tau, torch.full_like(down.mean, self.local.h0)
         if self.curvature == "posterior":
             h0 = ((self.bounded(down.precision) - self.delta) / ess).to(h0)
-        fit, h = ivon_without_dual(
-            shard, task, self.local, down.mean, h0, client.moments, self.tau, lambda: self.prior(down.mean)
+        fit = fedsim.ivon(
+            shard,
+            down.mean,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            prior_mean=torch.zeros_like(down.mean, dtype=torch.float64),
+            prior_precision=torch.full_like(down.mean, self.delta, dtype=torch.float64),
+            ess=ess,
+            h0=h0,
+            moments=client.moments,
+            curvature=True,
         )
-        precision = self.bounded(ess * h.double() + self.delta)
+        assert fit.solution.curvature is not None
+        precision = self.bounded(ess * fit.solution.curvature.double() + self.delta)
         return Client(fit.carried), Up(fit.solution.mean, precision, fit.loss)
-
-    def prior(self, like: Tensor) -> Gaussian:
-        zero = torch.zeros_like(like, dtype=torch.float64)
-        return Gaussian(zero, zero + self.delta)
 
     def bounded(self, precision: Tensor) -> Tensor:
         return precision.double().clamp(min=self.delta)
 
-    def add(self, sums: WeightedPair, a: Arrival, ctx: Context) -> WeightedPair:
-        return sums.plus(*self.terms(a.up, a.down.mean), ctx.sizes[a.client])
+    def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
+        N_k = ctx.sizes[a.client]
+        first, second = self.summed((sums.first, sums.second), a.up, a.down.mean, weight=N_k)
+        return Sums(first, second, sums.weight + N_k)
 
-    @elementwise
+    @fedsim.accumulating
+    def summed(
+        self, totals: tuple[Tensor, ...], up: Up, centre: Tensor, *, weight: int
+    ) -> tuple[Tensor, ...]:
+        return tuple(t.add(x, alpha=weight) for t, x in zip(totals, self.terms(up, centre), strict=True))
+
     def terms(self, up: Up, centre: Tensor) -> tuple[Tensor, Tensor]:
         """Return the two terms to average, (P,) float64; for forward_kl, moments around `centre`."""
         m, s = up.mean.double(), up.precision.double()
@@ -135,8 +154,8 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
         step = m - centre.double()
         return step, 1 / s + step**2
 
-    def from_sums(self, server: Server, down: Down, sums: WeightedPair, ctx: Context) -> Server:
-        first, second = sums.into_means()
+    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
+        first, second = sums.first / sums.weight, sums.second / sums.weight
         if self.barycentre == "reverse_kl":
             return Server(first / second, second, started=True)
         if self.barycentre == "wasserstein":

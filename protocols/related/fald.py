@@ -34,17 +34,28 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from itertools import islice
+from typing import Annotated, Any, ClassVar
 
 import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim import Algorithm, AnyShard, Arrival, Context, Point, Samples, Task, Unsent, UsageError
-from fedsim.hyperparameters import PriorPrecision
-from fedsim.learning.solvers.langevin import LangevinTraining, langevin
-from protocols._averaging import Down, Up, WeightedSum
+import fedsim
+from fedsim import (
+    Algorithm,
+    AnyShard,
+    Arrival,
+    Context,
+    Point,
+    RandomStream,
+    Samples,
+    Task,
+    Unsent,
+    UsageError,
+)
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,42 @@ class Client:
 
 
 @dataclass(frozen=True)
+class Down:
+    mean: fedsim.Mean
+
+
+@dataclass(frozen=True)
+class Up:
+    """Upload of theta_k after the last step."""
+
+    mean: fedsim.Mean
+    train_loss: fedsim.Scalar
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over clients. total: sum N_k theta_k, (P,) float64. weight: sum N_k."""
+
+    total: fedsim.Sum
+    weight: fedsim.Count
+
+
+@dataclass(frozen=True)
+class LangevinTraining:
+    """Settings of Langevin training: each client takes `steps` steps, on the batches of successive epochs."""
+
+    steps: Annotated[int, Meta(ge=1, description="local steps between two averages, of every client")] = 25
+    batch_size: Annotated[
+        int, Meta(ge=1, description="examples per local step; the last batch of a pass may have fewer")
+    ] = 32
+    lr: Annotated[
+        float, Meta(gt=0, description="step on the mean loss: N times the step on the summed loss")
+    ] = 0.1
+
+
+@dataclass(frozen=True)
 class FALD(Algorithm[Server, Client, Down, Up]):
-    delta: PriorPrecision = 1.0
+    delta: Annotated[float, Meta(gt=0, description="precision of the prior N(0, I/delta)")] = 1.0
     tau: Annotated[
         float, Meta(gt=0, description="temperature: the target is the posterior to the power 1/tau")
     ] = 1.0
@@ -104,14 +149,30 @@ class FALD(Algorithm[Server, Client, Down, Up]):
             xi, xi_k = torch.randn(size, generator=common), torch.randn(size, generator=own)
             return (scale * (self.correlation * xi + private * xi_k)).to(down.mean)
 
-        fit = langevin(shard, down.mean, how=self.local, rng=task.rng, prior=self.delta / N, noise=noise)
-        return client, Up(fit.weights, fit.loss)
+        theta, total = down.mean.clone(), 0.0
+        with shard.noise(task.rng.key("dropout")):
+            for batch in islice(self.batches(shard, task.rng), self.local.steps):
+                gradient, loss = batch.loss_gradient(theta)
+                theta = theta - self.local.lr * (gradient + self.delta / N * theta) + noise()
+                total += loss
+        return client, Up(theta, total / self.local.steps)
 
-    def add(self, sums: WeightedSum, a: Arrival, ctx: Context) -> WeightedSum:
-        return sums.plus(a.up.mean, ctx.sizes[a.client])
+    def batches(self, shard: AnyShard, rng: RandomStream) -> Iterator[Any]:
+        """Yield the batches of one epoch after another, without end."""
+        order = rng.torch("batches")
+        while True:
+            yield from shard.epoch(self.local.batch_size, order)
 
-    def from_sums(self, server: Server, down: Down, sums: WeightedSum, ctx: Context) -> Server:
-        mean = sums.into_mean()
+    def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
+        N_k = ctx.sizes[a.client]
+        return Sums(self.summed(sums.total, a.up, weight=N_k), sums.weight + N_k)
+
+    @fedsim.accumulating
+    def summed(self, total: Tensor, up: Up, *, weight: int) -> Tensor:
+        return total.add(up.mean, alpha=weight)
+
+    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
+        mean = sums.total / sums.weight
         late, kept = server.folds + 1 - self.burn_in, server.kept
         if late > 0 and late % self.thin == 0:
             kept = torch.cat([kept, mean[None]])[-self.keep :]

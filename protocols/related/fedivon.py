@@ -28,15 +28,14 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, Point, Task
-from fedsim.hyperparameters import PriorPrecision, Tempering
-from protocols._local_solvers import IvonMoments, IvonTraining, ivon_without_dual
+from fedsim import Algorithm, AnyShard, Arrival, Context, Gaussian, IvonMoments, IvonTraining, Point, Task
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ class Sums:
 
 @dataclass(frozen=True)
 class FedIvon(Algorithm[Server, Client, Down, Up]):
-    delta: PriorPrecision = 1.0
-    tau: Tempering = 0.1
+    delta: Annotated[float, Meta(gt=0, description="precision of the prior N(0, I/delta)")] = 1.0
+    tau: Annotated[float, Meta(gt=0, description="temperature of the loss: clients minimise l_k / tau")] = 0.1
     local: IvonTraining = IvonTraining(carry=False)
 
     name: ClassVar[str] = "fedivon"
@@ -104,14 +103,21 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         h0 = down.curvature.clamp(min=0)  # a codec may round it below 0
-        fit, h = ivon_without_dual(
-            shard, task, self.local, down.mean, h0, client.moments, self.tau, lambda: self.prior(down.mean)
+        fit = fedsim.ivon(
+            shard,
+            down.mean,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            prior_mean=torch.zeros_like(down.mean, dtype=torch.float64),
+            prior_precision=torch.full_like(down.mean, self.delta, dtype=torch.float64),
+            ess=shard.size / self.tau,
+            h0=h0,
+            moments=client.moments,
+            curvature=True,
         )
-        return Client(fit.carried), Up(fit.solution.mean, h.clamp(min=0), fit.loss)
-
-    def prior(self, like: Tensor) -> Gaussian:
-        zero = torch.zeros_like(like, dtype=torch.float64)
-        return Gaussian(zero, zero + self.delta)
+        assert fit.solution.curvature is not None
+        return Client(fit.carried), Up(fit.solution.mean, fit.solution.curvature.clamp(min=0), fit.loss)
 
     def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
         before = (sums.curvature, sums.weighted, sums.mean)

@@ -32,18 +32,16 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from torch import Tensor
 
 import fedsim
 from fedsim import Algorithm, AnyShard, Arrival, Context, Point, RandomStream, Task
-from fedsim.hyperparameters import BatchSize
-from fedsim.learning.shards import endless_batches
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,9 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
         0.04
     )
     lr: Annotated[float, Meta(gt=0, description="gamma, the step, the same in all rounds")] = 0.05
-    batch_size: BatchSize = 32
+    batch_size: Annotated[
+        int, Meta(ge=1, description="examples per local step; the last batch of a pass may have fewer")
+    ] = 32
 
     name: ClassVar[str] = "proxskip"
     paper: ClassVar[str] = "Mishchenko et al. 2022, Algorithm 2"
@@ -90,6 +90,12 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
     def steps(self, rng: RandomStream) -> int:
         """Draw the number of steps T of a round; all random streams of the round give the same number."""
         return int(rng.shared("coin").numpy("steps").geometric(self.p))
+
+    def batches(self, shard: AnyShard, rng: RandomStream) -> Iterator[Any]:
+        """Yield the batches of one epoch after another, without end."""
+        order = rng.torch("batches")
+        while True:
+            yield from shard.epoch(self.batch_size, order)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(-ctx.K * ctx.start.double())
@@ -104,7 +110,7 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
         x, total, seen = down.mean.clone(), 0.0, 0
         control = (self.p / self.lr * (down.mean.double() + client.dual)).to(x)
         with shard.noise(task.rng.key("dropout")):
-            for batch in islice(endless_batches(shard, self.batch_size, task.rng), self.steps(task.rng)):
+            for batch in islice(self.batches(shard, task.rng), self.steps(task.rng)):
                 gradient, loss = batch.loss_gradient(x)
                 x = x - self.lr * (gradient - control)
                 total, seen = total + loss * batch.size, seen + batch.size

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fedsim.learning.gaussian import Point, Samples
 from fedsim.learning.shards import QuadraticShard
-from fedsim.learning.solvers.langevin import LangevinTraining
-from protocols.related.fald import FALD
+from protocols.related.fald import FALD, LangevinTraining
 
 CHAINS, SIZES, DELTA = 300, (10, 30, 60), 2.0
 CURVATURES, SLOPES = (4.0, 20.0, 60.0), (8.0, -10.0, 90.0)
