@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         ParticipationChoice,
         PartitionChoice,
     )
-    from launch.results.table import Table
+    from launch.table import Table
 
 
 class Run(RunFolder):

@@ -1,4 +1,4 @@
-"""Terminal output: a standard output that may close, a status line, tables, and JSON.
+"""Terminal output: a standard output that may close, a status line, and JSON.
 
 This module imports nothing heavy, because a run prints "starting" before it imports torch.
 """
@@ -14,7 +14,7 @@ import secrets
 import stat
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -28,18 +28,11 @@ from workers.storage.atomic_files import disk_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
 CLEAR = "\r\x1b[2K"
 """Move the cursor to the beginning of the line, and clear the line."""
 UNFOLDED = 10_000
 """Width of a console that is not a terminal, unless COLUMNS is set. It is so large that no line wraps."""
-PROSE = 28
-"""The minimum width of a column of text, unless all its cells are narrower."""
-GAP, INDENT = 2, 4
-
-
 REPLACED = "fedsim.replaced"
 """Name of the codec error handler that replaces characters that an encoding lacks."""
 _SIMILAR = {ord("█"): "#", ord("·"): ".", ord("→"): ">", ord("━"): "-", ord("…"): "~", ord("×"): "x"}
@@ -180,94 +173,6 @@ def console(**options: Any) -> Console:
     if not (out.is_terminal or "width" in options or os.environ.get("COLUMNS")):
         out.width = UNFOLDED
     return out
-
-
-def print_table(out: Console, table: Table) -> None:
-    """Print a table without cutting words: cells fold between words, and columns may move below the rows.
-
-    A column is at least as wide as its longest word, and a column of text at least PROSE wide. If not all
-    columns fit, some move below each row: first text columns from the widest, then others from the last.
-    """
-    from rich.table import Table
-
-    def text(cell: Any) -> Text:
-        return out.render_str(cell) if isinstance(cell, str) else cell
-
-    heads = [text(column.header) for column in table.columns]
-    cells = [[text(cell) for cell in column.cells] for column in table.columns]
-    of_heads = [head if table.show_header else text("") for head in heads]
-    natural, least = [], []
-    for head, column, texts in zip(of_heads, table.columns, cells, strict=True):
-        wide, words = _widths([head, *texts])
-        natural.append(wide)
-        least.append(wide if column.no_wrap else max(words, min(wide, PROSE)))
-    kept = _kept(natural, least, out.width)
-    widths = _shared([natural[n] for n in kept], [least[n] for n in kept], out.width)
-    below = [n for n in range(len(heads)) if n not in kept]
-
-    def part(header: bool) -> Table:
-        created = Table(box=None, pad_edge=False, show_header=header, header_style=table.header_style)
-        for n, width in zip(kept, widths, strict=True):
-            column = table.columns[n]
-            created.add_column(
-                heads[n], width=width, justify=column.justify, style=column.style, overflow="fold"
-            )
-        return created
-
-    if table.title:
-        out.print(table.title, style="table.title", soft_wrap=True)
-    shown = part(table.show_header)
-    for row, style in enumerate(table.rows):
-        shown.add_row(*(cells[n][row] for n in kept), style=style.style)
-        if below:
-            out.print(shown)
-            _print_below(out, [(heads[n], cells[n][row], natural[n] > PROSE) for n in below])
-            shown = part(False)
-    if not below:
-        out.print(shown)
-
-
-def _print_below(out: Console, cells: Sequence[tuple[Text, Text, bool]]) -> None:
-    """Print cells below their row: each text on its own line, and all other cells, labelled, on one line."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    pairs = [
-        Text(f"{' '.join(head.plain.split())}: " if head.plain.strip() else "").append(cell)
-        for head, cell, prose in cells
-        if cell.plain.strip() and not prose
-    ]
-    texts = [cell for _, cell, prose in cells if cell.plain.strip() and prose]
-    for text in [*([Text("  ").join(pairs)] if pairs else []), *texts]:
-        out.print(Padding(text, (0, 0, 0, INDENT), expand=False))
-
-
-def _widths(texts: Sequence[Text]) -> tuple[int, int]:
-    """Return the width of the widest line and of the widest word."""
-    from rich.cells import cell_len
-
-    lines = [line for text in texts for line in text.plain.splitlines()]
-    words = [word for line in lines for word in line.split()]
-    return max(map(cell_len, lines), default=0), max(map(cell_len, words), default=0)
-
-
-def _kept(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Return the columns that are printed side by side, in order; the first is always among them."""
-    kept = list(range(len(least)))
-    while len(kept) > 1 and sum(least[n] for n in kept) + GAP * (len(kept) - 1) > room:
-        widest = max(kept[1:], key=lambda n: (natural[n] > PROSE, natural[n] if natural[n] > PROSE else n))
-        kept.remove(widest)
-    return kept
-
-
-def _shared(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Return the column widths. Spare room goes to the columns that are narrowest relative to their cells."""
-    widths = list(least)
-    left = min(room - GAP * (len(least) - 1), sum(natural)) - sum(widths)
-    for _ in range(left):
-        narrowest = max(range(len(widths)), key=lambda n: natural[n] / max(1, widths[n]))
-        widths[narrowest] += 1
-    return widths if left >= 0 else [min(width, room) for width in widths]
 
 
 def print_json(document: Any) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.table import Column, Table
 
 from launch.commands.errors import Command
 from launch.commands.shared import json_option
 from launch.configuration import names, presets
-from launch.terminal import console, print_json, print_table
+from launch.table import Table
+from launch.terminal import console, print_json
 
 
 @click.command("list", cls=Command)
@@ -33,16 +34,10 @@ def print_list(kind: str, as_json: bool = False) -> None:
     heads, known = names.heads(kind), names.names(kind).values()
     columns = len(next(iter(known)).cells)
     for number, group in enumerate(dict.fromkeys(name.group for name in known)):
-        if number:
-            console().print()
-        table = Table(show_header=bool(heads), header_style="bold", title=names.GROUPS.get(group))
-        for column in range(columns + 1):
-            style, label = "" if column else "bold", heads[column] if heads else ""
-            table.add_column(label, style=style, no_wrap=column < columns)
-        for name in known:
-            if name.group == group:
-                table.add_row(name.usage, *name.cells)
-        print_table(console(), table)
+        rows = [(name.usage, *name.cells) for name in known if name.group == group]
+        shown = heads or ("",) * (columns + 1)
+        table = Table(shown, rows, columns + 1, names.GROUPS.get(group, ""), _names(rows))
+        table.print(console(), apart=number > 0)
 
 
 def to_json(kind: str) -> list[dict[str, Any]]:
@@ -63,8 +58,13 @@ def to_json(kind: str) -> list[dict[str, Any]]:
 
 def _show_presets() -> None:
     """Print the presets and, for each, the algorithms for which it has hyperparameters."""
-    table = Table(Column(style="bold", no_wrap=True), Column(), show_header=False)
-    for name in presets.names():
-        preset = presets.Preset.read(name)
-        table.add_row(name, "\n".join((preset.title, ", ".join(preset.algorithm), preset.results)))
-    print_table(console(), table)
+    rows = [
+        (p.name, "\n".join((p.title, ", ".join(p.algorithm), p.results)))
+        for p in map(presets.Preset.read, presets.names())
+    ]
+    Table(("", ""), rows, 2, best=_names(rows)).print(console())
+
+
+def _names(rows: Sequence[Sequence[str]]) -> set[tuple[int, int]]:
+    """Return the places of the names, which are bold."""
+    return {(at, 0) for at in range(len(rows))}

@@ -37,6 +37,7 @@ from launch import terminal
 from launch.commands.errors import Command
 from launch.commands.shared import FOLDER, json_option
 from launch.numbers import counted, duration, size
+from launch.table import Table
 from workers.storage.atomic_files import disk_errors
 from workers.storage.growing_file import LEDGER
 
@@ -521,8 +522,6 @@ def _error(counts: dict[str, Any], interrupted: bool) -> FedsimError | None:
 
 def _print(counts: dict[str, Any]) -> None:
     """Print the addresses and the traffic between them, both tables, and whether the kernel agrees."""
-    from rich.table import Table
-
     console, (down, up), code = terminal.console(), counts["bytes"].values(), counts["exit_code"]
     console.print(
         f"{counts['listen']} to {counts['to']}: {counted(len(counts['connections']), 'connection')}, "
@@ -536,16 +535,11 @@ def _print(counts: dict[str, Any]) -> None:
         for row in counts["rounds"]
     ]
     for title, rows in (("by round", rounds), ("by connection", counts["connections"])):
-        table = Table(header_style="bold", title=title)
-        for n, head in enumerate(rows[0] if rows else ()):
-            table.add_column(head, justify="right" if n else "left")
-        for row in rows[:SHOWN]:
-            table.add_row(*map(_cell, row.values()))
+        cells = [[*map(_cell, row.values())] for row in rows[:SHOWN]]
         if len(rows) > SHOWN:
-            table.add_row(f"... {len(rows) - SHOWN:,} more", *[""] * (len(rows[0]) - 1))
+            cells.append([f"... {len(rows) - SHOWN:,} more", *[""] * (len(rows[0]) - 1)])
         if rows:
-            console.print()
-            terminal.print_table(console, table)
+            Table([*rows[0]], cells, title=title).print(console)
     text = f"kernel and relay agree: {down:,} bytes down and {up:,} up, residual 0"
     if any(counts["residual"].values()):
         down, up = counts["residual"].values()

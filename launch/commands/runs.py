@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from fedsim import plugins
 from fedsim.errors import FedsimError
@@ -18,12 +17,14 @@ from launch.commands.shared import PATH, json_option
 from launch.numbers import percentage, size, target
 from launch.runs.documents import Finished
 from launch.runs.folder import DAMAGED, DONE, FAILED, SUMMARY, RunFolder, damage, is_run, run_folders
-from launch.terminal import console, print_json, print_table, say
+from launch.table import Table
+from launch.terminal import console, print_json, say
 from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import metrics_lines
 
 DEFAULT = Path("runs")
 NONE = "-"
+HEADS = ("run", "algorithm", "data", "seed", "state", "rounds", "accuracy", "bytes", "started")
 
 
 @click.command(cls=Command)
@@ -41,15 +42,8 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     if not runs:
         return say(f"no runs in {', '.join(map(str, folders or [DEFAULT]))}")
     out = console()
-    table = Table(header_style="bold")
-    for name in ("run", "algorithm", "data", "seed", "state", "rounds", "accuracy", "bytes", "started"):
-        numeric = name in ("seed", "rounds", "accuracy", "bytes")
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
-    for run in runs:
-        if run.state != DAMAGED:
-            table.add_row(*_cells(run))
-    if table.rows:
-        print_table(out, table)
+    if rows := [_cells(run) for run in runs if run.state != DAMAGED]:
+        Table(HEADS, rows, 5).print(out)
     for run in runs:
         if run.error is not None:
             out.print(f"{run.state}: {_one_line(run)}", soft_wrap=True)

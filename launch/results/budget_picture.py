@@ -13,8 +13,8 @@ from launch.results.figures import COLOURS, DASHES, TWO_COLUMNS, Figure, Line, c
 from launch.results.frontier import Cost, by_budget, ranking, winning_ranges
 from launch.results.groups import Band, RunGroup
 from launch.results.html import Part, Text
-from launch.results.table import Table
 from launch.results.tables import STOPPED, UNFINISHED, costs, name
+from launch.table import Table
 
 if TYPE_CHECKING:
     import pandas

@@ -25,9 +25,9 @@ from launch.results.columns import column
 from launch.results.groups import Member, RunGroup, gather
 from launch.results.html import Page, Part, Text
 from launch.results.significance import LEAST, half_width
-from launch.results.table import Table
 from launch.runs.folder import RunFolder
 from launch.runs.source_commit import ROOT
+from launch.table import Table
 from launch.terminal import write_text
 
 SCORES = (

@@ -13,9 +13,9 @@ from launch.numbers import optional, percentage
 from launch.results.figures import Figure, Line, Values, bar_chart, chart
 from launch.results.html import Beside, Folded, Part, Text
 from launch.results.run_curves import numbers
-from launch.results.table import Table
 from launch.runs.tables import sides
 from launch.session.display import on_the_clock
+from launch.table import Table
 
 if TYPE_CHECKING:
     import pandas

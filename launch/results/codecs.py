@@ -22,8 +22,8 @@ from fedsim.wire.message_context import SCALES, scale_of
 from fedsim.wire.schema import DTYPES, Field, values_of
 from launch import terminal
 from launch.numbers import optional
-from launch.results.table import Table
 from launch.runs.restored import Message, RestoredRun
+from launch.table import Table
 
 WIDTH = 110
 """Width of the output in columns if there is no terminal."""

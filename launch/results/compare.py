@@ -24,7 +24,6 @@ from launch.results.figures import write_figures
 from launch.results.frontier import cost, levels, pareto, running_maxima
 from launch.results.groups import RunGroup, gather
 from launch.results.html import Page
-from launch.results.table import Table
 from launch.results.tables import (
     calibration,
     costs,
@@ -36,6 +35,7 @@ from launch.results.tables import (
     results,
     unreached,
 )
+from launch.table import Table
 from launch.terminal import print_json, write_text
 
 if TYPE_CHECKING:

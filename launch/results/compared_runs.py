@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from launch.results.compare import Comparison
-    from launch.results.table import Table
+    from launch.table import Table
 
 
 class ComparedRuns(dict[str, Any]):

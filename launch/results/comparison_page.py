@@ -20,8 +20,8 @@ from launch.results.html import Beside, Page, Part, Text
 from launch.results.labels import differences, differing_hyperparameters, shared, unnamed
 from launch.results.reliability_diagram import TABLES, diagram, last_table
 from launch.results.significance import LEAST
-from launch.results.table import Table
 from launch.results.tables import STOPPED, UNFINISHED, calibration, fields, name, parts, results, sends_once
+from launch.table import Table
 from workers.numerics import DRIFT
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparamet
 from fedsim.learning.frozen import frozen_tensors
 from fedsim.problem import Problem
 from fedsim.wire.schema import Field, optional_group, schema
-from launch.results.table import Table
+from launch.table import Table
 from launch.terminal import console, print_json
 from protocols import REGISTRY, AnyAlgorithm, find
 

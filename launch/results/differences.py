@@ -12,7 +12,7 @@ from launch.numbers import NONE, optional, p_value, signed
 from launch.results.columns import Column
 from launch.results.figures import INK, Figure, plain, style
 from launch.results.significance import ALPHA, LEAST, Difference, Key, best, differences
-from launch.results.table import Table
+from launch.table import Table
 
 WORDS = {"test_accuracy": ("more accurate", "less accurate")}
 BETTER = ("better", "worse")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedsim.errors import DiskError
 from launch.numbers import number, percentage, target
-from launch.results.table import Table
+from launch.table import Table
 from launch.terminal import output_file
 
 if TYPE_CHECKING:

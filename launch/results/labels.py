@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim import plugins
 from fedsim.printable import one_line
-from launch.results.table import Table
+from launch.table import Table
 
 Settings = Mapping[str, Any]
 

@@ -15,9 +15,9 @@ from fedsim.extras import needed
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 from launch import terminal
 from launch.numbers import optional
-from launch.results.table import Table
 from launch.runs.folder import RunFolder
 from launch.runs.tables import sides
+from launch.table import Table
 from launch.terminal import output_file, print_json
 from workers.storage.growing_file import LEDGER
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from launch.numbers import percentage
 from launch.results.figures import Figure, Line, Values, chart
-from launch.results.table import Table
+from launch.table import Table
 
 TABLES = {"reliability": "at the mean", "ensemble_reliability": "averaged over posterior samples"}
 """Keys of metrics.jsonl, and the titles of their diagrams."""

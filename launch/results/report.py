@@ -20,9 +20,9 @@ from launch.results.figures import COLOURS, FAINT, TWO_COLUMNS, Figure, bar_char
 from launch.results.groups import Member, RunGroup, settings_of
 from launch.results.html import File, Folded, Page, Part, Text, Tiles
 from launch.results.run_curves import calibration, diagnostics, learning
-from launch.results.table import Table
 from launch.runs.folder import RunFolder
 from launch.runs.tables import metrics_frame, sides
+from launch.table import Table
 from launch.terminal import write_text
 from workers.numerics import DRIFT
 from workers.storage.growing_file import LEDGER, METRICS

@@ -13,7 +13,7 @@ from launch.results.columns import column
 from launch.results.frontier import Cost, cost, ranking
 from launch.results.groups import Group, RunGroup
 from launch.results.significance import leaders
-from launch.results.table import Table
+from launch.table import Table
 
 MEASURES = ("test_accuracy@end", "best test_accuracy@end", "test_nll@end", *(f"{name}@end" for name in EXTRA))
 MORE_MEASURES = tuple(

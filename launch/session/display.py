@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from fedsim import plugins
@@ -15,7 +14,7 @@ from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy
 from launch.numbers import counted, percentage, target
 from launch.progress_display import ProgressDisplay
-from launch.terminal import print_table
+from launch.table import Table
 from workers.devices import Placement
 
 if TYPE_CHECKING:
@@ -40,31 +39,27 @@ class Display(ProgressDisplay):
 
     def traffic(self, summary: Mapping[str, Any]) -> None:
         """Print the algorithm's bytes on the wire for each message field, with totals."""
-        table = Table("algorithm traffic", header_style="bold")
         most = ", at most" if summary.get("exact") is False else ""  # of a plan
-        for direction in ("down", "up"):
-            table.add_column(direction + most, justify="right")
-            table.add_column("share", justify="right", style="dim")
-        traffic = summary["bytes"].get("algorithm", {})
-        rows = _rows_of(traffic)
         totals = {d: summary[f"bytes_{d}"] for d in ("down", "up")}
-        for name in rows:
-            cells = [name]
-            for direction in ("down", "up"):
-                n = rows[name].get(direction, 0)
-                cells += [f"{n:,}", f"{n / totals[direction]:.1%}" if n and totals[direction] else ""]
-            table.add_row(*cells)
-        table.add_row("total bytes", f"{totals['down']:,}", "", f"{totals['up']:,}", "", style="bold")
+        rows: list[list[str]] = []
+        for name, row in _rows_of(summary["bytes"].get("algorithm", {})).items():
+            rows.append([name])
+            for direction, total in totals.items():
+                n = row.get(direction, 0)
+                rows[-1] += [f"{n:,}", f"{n / total:.1%}" if n and total else ""]
+        best = {(len(rows), n) for n in range(5)}
+        rows.append(["total bytes", f"{totals['down']:,}", "", f"{totals['up']:,}", ""])
         each = [f"{summary[f'units_of_p_{direction}']:.3f} P" for direction in ("down", "up")]
-        table.add_row("per client and round", each[0], "", each[1], "")
+        rows.append(["per client and round", each[0], "", each[1], ""])
         once = [summary[f"units_of_p_once_{direction}"] for direction in ("down", "up")]
         if any(once):
-            table.add_row("once per client", f"{once[0]:.3f} P", "", f"{once[1]:.3f} P", "")
+            rows.append(["once per client", f"{once[0]:.3f} P", "", f"{once[1]:.3f} P", ""])
         if edge := summary["bytes"].get("edge"):
             down, up = (f"{_total(edge.get(side, {})):,}" for side in ("down", "up"))
-            table.add_row("edge servers and root", down, "", up, "")
+            rows.append(["edge servers and root", down, "", up, ""])
         self.console.print()
-        print_table(self.console, table)
+        heads = ("algorithm traffic", f"down{most}", "share", f"up{most}", "share")
+        Table(heads, rows, best=best).print(self.console)
 
     def traffic_summary(self, summary: Mapping[str, Any], out: str, target: TargetAccuracy) -> None:
         """Print the end of a run: its traffic, its results, and when the target accuracy was reached."""

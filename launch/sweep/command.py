@@ -26,7 +26,6 @@ from launch.numbers import counted, span
 from launch.results.differences import HOW_TO_READ, Compared, forest
 from launch.results.figures import write_figures
 from launch.results.significance import LEAST
-from launch.results.table import Table
 from launch.sweep.columns import check_columns
 from launch.sweep.finished import SUFFIX, FinishedRun, read_archive, write_archive
 from launch.sweep.pool import Pool
@@ -34,6 +33,7 @@ from launch.sweep.recipe import Differences, Recipe, Trial
 from launch.sweep.runner import Progress, run_trials
 from launch.sweep.table import Results
 from launch.sweep.task import Tasks
+from launch.table import Table
 from launch.terminal import Status, write_text
 from workers.storage.atomic_files import disk_errors
 

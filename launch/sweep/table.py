@@ -14,10 +14,10 @@ from launch.results.differences import Compared
 from launch.results.figures import Figure, Line, chart
 from launch.results.groups import Group, PairKey
 from launch.results.significance import leaders
-from launch.results.table import Table as TextTable
 from launch.runs.tables import LIMITS
 from launch.sweep.finished import FinishedRun
 from launch.sweep.recipe import Differences, Part, Plot, Recipe, Row, Table, Trial
+from launch.table import Table as TextTable
 
 SIZE = (7.6, 4.6)
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.errors import UsageError
 from launch.cli import main
-from launch.results.table import Table
+from launch.table import Table
 from tests.launch.run_folders import Make
 
 

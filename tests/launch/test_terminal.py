@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.table import Table
 from rich.text import Text
 
 from launch.cli import main
 from launch.numbers import counted, duration, percentage, size
 from launch.progress_display import ProgressLine, fitted, progress_parts
 from launch.session.display import Display
-from launch.terminal import console, print_table
+from launch.table import Table
+from launch.terminal import console
 from tests.support.commands import DEADLINE, ran
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,20 +135,19 @@ def test_an_unknown_accuracy_and_an_infinite_score_are_said_as_such() -> None:
 
 
 def _table() -> Table:
-    table = Table(box=None, pad_edge=False, title="title")
-    for head, right in (("run", False), ("what it is", False), ("bytes", True), ("accuracy", True)):
-        table.add_column(head, justify="right" if right else "left")
-    table.add_row("runs/a-name-without-a-space", "several words that fold where they have to", "12", "91.8 %")
-    table.add_row("b", "", "1,345", "-")
-    return table
+    rows = [
+        ("runs/a-name-without-a-space", "several words that fold where they have to", "12", "91.8 %"),
+        ("b", "", "1,345", "-"),
+    ]
+    return Table(("run", "what it is", "bytes", "accuracy"), rows, 2, "title")
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 200])
 def test_a_table_cuts_no_word_and_no_line_is_too_long(width: int) -> None:
     file = io.StringIO()
-    print_table(console(file=file, width=width), _table())
-    text, table = file.getvalue(), _table()
-    cells = " ".join(str(cell) for column in table.columns for cell in column.cells)
+    _table().print(console(file=file, width=width))
+    text = file.getvalue()
+    cells = " ".join(cell for row in _table().rows for cell in row)
     words = "".join(text.split()) if width < 27 else text  # the name itself is folded then
     assert "…" not in text and all(word in words for word in cells.split())
     assert all(len(line) <= width for line in text.splitlines())
@@ -156,7 +155,7 @@ def test_a_table_cuts_no_word_and_no_line_is_too_long(width: int) -> None:
 
 def test_what_has_no_room_in_a_table_goes_below_its_row() -> None:
     file = io.StringIO()
-    print_table(console(file=file, width=50), _table())
+    _table().print(console(file=file, width=50), apart=False)
     assert [line.rstrip() for line in file.getvalue().splitlines()] == [
         "title",
         "run                          bytes  accuracy",
@@ -168,10 +167,8 @@ def test_what_has_no_room_in_a_table_goes_below_its_row() -> None:
 
 def test_a_table_in_a_pipe_has_one_line_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    file, table = io.StringIO(), Table(box=None, pad_edge=False)
-    table.add_column("words")
-    table.add_row("word " * 200)
-    print_table(console(file=file), table)
+    file = io.StringIO()
+    Table(("words",), [("word " * 200,)]).print(console(file=file))
     assert len(file.getvalue().splitlines()) == 2
 
 
@@ -221,9 +218,7 @@ def test_square_brackets_are_no_markup(name: str) -> None:
     file = io.StringIO()
     out = console(file=file, width=100)
     out.print(name)
-    table = Table(name, title=name)
-    table.add_row(name)
-    print_table(out, table)
+    Table((name,), [(name,)], title=name).print(out)
     display = Display(1)
     display.console = out
     display.note(name)

@@ -12,6 +12,7 @@ from fedsim.printable import markdown, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 LATEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -29,6 +30,9 @@ LATEX = {
     "\N{NO-BREAK SPACE}": "~",
 }
 """Characters that LaTeX reads as commands, or that its fonts lack."""
+PROSE = 28
+"""The minimum width of a column of text on a terminal, unless all its cells are narrower."""
+GAP, INDENT = 2, 4
 
 
 @dataclass(frozen=True)
@@ -87,23 +91,48 @@ class Table:
         named = [rf"\caption{{{_latex(caption)}}}"] * bool(caption) + [rf"\label{{{label}}}"] * bool(label)
         return "\n".join([r"\begin{table}", r"\centering", *named, tabular + r"\end{table}"]) + "\n"
 
-    def print(self, out: Console) -> None:
-        """Print the table, with an empty line before its title."""
-        from rich.table import Column, Table as Rich
+    def print(self, out: Console, apart: bool = True) -> None:
+        """Print the table without cutting words: cells fold between words; columns may move below the rows.
+
+        A column is at least as wide as its longest word, and a column of text at least PROSE wide. If not all
+        columns fit, some move below each row: first text columns from the widest, then others from the last.
+        apart: with an empty line before the title.
+        """
+        from rich.table import Table as Grid
         from rich.text import Text
 
-        from launch.terminal import print_table
-
-        columns: list[Any] = [
-            Column(head, no_wrap="\n" in head, justify="left" if n < self.texts else "right")
-            for n, head in enumerate(self.heads)
+        heads = [Text(head) for head in self.heads]
+        rows = [
+            [Text(cell, "bold" * ((at, n) in self.best)) for n, cell in enumerate(row)]
+            for at, row in enumerate(self.rows)
         ]
-        shown = Rich(*columns, header_style="bold", title=self.title or None, show_header=any(self.heads))
-        for at, row in enumerate(self.rows):
-            shown.add_row(*(Text(cell, "bold" * ((at, n) in self.best)) for n, cell in enumerate(row)))
+        natural, least = [], []
+        for n, head in enumerate(heads):
+            wide, words = _widths([head, *(row[n] for row in rows)])
+            natural.append(wide)
+            least.append(wide if "\n" in head.plain else max(words, min(wide, PROSE)))
+        beside = _beside(natural, least, out.width)
+        widths = _shared([natural[n] for n in beside], [least[n] for n in beside], out.width)
+        below = [n for n in range(len(heads)) if n not in beside]
+
+        def grid(header: bool) -> Grid:
+            created = Grid(box=None, pad_edge=False, show_header=header, header_style="bold")
+            for n, width in zip(beside, widths, strict=True):
+                justify: Any = "left" if n < self.texts else "right"
+                created.add_column(heads[n], width=width, justify=justify, overflow="fold")
+            return created
+
         if self.title:
-            out.print()
-        print_table(out, shown)
+            out.print(*[""] * apart, self.title, sep="\n", style="table.title", soft_wrap=True)
+        shown = grid(any(self.heads))
+        for row in rows:
+            shown.add_row(*(row[n] for n in beside))
+            if below:
+                out.print(shown)
+                _print_below(out, [(heads[n], row[n], natural[n] > PROSE) for n in below])
+                shown = grid(False)
+        if not below:
+            out.print(shown)
 
     def _repr_markdown_(self) -> str:
         """Return the table for a notebook's output cell."""
@@ -117,3 +146,46 @@ class Table:
 def _latex(text: str) -> str:
     """Escape a text for LaTeX."""
     return "".join(LATEX.get(c, c) for c in one_line(text))
+
+
+def _print_below(out: Console, cells: Sequence[tuple[Text, Text, bool]]) -> None:
+    """Print cells below their row: each text on its own line, and all other cells, labelled, on one line."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    pairs = [
+        Text(f"{' '.join(head.plain.split())}: " if head.plain.strip() else "").append(cell)
+        for head, cell, prose in cells
+        if cell.plain.strip() and not prose
+    ]
+    texts = [cell for _, cell, prose in cells if cell.plain.strip() and prose]
+    for text in [*([Text("  ").join(pairs)] if pairs else []), *texts]:
+        out.print(Padding(text, (0, 0, 0, INDENT), expand=False))
+
+
+def _widths(texts: Sequence[Text]) -> tuple[int, int]:
+    """Return the width of the widest line and of the widest word."""
+    from rich.cells import cell_len
+
+    lines = [line for text in texts for line in text.plain.splitlines()]
+    words = [word for line in lines for word in line.split()]
+    return max(map(cell_len, lines), default=0), max(map(cell_len, words), default=0)
+
+
+def _beside(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return the columns that are printed side by side, in order; the first is always among them."""
+    beside = list(range(len(least)))
+    while len(beside) > 1 and sum(least[n] for n in beside) + GAP * (len(beside) - 1) > room:
+        widest = max(beside[1:], key=lambda n: (natural[n] > PROSE, natural[n] if natural[n] > PROSE else n))
+        beside.remove(widest)
+    return beside
+
+
+def _shared(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return the column widths. Spare room goes to the columns that are narrowest relative to their cells."""
+    widths = list(least)
+    left = min(room - GAP * (len(least) - 1), sum(natural)) - sum(widths)
+    for _ in range(left):
+        narrowest = max(range(len(widths)), key=lambda n: natural[n] / max(1, widths[n]))
+        widths[narrowest] += 1
+    return widths if left >= 0 else [min(width, room) for width in widths]
