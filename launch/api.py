@@ -226,7 +226,7 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
         tree (str): "4x25" for four edge servers, each between the server and 25 clients (fedsim.tree), or a
             TOML file.
         data_dir (str | Path): The folder of data files; by default $FEDSIM_DATA.
-        out (str | Path): The run folder; by default runs/<time>-<algo>-<seed>.
+        out (str | Path): The run folder; by default RUNS/<time>-<algo>-<seed>, in the folder `runs` ("runs").
 
     Returns:
         The finished run.
@@ -280,7 +280,7 @@ def resume(run: RunFolder | str | Path, *, quiet: bool = False, **options: Unpac
     check_keywords(options)
     changes = {key: value for key, value in options.items() if value is not None}
     changes |= {key: text_of(key, changes[key]) for key in OBJECTS if key in changes}
-    changes |= {key: str(changes[key]) for key in ("data_dir", "out") if key in changes}
+    changes |= {key: str(changes[key]) for key in ("data_dir", "out", "runs") if key in changes}
     with called():
         check_objects(*Resumption.open(folder).configure(changes))
         return _finished(lambda: runs.resume(folder, changes, quiet=quiet, embedded=True))

@@ -81,7 +81,7 @@ def listed(folders: Sequence[Path]) -> list[ListedRun]:
 
 def _listed(folder: Path) -> ListedRun:
     try:
-        return _described(RunFolder.open(folder))
+        return _described(RunFolder.open(folder, begun=False))
     except FedsimError as e:
         return ListedRun(folder, DAMAGED, error=str(e))
 
@@ -113,7 +113,7 @@ def _described(run: RunFolder) -> ListedRun:
 
 
 def _cells(run: ListedRun) -> tuple[str, ...]:
-    rounds = f"{run.rounds_done}/{run.rounds}"
+    rounds = f"{run.rounds_done}/{run.rounds if (run.rounds or 0) >= 0 else '?'}"
     return (
         str(run.run),
         run.algo or NONE,

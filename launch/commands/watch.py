@@ -138,12 +138,10 @@ class WatchedRun:
 def follow(folder: Path, interval: float = 1.0) -> int:
     """Show a run, or the runs in a folder, every `interval` s until they end; return the exit code."""
     if not folder.exists():
-        raise UsageError(
-            f"there is no folder {folder}: a run makes it once its data are loaded; watch it then"
-        )
+        raise UsageError(f"there is no folder {folder}: a run makes it in its first second")
     if not is_run(folder) and _run_folders(folder):
         return _watch_all(folder, interval)
-    experiment, watched = RunFolder.open(folder).experiment, WatchedRun(folder)
+    experiment, watched = RunFolder.open(folder, begun=False).experiment, WatchedRun(folder)
     display = ProgressDisplay(int(experiment["rounds"]))
     algo, dataset = (plugins.short(str(experiment[key])) for key in ("algo", "dataset"))
     display.header([f"{folder}, {algo} on {dataset}"])

@@ -98,6 +98,7 @@ class Options(ExperimentOptions, total=False):
     devices: str
     data_dir: str | Path | None
     out: str | Path | None
+    runs: str | Path
     remote_workers: int
     bind: str
     keys: str

@@ -159,6 +159,10 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
     named = overrides.named("execution")
     values = with_auto(values, named)
     execution = convert(Execution, values, overrides.where("execution"), named)
+    if execution.out and "runs" in values:
+        raise UsageError(
+            f"{named('runs', execution.runs)}: the run folder is {named('out', execution.out)}; give one"
+        )
     selected(execution.track)
     if execution.remote_workers and execution.workers == AUTO:
         raise UsageError("--workers auto is for workers of this machine alone: give a number")

@@ -77,8 +77,9 @@ class Execution:
         option("Folder of the data files.", "DIR", "data usual plan resume", default="FEDSIM_DATA"),
     ] = None
     out: Annotated[
-        str | None, option("Run folder.", "DIR", "output usual", default="runs/<time>-<algo>-<seed>")
+        str | None, option("Run folder.", "DIR", "output usual", default="RUNS/<time>-<algo>-<seed>")
     ] = None
+    runs: Annotated[str, option("Folder in which the run folder is made.", "DIR", "output")] = "runs"
     verify_bytes: Annotated[
         bool, option("Compare the ledger with the kernel's count of the streams (tcp).", "", "wire resume")
     ] = False

@@ -17,7 +17,7 @@ from launch.engines.slurm import Slurm
 from launch.runs.writer import RunDir
 
 ENGINES: Mapping[str, Callable[[], Engine]] = {"slurm": Slurm, "ray": Ray, "kubernetes": Kubernetes}
-OWN = ("workers", "out", "remote_workers", "bind", "keys", "transport", "join_within")
+OWN = ("workers", "out", "runs", "remote_workers", "bind", "keys", "transport", "join_within")
 """Keys of [execution] that the engine's job sets."""
 
 
@@ -37,7 +37,7 @@ def _job(overrides: Overrides, engine: EngineOptions) -> Job:
         raise UsageError(f"--workers auto looks at this machine; on {engine.on} give a number")
     if not execution.workers:
         raise UsageError(f"--workers 0 computes in one process; on {engine.on} there are workers")
-    out = Path(execution.out) if execution.out else RunDir.default_path(experiment.algo, experiment.seed)
+    out = RunDir.path_of(experiment, execution)
     kept = {key: value for key, value in overrides.execution.items() if key not in OWN}
     if kept.get("data_dir"):
         kept["data_dir"] = str(Path(str(kept["data_dir"])).resolve())

@@ -21,7 +21,7 @@ from fedsim.tree import Tree, sums_dims, sums_message
 from fedsim.virtual_clock import Hops, Ints, indices
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 from launch.configuration.execution import Execution
-from launch.numbers import extent, target
+from launch.numbers import extent, size, target
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.device_costs import DeviceCosts
 from launch.session.display import Display, population
@@ -142,6 +142,16 @@ def plan(
         add(r, clients)
     created.devices = devices.totals() if devices else None
     return created
+
+
+def of_a_round(problem: Problem, clients: int) -> str:
+    """Return the bytes of a round with so many clients in each direction, as a text."""
+    if problem.algorithm.centralised:
+        return "nothing is sent"
+    sizes = [problem.messages.sizes(1, e, RUN_NAME) for e in range(1, len(problem.algorithm.exchanges) + 1)]
+    exact = problem.rounds.policy.sizes_are_fixed and all(s.exact for of in sizes for s in of.values())
+    down, up = (size(clients * sum(of[side].total for of in sizes)) for side in ("down", "up"))
+    return f"{'' if exact else 'at most '}{down} down and {up} up a round"
 
 
 def _add_edges(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -75,11 +76,18 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
-        """Open a run folder; raise the errors of `manifest`."""
+    def open(cls, path: str | Path, begun: bool = True) -> Self:
+        """Open a run folder; raise the errors of `manifest`, and UsageError if it should have `begun`."""
         run = cls(Path(path))
-        _ = run.manifest
+        if begun and not run.begun:
+            again = "try again soon" if run.status == RUNNING else f"fedsim resume {path} starts it again"
+            raise UsageError(f"{path}: the run has not begun; {again}")
         return run
+
+    @property
+    def begun(self) -> bool:
+        """Whether the start of the run has come as far as its model; before, P and the data are unknown."""
+        return "params" in self.experiment
 
     # ---- the small files
 
@@ -432,6 +440,11 @@ def _leaves(table: Any) -> Iterator[int]:
     """Yield the numbers of nested tables."""
     for value in table.values():
         yield from _leaves(value) if isinstance(value, Mapping) else (value,)
+
+
+def folder_name(text: str) -> str:
+    """Return a text as the name of a folder that every tool accepts: scp and tar take a colon for a host."""
+    return re.sub(r"[^\w.-]", "-", text, flags=re.ASCII)
 
 
 def is_run(folder: Path) -> bool:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
-"""Keys that every manifest's experiment must have."""
+ALWAYS = ("algo", "dataset", "clients", "rounds", "seed")
+"""Keys that every manifest's experiment must have; `params` follows when the start has made the model."""
 WIRE = 3
 """The value of fedsim.wire.header.VERSION, which cannot be imported here, because that imports torch."""
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
@@ -42,13 +42,23 @@ def describe(
         "run": run,
         "experiment": experiment,
         "experiment_sha256": digest(experiment),
-        "execution": {name: "auto" if value == AUTO else value for name, value in asdict(execution).items()},
+        "execution": _settings(execution),
         **surroundings(probe),
         "commit": commit(),
         "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
         "started": now(),
         "command": sys.argv,
     }
+
+
+def draft(experiment: Experiment, execution: Execution) -> dict[str, Any]:
+    """Return the manifest of a run whose start has not made the model yet, as far as it is known then."""
+    content = {"format": FORMAT, "wire": WIRE, "run": "", "experiment": asdict(experiment)}
+    return content | {"execution": _settings(execution), "started": now(), "command": sys.argv}
+
+
+def _settings(execution: Execution) -> dict[str, Any]:
+    return {name: "auto" if value == AUTO else value for name, value in asdict(execution).items()}
 
 
 def described(problem: Problem) -> dict[str, Any]:

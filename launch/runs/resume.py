@@ -36,7 +36,7 @@ class Resumption:
 
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Resumption:
-        run = RunFolder.open(folder)
+        run = RunFolder.open(folder, begun=False)
         check_entries(folder)
         return Resumption(run, drift)
 
@@ -124,9 +124,12 @@ class Resumption:
         return self.run.to_experiment()
 
     def _execution(self, supplied: Overrides) -> Execution:
-        out = supplied.execution.get("out")
-        if out is not None and Path(out).resolve() != self.folder.resolve():
-            raise UsageError(f"--out {out}: a run continues in its own folder, {self.folder}")
+        own = self.folder.resolve()
+        for key, is_at in (("out", own), ("runs", own.parent)):
+            path = supplied.execution.get(key)
+            if path is not None and Path(path).resolve() != is_at:
+                where = supplied.named("execution")(key, path)
+                raise UsageError(f"{where}: a run continues in its own folder, {self.folder}")
         known = {f.name for f in fields(Execution)}
         values = {k: v for k, v in self.manifest.get("execution", {}).items() if k in known}
         remote, begun_with = values.get("remote_workers", 0), values.get("workers", 0)
@@ -138,6 +141,7 @@ class Resumption:
             values["workers"] = begun_with - remote
         else:
             values.pop("workers")
+        values.pop("runs", None)
         values.pop("allow_drift", None)  # must be given again for every start
         if {"workers", "devices"} & set(supplied.execution):
             values.pop("lanes", None)  # chosen for the earlier workers

@@ -12,18 +12,23 @@ from dataclasses import asdict
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsim import plugins
 from fedsim.errors import UsageError
+from fedsim.experiment import Experiment
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS, Entry
+from launch.configuration.execution import Execution
+from launch.runs.folder import folder_name
 from launch.runs.growing import rows_of
 from workers.coordinator import task_timeline
 from workers.storage.atomic_files import MARK, RunLock, disk_errors, patiently
 from workers.storage.durability import fsync
 from workers.storage.growing_file import LEDGER, METRICS, TIMELINE, FileDigest, GrowingFile
 from workers.storage.metrics_file import metrics_lines
-from workers.storage.recovery import Recovery
+
+if TYPE_CHECKING:
+    from workers.storage.recovery import Recovery
 
 WRITTEN = re.compile(
     r"""\.?(manifest|processes|summary)\.json | (metrics\.jsonl|ledger\.csv|timeline\.csv|journal|lock)
@@ -128,12 +133,15 @@ class RunDir:
         return rows_of(self.path / LEDGER, Entry)
 
     @staticmethod
-    def default_path(algo: str, seed: int) -> Path:
-        """Return runs/<time>-<algorithm>-<seed>, with a number if that exists; mine.py:Mine is mine-Mine."""
-        stem = f"{datetime.now():%Y%m%d-%H%M%S}-{plugins.short(algo).replace(':', '-')}-{seed}"
-        path, n = Path("runs") / stem, 1
+    def path_of(experiment: Experiment, execution: Execution) -> Path:
+        """Return --out, or RUNS/<time>-<algorithm>-<seed>, with a number if that exists."""
+        if execution.out:
+            return Path(execution.out)
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-{plugins.short(experiment.algo)}-{experiment.seed}"
+        first = path = Path(execution.runs) / folder_name(name)
+        n = 1
         while path.exists():
-            path, n = Path("runs") / f"{stem}-{n}", n + 1
+            path, n = Path(f"{first}-{n}"), n + 1
         return path
 
     def write_json(self, name: str, value: Any, durable: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -12,10 +12,9 @@ from fedsim.learning.score_names import EXTRA
 from fedsim.partition_specs import split_of
 from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy
-from launch.numbers import counted, percentage, target
+from launch.numbers import counted, percentage
 from launch.progress_display import ProgressDisplay
 from launch.table import Table
-from workers.devices import Placement
 
 if TYPE_CHECKING:
     from fedsim.problem import Problem
@@ -132,31 +131,16 @@ def on_the_clock(devices: Mapping[str, Any]) -> str:
     return text
 
 
-def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str | Text]:
-    """Return lines about a run: task, model, clients, processes, and why examples are unused."""
+def header(problem: Problem, execution: Execution, sent: str) -> list[str]:
+    """Return lines about a run: data, clients, model, bytes `sent` a round, and why examples are unused."""
     e, workers = problem.experiment, execution.workers
-    lanes = f" of {execution.lanes} lanes" if execution.lanes > 1 else ""
-    where = f"{counted(workers, 'worker')}{lanes} over {execution.transport}" if workers else "in process"
-    if execution.remote_workers:
-        here = f"{counted(execution.local_workers, 'worker')} and " if execution.local_workers else ""
-        where = here + counted(execution.remote_workers, "remote worker")
-    until = f" or until {target(e.until)}" if e.until else ""
-    schedule = f"participation {e.participation}"
-    schedule += f", asynchronous {e.asynchronous}" if e.asynchronous else ""
-    devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
-    # lines have commas, because rich takes a word between two colons for an emoji
-    shown = (plugins.short(choice) for choice in (e.algo, e.dataset, e.model, e.partition))
-    algo, dataset, model, partition = shown
+    model, partition = plugins.short(e.model), plugins.short(e.partition)
     data, sizes, clients = problem.dataset, problem.sizes, len(problem.clients)
-    lines: list[str | Text] = [
-        Text.assemble(
-            (algo, "bold"),
-            f" on {dataset}, {sum(sizes):,} of {len(data.train_targets):,} training examples, "
-            f"{len(data.test_targets):,} test",
-        ),
-        f"model {model}, P = {problem.net.layout.size:,}; {population(problem)} ({partition}, "
-        f"{min(sizes)} to {max(sizes)} examples)",
-        f"{counted(e.rounds, 'round')}{until}, {schedule}, seed {e.seed}; {where} ({devices})",
+    lanes = f"; {execution.lanes} lanes a worker" if execution.lanes > 1 else ""
+    lines = [
+        f"{sum(sizes):,} of {len(data.train_targets):,} training examples, {len(data.test_targets):,} test; "
+        f"{population(problem)} ({partition}, {min(sizes)} to {max(sizes)} examples)",
+        f"model {model}, P = {problem.net.layout.size:,}; {sent}{lanes}",
     ]
     if sum(sizes) < len(data.train_targets):
         unused = counted(len(data.train_targets) - sum(sizes), "training example")

@@ -9,23 +9,26 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsim import model_specs
+from fedsim import model_specs, plugins
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment, is_utf8
+from launch.configuration import names
 from launch.configuration.execution import AUTO, Execution
 from launch.configuration.listen_address import check_bind
 from launch.configuration.worker_count import by_cores, check_room
-from launch.numbers import counted
+from launch.numbers import counted, target
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
+from launch.runs import manifest
 from launch.runs.resume import Resumption
 from launch.runs.source_commit import commit, look_up
+from launch.runs.writer import RunDir
 from launch.session.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close, say
 from launch.tracking import check_installed, selected
@@ -65,6 +68,8 @@ def resume(
     rounds and until."""
     stored = Resumption.open(folder, drift=bool(options.get("allow_drift")))
     experiment, execution = stored.configure(options)
+    if not stored.run.begun:
+        return launch(experiment, execution, quiet=quiet, started=started, embedded=embedded)
     if complete := stored.nothing_left(experiment):
         if not quiet:
             say(complete)
@@ -104,6 +109,9 @@ def launch(
     started = time.time() if started is None else started
     if not is_utf8(os.getcwd()):
         raise UsageError(f"the working folder {os.getcwd()!a} is not UTF-8; run fedsim in another one")
+    known = names.names("algorithms").get(experiment.algo)
+    if experiment.rounds < 0 and known and known.defaults:
+        experiment = replace(experiment, rounds=known.defaults.default_rounds)
     why = ""
     if execution.workers == AUTO:
         gpus = gpus_of(execution.devices)
@@ -122,10 +130,17 @@ def launch(
     supervisor = Supervisor(wakeup)
     placements = _placements(execution, experiment.threads)
     signals = StopSignals(wakeup, in_process=not execution.workers, embedded=embedded)
-    with output_that_may_close(), signals:
-        say = Status(quiet)
+    with output_that_may_close(), signals, ExitStack() as unbegun:
+        folder = stored.folder if stored else RunDir.path_of(experiment, execution)
+        rundir = RunDir(folder, resumed=stored is not None, hops=bool(experiment.tree))
+        unbegun.callback(rundir.close if stored else rundir.discard)
+        if not stored:
+            rundir.write_json(manifest.MANIFEST, manifest.draft(experiment, execution), durable=False)
+        for line in _announced(folder, experiment, execution, placements) if not quiet else ():
+            say(line)
+        status = Status(quiet)
         try:
-            say("starting")
+            status("starting")
             look_up()
             scratch.remove_left()
             os.environ.update(environment_for(experiment.numerics))
@@ -141,15 +156,16 @@ def launch(
             from workers.exact_roots import use_exact_roots
 
             start = Start(started, time.time() - started)
-            say("reading and dividing the data")
+            status("reading and dividing the data")
             with ExitStack() as closing:
                 closing.enter_context(own_settings())
                 closing.callback(use_exact_roots, False)
                 session = Session.prepare(
-                    experiment, execution, placements, supervisor, start, quiet, stored, why
+                    experiment, execution, placements, supervisor, start, quiet, rundir, stored, why
                 )
                 fallback = "" if execution.remote_workers else no_gpu_remark(execution.devices)
-                session.remarks = (*session.remarks, *remarks, *([fallback] if fallback else []))
+                session.header += (*remarks, *([fallback] if fallback else []))
+                unbegun.pop_all()
                 session.run(wakeup, signals.started)
         except (StopRequested, Interrupted):
             if not signals.starting:
@@ -157,8 +173,27 @@ def launch(
             kept = f"; fedsim resume {stored.folder} continues" if stored else ", and nothing was kept"
             raise Interrupted(f"interrupted before the run began{kept}") from None
         finally:
-            say("")
+            status("")
             supervisor.stop(gently=False)
             wakeup.close()
             commit()  # ends the process that look_up() started
-    return session.folder
+    return folder
+
+
+def _announced(
+    folder: Path, experiment: Experiment, execution: Execution, placements: Sequence[Placement]
+) -> tuple[str, str]:
+    """Return the run's folder, and what is known about the run before torch is imported."""
+    e, workers = experiment, execution.workers
+    where = f"{counted(workers, 'worker')} over {execution.transport}" if workers else "in process"
+    if execution.remote_workers:
+        here = f"{counted(execution.local_workers, 'worker')} and " if execution.local_workers else ""
+        where = here + counted(execution.remote_workers, "remote worker")
+    many = f", {counted(e.rounds, 'round')}" if e.rounds >= 0 else ""  # a user's file determines it
+    until = f" or until {target(e.until)}" if e.until else ""
+    schedule = f"participation {e.participation}"
+    schedule += f", asynchronous {e.asynchronous}" if e.asynchronous else ""
+    devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
+    algo, dataset = plugins.short(e.algo), plugins.short(e.dataset)
+    task = f"{algo} on {dataset}{many}{until}, {schedule}, seed {e.seed}; {where} ({devices})"
+    return f"run folder: {folder}", task

@@ -21,6 +21,7 @@ from launch.configuration.worker_count import decide, lanes_of
 from launch.numbers import counted
 from launch.processes.local_node import LocalNode
 from launch.processes.supervisor import Supervisor
+from launch.results.plan import of_a_round
 from launch.runs import manifest
 from launch.runs.documents import Manifest
 from launch.runs.folder import document
@@ -74,8 +75,7 @@ class Session:
     run_name: str = field(default_factory=lambda: secrets.token_hex(8))
     described: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's experiment."""
-    remarks: tuple[str, ...] = ()
-    """Further lines of the header, after those on the experiment."""
+    header: tuple[str, ...] = ()
     probe: Mapping[str, str] = field(default_factory=dict)
     """The probe digest of this process, by the kind of device."""
     _began: bool = False
@@ -92,10 +92,11 @@ class Session:
         supervisor: Supervisor,
         start: Start,
         quiet: bool,
+        rundir: RunDir,
         stored: Resumption | None = None,
         auto: str = "",
     ) -> Session:
-        """Check all settings, then make the run folder with its manifest.
+        """Check all settings, then write the manifest.
 
         `placements` has the device and cores of every worker. `stored` is the run to resume, if any. `auto`
         is the reason for the number of workers if that number may be lowered to fit into memory; else ''.
@@ -114,31 +115,25 @@ class Session:
         asked, execution = execution, replace(execution, lanes=lanes_of(execution, problem))
         problem.rounds.check()
         participations = problem.rounds.schedule()
-        default = RunDir.default_path(experiment.algo, experiment.seed)
-        folder, hops = Path(execution.out) if execution.out else default, problem.rounds.tree is not None
-        rundir = RunDir(folder, resumed=stored is not None, hops=hops)
-        try:
-            display = Display(problem.experiment.rounds, quiet)
-            remote = bool(execution.remote_workers)
-            recorder = Recorder(problem, rundir, display, supervisor, remote)
-            session = Session(problem, execution, placements, participations, recorder, start)
-            duals, clients = bool(problem.algorithm.duals), len(problem.clients)
-            biased = bias_remarks(problem.messages.codecs["up"], problem.messages.exchanges, duals, clients)
-            at = problem.context(1, 1, asked=len(participations(1).participants) or clients).at()
-            noisy = noise_remarks(problem.messages.codecs["up"], problem.algorithm.dual_damping(at))
-            session.remarks = (*remarks, *biased, *noisy)
-            experiment_entry, name = manifest.described(problem), session.run_name
-            session.probe = probe(problem)
-            today = manifest.describe(experiment_entry, asked, name, session.probe)
-            session.described = today["experiment"]
-            if stored is None:
-                rundir.write_json(manifest.MANIFEST, today)
-            else:
-                session._go_on(stored, today)
-            recorder.experiment_sha256 = manifest.digest(session.described)
-        except BaseException:
-            rundir.close() if stored else rundir.discard()  # so that this process can use the folder again
-            raise
+        display = Display(problem.experiment.rounds, quiet)
+        recorder = Recorder(problem, rundir, display, supervisor, bool(execution.remote_workers))
+        session = Session(problem, execution, placements, participations, recorder, start)
+        duals, clients = bool(problem.algorithm.duals), len(problem.clients)
+        biased = bias_remarks(problem.messages.codecs["up"], problem.messages.exchanges, duals, clients)
+        first = len(participations(1).participants) or clients
+        at = problem.context(1, 1, asked=first).at()
+        noisy = noise_remarks(problem.messages.codecs["up"], problem.algorithm.dual_damping(at))
+        lines = header(problem, execution, of_a_round(problem, first))
+        session.header = (*lines, *remarks, *biased, *noisy)
+        experiment_entry, name = manifest.described(problem), session.run_name
+        session.probe = probe(problem)
+        today = manifest.describe(experiment_entry, asked, name, session.probe)
+        session.described = today["experiment"]
+        if stored is None:
+            rundir.write_json(manifest.MANIFEST, today)
+        else:
+            session._go_on(stored, today)
+        recorder.experiment_sha256 = manifest.digest(session.described)
         return session
 
     def _go_on(self, stored: Resumption, today: dict[str, Any]) -> None:
@@ -227,7 +222,7 @@ class Session:
                 closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
                 closing.callback(local.end, gently=False)
             closing.push(lambda kind, *_: recorder.close_ledger(whole=kind is None))
-            recorder.display.header([*header(problem, e, self.placements), *self.remarks])
+            recorder.display.header(self.header)
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)
             timeouts = Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))
             if self._own_workers:

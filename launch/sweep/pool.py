@@ -13,7 +13,16 @@ from typing import Any, Protocol
 
 from fedsim.errors import DataError
 from launch.runs.documents import Attempt, Summary
-from launch.runs.folder import DONE, INTERRUPTED, KILLED, RUNNING, SUMMARY, RunFolder, document_or_empty
+from launch.runs.folder import (
+    DONE,
+    INTERRUPTED,
+    KILLED,
+    RUNNING,
+    SUMMARY,
+    RunFolder,
+    document_or_empty,
+    folder_name,
+)
 from launch.runs.source_commit import commit
 from workers.storage.atomic_files import disk_errors, is_locked, write_atomically
 
@@ -26,7 +35,7 @@ class Named(Protocol):
 
     @property
     def id(self) -> str:
-        """Trial.id, the name of the run's folder."""
+        """Trial.id, from which the run's folder is named."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Pool:
     keeps_states: bool = True
 
     def folder(self, trial: Named) -> Path:
-        return self.path / trial.id
+        return self.path / folder_name(trial.id)
 
     def done(self, trial: Named) -> bool:
         return self.run(trial).status == DONE and "commit" in self.signed(trial)
@@ -73,7 +82,7 @@ class Pool:
                 os.close(claim)
 
     def _lock(self, trial: Named) -> Path:
-        return self.path / f".{trial.id}.lock"
+        return self.path / f".{self.folder(trial).name}.lock"
 
     def resumable(self, trial: Named) -> bool:
         """Return True if a claimed run was stopped after a committed round.
@@ -95,7 +104,7 @@ class Pool:
         """
         folder, packed = self.folder(trial), self._packed(trial)
         if packed.is_file() and not folder.exists():
-            whole = self.path / f".{trial.id}.unpacking"
+            whole = self.path / f".{folder.name}.unpacking"
             shutil.rmtree(whole, ignore_errors=True)
             try:
                 with tarfile.open(packed, "r:") as archive:
@@ -119,7 +128,7 @@ class Pool:
             DiskError: If the disk is full.
         """
         attempts = {"seconds": self._attempt(trial).get("seconds", 0.0) + seconds}
-        packed, part = self._packed(trial), self.path / f".{trial.id}.packing"
+        packed, part = self._packed(trial), self.path / f".{self.folder(trial).name}.packing"
         with disk_errors(packed):
             write_atomically(self.folder(trial) / ATTEMPT, [json.dumps(attempts).encode()])
             with tarfile.open(part, "w") as archive:
@@ -127,7 +136,7 @@ class Pool:
             part.replace(packed)
 
     def _packed(self, trial: Named) -> Path:
-        return self.path / f"{trial.id}.tar"
+        return self.path / f"{self.folder(trial).name}.tar"
 
     def _attempt(self, trial: Named) -> dict[str, Any]:
         return document_or_empty(self.folder(trial) / ATTEMPT, Attempt)

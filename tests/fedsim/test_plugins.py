@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -85,11 +87,14 @@ def test_a_spec_means_the_same_in_every_folder(tmp_path: Path, monkeypatch: pyte
     assert not plugins.is_spec("two_dirichlet:1,0.5")
     config = tmp_path / "job.toml"
     config.write_text("[experiment]\nmodel = 'net.py:Net'\ndataset = 'digits'\n")
-    experiment, _ = Overrides.of({"algo": "mine.py:Mine", "config": str(config)}).resolve()
+    experiment, execution = Overrides.of({"algo": "mine.py:Mine", "config": str(config)}).resolve()
     assert experiment.algo == f"{tmp_path}/mine.py:Mine"
     assert experiment.model == f"{tmp_path}/net.py:Net"
     assert experiment.dataset == "digits"
-    assert RunDir.default_path(experiment.algo, 3).name.endswith("-mine-Mine-3")
+    path = RunDir.path_of(
+        replace(experiment, algo="/a b/mine é.py:Mine", seed=3), replace(execution, runs="b")
+    )
+    assert re.fullmatch(r"b/\d{8}-\d{6}-mine---Mine-3", str(path))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -14,11 +15,13 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from fedsim.errors import UsageError
 from launch.cli import main
+from launch.configuration.config import Overrides
 from launch.configuration.listen_address import check_bind
+from launch.runs import manifest
 from launch.runs.writer import RunDir
 from tests.support.commands import DEADLINE, ran
 from workers.storage.atomic_files import RunLock
@@ -162,6 +165,28 @@ def test_a_folder_whose_start_was_killed_may_be_launched_into(tmp_path: Path) ->
     )
     assert done.exit_code == 0, done.stderr
     assert not (tmp_path / "logs" / "worker-000.log").exists()
+
+
+def test_a_start_that_was_killed_before_its_model_was_made_is_listed_and_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    experiment, execution = Overrides.of({"clients": 2, "rounds": 1, "workers": 0, "out": str(out)}).resolve()
+    killed = RunDir(out)
+    killed.write_json("manifest.json", manifest.draft(experiment, execution))
+    killed.close()
+
+    def fedsim(*words: str) -> Result:
+        return CliRunner(catch_exceptions=False).invoke(main, words)
+
+    def state() -> list[object]:
+        (run,) = json.loads(fedsim("runs", str(tmp_path), "--json").stdout)
+        return [run[key] for key in ("state", "rounds_done", "rounds", "error")]
+
+    assert state() == ["killed", 0, 1, None]
+    refused = fedsim("report", str(out))
+    assert (refused.exit_code, f"fedsim resume {out} starts it again" in refused.stderr) == (2, True)
+    assert fedsim("resume", str(out), "--runs", str(out)).exit_code == 2
+    assert fedsim("resume", str(out)).exit_code == 0
+    assert state() == ["done", 1, 1, None]
 
 
 @pytest.mark.parametrize("extra", ["model.safetensors", "checkpoints/000001.checkpoint"])

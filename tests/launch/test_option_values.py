@@ -47,6 +47,7 @@ TEXTS = {
     "config": "zzz.toml",
     "data_dir": "/zzz",
     "out": "/dev/null/zzz",
+    "runs": "/dev/null/zzz",
 }
 """A wrong value of each text of `launch`."""
 
@@ -140,13 +141,13 @@ def test_a_wrong_text_is_named_or_told_by_its_kind(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     option = next(p for p in main.commands["launch"].params if p.name == field).opts[0]
-    words = [] if field == "out" else ["--out", "nowhere"]
+    words = [] if field in ("out", "runs") else ["--out", "nowhere"]
     words += ["--dataset", "mnist"] if field == "data_dir" else []
     done = CliRunner(catch_exceptions=False).invoke(
         main, ["launch", "--workers", "0", *words, option, TEXTS[field]]
     )
     (line,) = done.stderr.splitlines()
-    if field == "out":  # which is the disk's refusal
+    if field in ("out", "runs"):  # which is the disk's refusal
         assert (done.exit_code, "the run folder /dev/null/zzz" in line) == (5, True)
     else:
         assert option in line or any(f"unknown {kind} 'zzz'" in line for kind in KINDS), line

@@ -56,6 +56,21 @@ def locked(run: Path) -> Iterator[None]:
     lock.release()
 
 
+def test_a_forked_process_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    fork = multiprocessing.get_context("fork")
+    begun, ended = fork.Event(), fork.Event()
+    child = fork.Process(target=lambda: (begun.set(), ended.wait(DEADLINE)))
+    child.start()
+    try:
+        assert begun.wait(DEADLINE) and is_locked(tmp_path)
+        lock.release()
+        assert not is_locked(tmp_path)
+    finally:
+        ended.set()
+        child.join()
+
+
 def test_a_finished_run_is_one_line_with_the_numbers_of_its_summary(
     folder: Path, finished: fedsim.Run
 ) -> None:

@@ -61,6 +61,16 @@ def _placed(word: str, places: dict[str, str]) -> str:
     return places.get(first, first) + slash + rest
 
 
+def test_a_launch_says_what_it_does_before_it_imports_torch(places: dict[str, str]) -> None:
+    words = "launch --algo bcm --runs OUT/runs --workers"
+    ended, _ = _carried_out((f"{words} 0", f"{words} 2"), places)
+    for (code, output, error), where in zip(ended, ("in process", "2 workers over ipc"), strict=True):
+        folder, task = output.splitlines()
+        assert (code, error) == (1, "ModuleNotFoundError('torch')")
+        assert folder.startswith(f"run folder: {places['OUT']}/runs/")
+        assert task.startswith(f"bcm on digits, 1 round, participation full, seed 0; {where} (")
+
+
 READ: dict[str, tuple[Lines, Lines, Lines]] = {
     "help": (("--help", "launch --help"), ("launch --roundz 3", "launhc"), ()),
     "launch": (

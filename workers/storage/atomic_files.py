@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakSet
 
 from fedsim.errors import DiskError, UsageError
 
@@ -154,6 +155,7 @@ class RunLock:
             raise UsageError(
                 f"{folder} is being run by process {holder or 'unknown'}; a run has one coordinator"
             ) from None
+        _locks.add(self)
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, MARK + f"{os.getpid()}\n".encode(), 0)
 
@@ -169,6 +171,18 @@ class RunLock:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+_locks: WeakSet[RunLock] = WeakSet()
+"""The locks of this process. A forked process must not hold them, because it may outlive this one."""
+
+
+def _let_go() -> None:
+    for lock in _locks:
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def is_locked(folder: Path) -> bool:
