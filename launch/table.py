@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsim.printable import markdown, one_line
+from launch.terminal import UNFOLDED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,6 +102,10 @@ class Table:
         from rich.table import Table as Grid
         from rich.text import Text
 
+        if out.width == UNFOLDED:
+            before = [*[""] * apart, self.title] if self.title else []
+            out.print(*before, *self._lines(), sep="\n", soft_wrap=True)
+            return
         heads = [Text(head) for head in self.heads]
         rows = [
             [Text(cell, "bold" * ((at, n) in self.best)) for n, cell in enumerate(row)]
@@ -133,6 +138,18 @@ class Table:
                 shown = grid(False)
         if not below:
             out.print(shown)
+
+    def _lines(self) -> list[str]:
+        """Return the rows as single lines; a text that is wider than PROSE moves the rest of its line."""
+        heads = [[" ".join(head.split()) for head in self.heads]] * any(self.heads)
+        rows = [*heads, *([str(cell).replace("\n", "; ") for cell in row] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for n in range(1, self.texts):
+            widths[n] = min(widths[n], PROSE)
+        return [
+            (" " * GAP).join(c.ljust(w) if n < self.texts else c.rjust(w) for n, (c, w) in cells).rstrip()
+            for cells in (enumerate(zip(row, widths, strict=True)) for row in rows)
+        ]
 
     def _repr_markdown_(self) -> str:
         """Return the table for a notebook's output cell."""

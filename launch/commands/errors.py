@@ -84,11 +84,17 @@ class Commands(click.Group):
     The error for an unknown command suggests the nearest name.
     """
 
-    def __init__(self, commands: Mapping[str, str], short_helps: Mapping[str, str], **options: Any) -> None:
-        """Set the module and the one-line help of each command, so that --help imports no command."""
+    def __init__(
+        self, modules: Mapping[str, str], groups: Mapping[str, Mapping[str, str]], **options: Any
+    ) -> None:
+        """Set the commands by section of --help, with their descriptions, so that --help imports no command.
+        `modules` has the modules of launch.commands that are not called like their command."""
         super().__init__(**options)
-        self.commands = LazyCommands(commands)  # type: ignore[assignment]
-        self._short_helps = short_helps
+        verbs = [verb for group in groups.values() for verb in group]
+        self.commands = LazyCommands(  # type: ignore[assignment]
+            {verb: f"launch.commands.{modules.get(verb, verb)}" for verb in verbs}
+        )
+        self._groups = groups
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -104,9 +110,10 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the names of the commands and their short helps."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self._short_helps[name]) for name in self.list_commands(ctx)])
+        """Write the names of the commands and their descriptions, by section."""
+        for title, verbs in self._groups.items():
+            with formatter.section(title):
+                formatter.write_dl(list(verbs.items()), col_max=10)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

@@ -242,3 +242,21 @@ def test_a_run_folder_with_brackets_is_named_as_it_is(tmp_path: Path) -> None:
     assert "b]" in output_of("runs", str(out))
     assert "[/r]" in output_of("sweep", *job, *over, "--dry-run")
     assert "[page].html" in output_of("compare", str(out), "--out", str(tmp_path / "[page].html"))
+
+
+def test_in_a_pipe_a_row_is_one_line_without_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 40
+    Table(("a", "b", "c", "n\nm"), [("1", "2", long, "9"), ("1", long, "3\n4", "10")], 3).print(console())
+    assert capsys.readouterr().out.splitlines() == [
+        f"a  b{' ' * 27}  c{' ' * 27}  n m",
+        f"1  2{' ' * 27}  {long}    9",
+        f"1  {long}  3; 4{' ' * 24}   10",
+    ]
+
+
+def test_help_has_all_verbs_in_groups_and_the_usual_ones_first() -> None:
+    shown = CliRunner().invoke(main, ["--help"]).stdout.partition("Run:\n")[2]
+    verbs = re.findall(r"^  (\w+)  ", shown, re.MULTILINE)
+    assert sorted(verbs) == sorted(main.commands)
+    usual = "launch resume sweep plan list describe runs report compare card"
+    assert verbs[:10] == usual.split()
