@@ -58,7 +58,7 @@ def clients(
     columns |= {title: (of, ",.4g") for title, of in spent.items()}
     total, shown, cut = by.sum(axis=1), list(range(count)), ""
     if count > MOST_CLIENTS:
-        ranked, half = sorted(shown, key=lambda k: -total[k]), MOST_CLIENTS // 2
+        ranked, half = np.argsort(-total.to_numpy(), kind="stable").tolist(), MOST_CLIENTS // 2
         shown = [*ranked[:half], *ranked[-half:]]
         cut = f", the {half} with the most and the {half} with the fewest bytes"
     lines = [[str(k), *(_cell(values, k, form) for values, form in columns.values())] for k in shown]

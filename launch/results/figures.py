@@ -337,7 +337,7 @@ def bar_chart(
     for name, of in heights.items():
         lines.append(Line(name, middle, of, below.copy(), kind="bars", width=width))
         below += np.nan_to_num(of)
-    form = percentage if shares else number
-    rows = [[number(middle[n]), *(form(of[n]) for of in heights.values())] for n in range(len(middle))]
+    form, shown = percentage if shares else number, range(len(middle) if tabulated else 0)
+    rows = [[number(middle[n]), *(form(of[n]) for of in heights.values())] for n in shown]
     table = Table((axis[0], *heights), rows, 0) if tabulated else None
     return chart(lines, *axis, label=title, shares=shares, xlimits=xlimits, numbers=table)

@@ -303,7 +303,7 @@ def settings_of(run: RunFolder) -> dict[str, Any]:
     described |= {
         k: v for k, v in run.experiment.items() if k not in FOLLOWS and removed("option", f"--{k}") is None
     }
-    flat = {k: v for k, v in described.items() if not isinstance(v, Mapping) and k not in FOLLOWS}
+    flat = {k: v for k, v in described.items() if not isinstance(v, Mapping | list) and k not in FOLLOWS}
     for table in ("hyperparameters", "codecs", "sources"):
         values = (run.experiment.get(table) or {}).items()
         flat |= {f"{table}.{key}": v for key, v in values if removed("hyperparameter", key) is None}

@@ -17,7 +17,11 @@ LONGEST = 1 << 14
 """The largest length of a setting, which pages and figures show."""
 Text = Annotated[str, Meta(pattern="^[^\0\ud800-\udfff]*$", max_length=LONGEST)]
 """A text that may be a path: without NUL and lone surrogates."""
+Few = Meta(max_length=1000)
+"""The bound of tables of which pages show every entry."""
 Scalar = Text | Number | bool | None
+Other = Scalar | list[Any] | dict[str, Any]
+"""A setting that left."""
 By = dict[str, dict[str, dict[str, Count]]]
 """Bytes by direction, field and layer."""
 
@@ -36,7 +40,7 @@ class Manifest(Environment, total=False):
     """The content of manifest.json."""
 
     run: Required[Text]
-    experiment: dict[str, Any]
+    experiment: Annotated[dict[Text, Any], Few]
     experiment_sha256: str
     execution: dict[str, Scalar]
     resumes: list[Environment]
@@ -50,14 +54,14 @@ EXPERIMENT: Mapping[str, Any] = {
     },
     "clients": Clients,
     "params": Annotated[int, Meta(ge=1)],
-    "hyperparameters": Annotated[dict[Text, Scalar], Meta(max_length=1000)],
-    "codecs": Annotated[dict[Text, Text], Meta(max_length=1000)],
-    "client_sizes": list[Count],
+    "hyperparameters": Annotated[dict[Text, Scalar], Few],
+    "codecs": Annotated[dict[Text, Text], Few],
+    "client_sizes": Annotated[list[Count], Meta(max_length=10**6)],
     "data": Text | None,
-    "sources": dict[Text, Text | None],
+    "sources": Annotated[dict[Text, Text | None], Few],
     "features": list[Text],
 }
-"""The types of the manifest's experiment; others are of settings that left."""
+"""The types of the manifest's experiment; others are Other."""
 
 
 class Devices(TypedDict, total=False):

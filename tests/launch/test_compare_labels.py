@@ -52,6 +52,13 @@ def test_runs_of_one_seed_that_saw_different_data_are_named(make: Make, tmp_path
     assert "seed 1 and" not in output and "different data" in (tmp_path / "p.html").read_text()
 
 
+def test_lists_of_names_are_in_no_label(make: Make) -> None:
+    make("a", dataset="a.csv,label=y", features=["x"] * 9)
+    runs = make("b", dataset="b.csv,label=y", features=["z"] * 9).parent
+    names = ["fedavg (dataset a.csv,label=y)", "fedavg (dataset b.csv,label=y)"]
+    assert sorted(g.label for g in gather([runs])) == names
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [

@@ -168,7 +168,7 @@ def test_a_manifest_may_lack_any_key(whole: Path, tmp_path: Path) -> None:
             assert "manifest.json is damaged" in command("verify", run).err
 
 
-@pytest.mark.parametrize("where", ["algo", "codecs.up.mean", "hyperparameters.local.batch_size"])
+@pytest.mark.parametrize("where", ["algo", "left", "codecs.up.mean", "hyperparameters.local.batch_size"])
 def test_a_setting_that_no_page_could_show_is_damage(where: str, run: Path) -> None:
     table, _, name = where.partition(".")
     long = "x" * (LONGEST + 1)
@@ -177,12 +177,17 @@ def test_a_setting_that_no_page_could_show_is_damage(where: str, run: Path) -> N
         RunFolder.open(run)
 
 
-@pytest.mark.parametrize("table", ["codecs", "hyperparameters"])
+@pytest.mark.parametrize("table", ["codecs", "hyperparameters", "sources", "experiment"])
 def test_more_settings_than_a_page_could_show_are_damage(table: str, run: Path) -> None:
     many = {f"x{n}": "x" for n in range(1001)}
-    changed(run, lambda manifest: manifest["experiment"].update({table: many}))
-    with pytest.raises(DataError, match=f"{table} Expected `object` of length <= 1000"):
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["experiment"].update(many if table == "experiment" else {table: many})
+
+    changed(run, change)
+    with pytest.raises(DataError, match="Expected `object` of length <= 1000") as error:
         RunFolder.open(run)
+    assert f"{table} Expected" in str(error.value) or f"at `{table}`" in str(error.value)
 
 
 def test_more_threads_than_a_process_can_have_are_damage(run: Path) -> None:

@@ -296,6 +296,12 @@ def test_neighbours_are_one_bar_where_bars_are_too_many() -> None:
     ]
 
 
+def test_bars_beside_a_table_format_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.results.figures.number", None)
+    (figure,) = bar_chart("", ("client", "bytes"), (np.ones(1), 1.0), {"up": np.ones(1)}, tabulated=False)
+    assert figure.numbers is None
+
+
 def test_the_participation_of_many_clients_and_rounds_is_one_figure(
     make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
