@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,14 +11,12 @@ from fedsim.learning.client_scores import HISTOGRAM_BINS
 from fedsim.learning.score_names import CLIENT_LISTS
 from launch.numbers import optional, percentage
 from launch.results.figures import Figure, Line, Values, bar_chart, chart
+from launch.results.groups import Member
 from launch.results.html import Beside, Folded, Part, Text
 from launch.results.run_curves import numbers
 from launch.runs.tables import sides
 from launch.session.display import on_the_clock
 from launch.table import Table
-
-if TYPE_CHECKING:
-    import pandas
 
 SPENT = {
     "seconds, simulated": "client_seconds",
@@ -34,19 +32,17 @@ MOST_CLIENTS = 60
 DIRECTIONS = ("down", "up")
 
 
-def clients(
-    rows: pandas.DataFrame, experiment: Mapping[str, Any], summary: Mapping[str, Any], last: Mapping[str, Any]
-) -> Iterator[Part]:
+def clients(run: Member) -> Iterator[Part]:
     """Yield charts and a table with a row per client: examples, rounds with participation, rounds with a
     folded upload, bytes, scores and, with a virtual clock, simulated costs. For an unfinished run, the rounds
-    with participation come from the ledger. last: the last line of metrics.jsonl."""
-    count = len(experiment.get("client_sizes") or ()) or int(experiment["clients"])
+    with participation come from the ledger."""
+    rows, count, summary, last = run.own_ledger, run.clients, run.summary, run.last
     by = sides(rows[rows.client >= 0], ["client"]).reindex(range(count), fill_value=0)
     sent = rows[(rows["round"] > 0) & (rows.direction == "down") & (rows.client >= 0)]
     counted = sent.groupby("client")["round"].nunique().reindex(range(count), fill_value=0)
     devices = summary.get("devices") or {}
     columns: dict[str, tuple[Any, str]] = {
-        "examples": (experiment.get("client_sizes"), ","),
+        "examples": (run.experiment.get("client_sizes"), ","),
         "took part in rounds": (summary.get("took_part") or counted.tolist(), ","),
         "upload folded": (summary.get("folded"), ","),
         "bytes down": (by["down"].tolist(), ","),
@@ -123,25 +119,22 @@ EXPLAINED = (
 )
 
 
-def client_scores(metrics: pandas.DataFrame, experiment: Mapping[str, Any]) -> Iterator[Part]:
+def client_scores(run: Member) -> Iterator[Part]:
     """Yield charts of the mean and the worst score over rounds, and of all accuracies after the last round.
     Yield nothing if the data have no classes."""
-    if not np.isfinite(numbers(metrics, "client_accuracy_mean")).any():
+    if not np.isfinite(numbers(run, "client_accuracy_mean")).any():
         return
-    x, drawn = numbers(metrics, "round"), []
+    x, drawn = numbers(run, "round"), []
     for key, label in {"accuracy": "accuracy", "nll": "NLL (nats)"}.items():
-        drawn += chart(
-            _lines(metrics, x, key), "round", f"{label} of clients", shares="y" * (key == "accuracy")
-        )
-    last = metrics[HISTOGRAM].iloc[-1] if HISTOGRAM in metrics else None
-    if isinstance(last, list):
+        drawn += chart(_lines(run, x, key), "round", f"{label} of clients", shares="y" * (key == "accuracy"))
+    if isinstance(last := run.last.get(HISTOGRAM), list):
         drawn += histogram(np.array(last, dtype=np.float64), int(x[-1]))
     yield Beside(drawn)
-    yield Text((OWN if experiment.get("client_scores") else WEIGHTED) + EXPLAINED)
+    yield Text((OWN if run.experiment.get("client_scores") else WEIGHTED) + EXPLAINED)
 
 
-def _lines(metrics: pandas.DataFrame, x: Values, key: str) -> list[Line]:
-    mean, worst, spread = (numbers(metrics, f"client_{key}_{what}") for what in ("mean", "worst", "spread"))
+def _lines(run: Member, x: Values, key: str) -> list[Line]:
+    mean, worst, spread = (numbers(run, f"client_{key}_{what}") for what in ("mean", "worst", "spread"))
     low, high = mean - spread, mean + spread
     if key == "accuracy":
         low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)

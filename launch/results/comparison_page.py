@@ -18,7 +18,7 @@ from launch.results.frontier import pareto
 from launch.results.groups import Band, Member, RunGroup
 from launch.results.html import Beside, Page, Part, Text
 from launch.results.labels import differences, differing_hyperparameters, shared, unnamed
-from launch.results.reliability_diagram import TABLES, diagram, last_table
+from launch.results.reliability_diagram import TABLES, diagram, table_of
 from launch.results.significance import LEAST
 from launch.results.tables import STOPPED, UNFINISHED, calibration, fields, name, parts, results, sends_once
 from launch.table import Table
@@ -270,7 +270,7 @@ def _calibration(groups: Mapping[int, RunGroup], legend: Figure) -> Iterator[Par
 
 def pooled(group: RunGroup, key: str) -> Values | None:
     """Return the sum of the members' tables; None if a member has no table."""
-    tables = [last_table(m.lines, key) for m in group.trained]
+    tables = [table_of(m.last, key) for m in group.trained]
     filled = [table for table in tables if table is not None]
     return np.sum(filled, axis=0) if filled and len(filled) == len(tables) else None
 
@@ -342,8 +342,7 @@ def compared_clients(groups: Mapping[int, RunGroup], legend: Figure) -> Iterator
 
 def _accuracies(run: Member) -> Values:
     """Return the clients' accuracies after the last evaluated round; empty if they are not known."""
-    last = run.evaluated[-1].get("client_accuracies") if run.evaluated else None
-    return np.array([a for a in last or () if a is not None], dtype=np.float64)
+    return np.array([a for a in run.last.get("client_accuracies") or () if a is not None], dtype=np.float64)
 
 
 def _lines(groups: Mapping[int, RunGroup], values: Mapping[int, Sequence[Values]]) -> list[Line]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment
 from fedsim.removed import removed
+from fedsim.wire.ledger_rows import COLUMNS
 from launch.configuration import names
 from launch.results.columns import column, metric_of
 from launch.results.labels import labels, natural
 from launch.runs.client_costs import ClientCosts, Sent, of_ledger
 from launch.runs.folder import DONE, RunFolder, is_run, run_folders
-from launch.runs.tables import LIMITS, SUMS, sides, timed
+from launch.runs.tables import LIMITS, SUMS, part_of, sides, timed
 from workers.storage.growing_file import LEDGER, METRICS
 
 if TYPE_CHECKING:
@@ -134,6 +135,11 @@ class Member(RunFolder):
         return self.status == DONE
 
     @property
+    def last(self) -> Mapping[str, Any]:
+        """The last line of metrics.jsonl; empty if there is none."""
+        return self.evaluated[-1] if self.evaluated else {}
+
+    @property
     def evaluated(self) -> Sequence[Mapping[str, Any]]:
         """The lines of metrics.jsonl; none if the file does not exist."""
         return self.lines if self.has(METRICS) else ()
@@ -157,17 +163,20 @@ class Member(RunFolder):
             for side, named in self.summary.get("bytes", {}).get("algorithm", {}).items():
                 for name, layers in named.items():
                     for layer, n in layers.items():
-                        result[side][_part(name, layer)] += n
-        elif self.has(LEDGER):
+                        result[side][part_of(name, layer)] += n
+        else:
             for (name, layer), row in sides(self.own_ledger, ["field", "layer"]).iterrows():
                 for side in result:
-                    result[side][_part(name, layer)] += int(row[side])
+                    result[side][part_of(name, layer)] += int(row[side])
         return result
 
     @property
     def own_ledger(self) -> pandas.DataFrame:
-        """The algorithm's rows of the ledger."""
-        return self.ledger[self.ledger.kind == "algorithm"]
+        """The algorithm's rows of the ledger; none if the file does not exist."""
+        import pandas
+
+        ledger = self.ledger if self.has(LEDGER) else pandas.DataFrame(columns=COLUMNS)
+        return ledger[ledger.kind == "algorithm"]
 
     @cached_property
     def client_bytes(self) -> Values:
@@ -290,10 +299,6 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[RunGroup, 
     groups = [RunGroup.of(name, settings[key], of) for name, (key, of) in named]
     algorithms = list(dict.fromkeys(g.settings["algo"] for g in groups))
     return tuple(sorted(groups, key=lambda g: (algorithms.index(g.settings["algo"]), natural(g.label))))
-
-
-def _part(name: str, layer: str) -> str:
-    return layer if not name else name if layer == "values" else f"{name} {layer}"
 
 
 def settings_of(run: RunFolder) -> dict[str, Any]:

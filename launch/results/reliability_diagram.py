@@ -7,7 +7,7 @@ below it, the model is overconfident, above it, underconfident.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,10 @@ LEAST, LARGEST = 5.0, 45.0
 """Areas of markers in square points: the minimum, and the addition for the fullest bin."""
 
 
-def last_table(lines: Sequence[Mapping[str, Any]], key: str) -> Values | None:
-    """Return the last line's table, shape (bins, 3): count, sum of confidences and number correct. Return
-    None if it has none (a diverged model) or no predictions."""
-    table = lines[-1].get(key) if lines else None
+def table_of(line: Mapping[str, Any], key: str) -> Values | None:
+    """Return the table of a line of metrics.jsonl, shape (bins, 3): count, sum of confidences and number
+    correct. Return None if it has none (a diverged model) or no predictions."""
+    table = line.get(key)
     filled = isinstance(table, list) and any(count for count, _, _ in table)
     return np.array(table, dtype=np.float64) if filled else None
 

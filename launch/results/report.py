@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +21,11 @@ from launch.results.groups import Member, RunGroup, settings_of
 from launch.results.html import File, Folded, Page, Part, Text, Tiles
 from launch.results.run_curves import calibration, diagnostics, learning
 from launch.runs.folder import RunFolder
-from launch.runs.tables import metrics_frame, sides
+from launch.runs.tables import part_of, sides
 from launch.table import Table
 from launch.terminal import write_text
 from workers.numerics import DRIFT
-from workers.storage.growing_file import LEDGER, METRICS
 from workers.storage.metrics_file import LISTS
-
-if TYPE_CHECKING:
-    import pandas
 
 EMBEDDED = 400_000
 """The maximum size in bytes of a file that the page contains."""
@@ -50,47 +46,33 @@ def report(folder: Path, out: Path | None = None, figures: Path | None = None) -
 def page_of(folder: RunFolder) -> Page:
     """Return the page of a run."""
     run = Member(folder.path)
-    summary, experiment = run.summary, run.experiment
-    metrics, rows = _metrics(run), _own(run)
-    info = f"P = {run.params:,}, {experiment['clients']} clients, seed {experiment['seed']} · {run.path}"
-    sections: dict[str, Iterator[Part] | list[Part]] = {}
-    if len(metrics):
+    info = f"P = {run.params:,}, {run.experiment['clients']} clients, seed {run.seed} · {run.path}"
+    sections: dict[str, Iterable[Part]] = {}
+    if run.evaluated:
         sections = {
-            "Learning": [learning(metrics, float(experiment.get("until") or 0))],
-            "Calibration": calibration(metrics),
-            "Scores by client": client_scores(metrics, experiment),
-            "Diagnostics": _diagnostics(metrics, summary),
+            "Learning": [learning(run)],
+            "Calibration": calibration(run),
+            "Scores by client": client_scores(run),
+            "Diagnostics": _diagnostics(run),
         }
-    if len(rows):
-        last = dict(metrics.iloc[-1]) if len(metrics) else {}
-        sections["Bytes"] = bill(run, rows)
-        sections["Clients"] = clients(rows, experiment, summary, last)
-    sections["Participation"] = participation(run)
-    sections["Staleness"] = staleness(summary)
-    sections["Processes"] = processes(run)
-    sections["Data"] = _data(run, metrics)
-    sections["What a paper states"] = _card(run)
-    head = [Text(info), *_state(run, summary, metrics), Tiles(_numbers(summary, metrics))]
-    if not len(metrics):
+    if len(run.own_ledger):
+        sections |= {"Bytes": bill(run), "Clients": clients(run)}
+    sections |= {
+        "Participation": participation(run),
+        "Staleness": staleness(run.summary),
+        "Processes": processes(run),
+        "Data": _data(run),
+        "What a paper states": _card(run),
+    }
+    head = [Text(info), *_state(run), Tiles(_numbers(run))]
+    if not run.evaluated:
         head.append(Text("No round was evaluated."))
     return Page.of(title_of(run), head, sections)
 
 
-def _metrics(run: RunFolder) -> pandas.DataFrame:
-    """Return the table of metrics.jsonl; an empty one if there is no such file, or an empty one."""
-    return metrics_frame(run.lines if run.has(METRICS) else ())
-
-
-def _own(run: RunFolder) -> pandas.DataFrame:
-    """Return the algorithm's rows of the ledger; an empty table if there is no ledger."""
-    if not run.has(LEDGER):
-        return metrics_frame(())
-    return run.ledger[run.ledger.kind == "algorithm"]
-
-
 def numbers_of(run: RunFolder) -> Table:
     """Return the numbers at the top of the page as a table."""
-    return Table.pairs(_numbers(run.summary, _metrics(run)))
+    return Table.pairs(_numbers(Member(run.path)))
 
 
 STATES = {
@@ -102,22 +84,21 @@ STATES = {
 """The page's text for a status."""
 
 
-def _rounds(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> int:
+def _rounds(run: Member) -> int:
     """Return the number of completed rounds that the files show."""
-    evaluated = int(metrics["round"].max()) if len(metrics) else 0
-    return max(int(summary.get("rounds") or 0), evaluated)
+    return max(int(run.summary.get("rounds") or 0), run.rounds)
 
 
-def _state(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> Iterator[Part]:
+def _state(run: Member) -> Iterator[Part]:
     """Yield the status, and warnings if the run is unfinished or its workers had different environments."""
-    rounds, asked = _rounds(summary, metrics), int(run.experiment["rounds"])
+    rounds, asked = _rounds(run), int(run.experiment["rounds"])
     after = f"after {rounds} of {asked} rounds"
     if run.status == "done":
         until = run.experiment.get("until")
         why = f": it reached its target accuracy, {target(until)}" if until and rounds < asked else ""
         yield Text(f"done after {asked} rounds" if rounds == asked else f"done {after}{why}")
     else:
-        error = f": {summary['error']}" if summary.get("error") else ""
+        error = f": {run.summary['error']}" if run.summary.get("error") else ""
         state = f"This run {STATES.get(run.status, run.status)}, {after}{error}."
         yield Text(f"{state} The numbers below are those of its last evaluated round.", "warning")
     if run.drift:
@@ -146,16 +127,14 @@ ALWAYS = ("accuracy", "NLL", "rounds", "MB down", "MB up", "s per round")
 """Tiles that are shown even without a number."""
 
 
-def _numbers(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> dict[str, str]:
+def _numbers(run: Member) -> dict[str, str]:
     """Return the tiles, from summary.json and, for numbers that it lacks, from metrics.jsonl."""
-    last = dict(metrics.iloc[-1]) if len(metrics) else {}
-    known: dict[str, Any] = {
-        k: v for k, v in last.items() if str(k).startswith(("test_", "ensemble_", "client_"))
-    }
-    if len(metrics):
-        known |= {f"bytes_{side}": float(metrics[f"bytes_{side}"].sum()) for side in ("down", "up")}
-        known["rounds"] = _rounds(summary, metrics)
-        later = [float(s) for s in metrics["seconds"][metrics["round"] > 1]] if "seconds" in metrics else []
+    summary, curve = run.summary, run.curve
+    known = {k: v for k, v in run.last.items() if k.startswith(("test_", "ensemble_", "client_"))}
+    if run.evaluated:
+        known |= {f"bytes_{side}": float(curve[f"bytes_{side}"].sum()) for side in ("down", "up")}
+        known["rounds"] = _rounds(run)
+        later = [*curve["seconds"][curve.index > 1]] if "seconds" in curve else []
         known["seconds_round_median"] = statistics.median(later) if later else None
     known |= {k: v for k, v in summary.items() if v is not None}
     known |= summary.get("devices") or {}
@@ -170,16 +149,16 @@ def _numbers(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> dict[str,
     return tiles
 
 
-def _diagnostics(metrics: pandas.DataFrame, summary: Mapping[str, Any]) -> Iterator[Part]:
-    yield from diagnostics(metrics)
-    if (mismatch := summary.get("dual_mismatch")) is not None:
+def _diagnostics(run: Member) -> Iterator[Part]:
+    yield from diagnostics(run)
+    if (mismatch := run.summary.get("dual_mismatch")) is not None:
         yield Text(f"Dual mismatch at the end (the server's sum against the clients' duals): {mismatch:.3g}.")
 
 
-def _data(run: RunFolder, metrics: pandas.DataFrame) -> Iterator[Part]:
+def _data(run: Member) -> Iterator[Part]:
     """Yield the numbers as files in the page if they are small, otherwise as file names."""
-    if len(metrics):
-        table = metrics.drop(columns=["participants", *LISTS], errors="ignore").to_csv(index=False)
+    if run.evaluated:
+        table = run.metrics.drop(columns=["participants", *LISTS], errors="ignore").to_csv(index=False)
         if len(table) <= EMBEDDED:
             yield File("metrics.csv", printable(table), "one line per evaluated round")
     rows = "every byte by round, client, field and layer"
@@ -203,17 +182,16 @@ def _card(run: Member) -> Iterator[Part]:
 # ---- sections
 
 
-def bill(run: Member, rows: pandas.DataFrame) -> Iterator[Part]:
+def bill(run: Member) -> Iterator[Part]:
     """Yield the bytes by field, layer and codec, with the size of the values without a codec, and the costs
-    in units of P. rows: the algorithm's rows of the ledger."""
-    keys = ["field", "layer", "codec"]
+    in units of P."""
+    keys, rows = ["field", "layer", "codec"], run.own_ledger
     by = sides(rows, keys)
-    spent = sides(rows, keys[:2])
-    yield from bars({side: {_part(*key): n for key, n in spent[side].items()} for side in ("down", "up")})
+    yield from bars(run.traffic)
     by["dense"] = rows.groupby(keys)["dense_bytes"].sum()
-    places = {name: n for n, name in enumerate(ordered({_part(*key[:2]) for key in by.index}))}
+    places = {name: n for n, name in enumerate(ordered({part_of(*key[:2]) for key in by.index}))}
     lines, compressed = [], False
-    for (field, layer, codec), row in sorted(by.iterrows(), key=lambda item: places[_part(*item[0][:2])]):
+    for (field, layer, codec), row in sorted(by.iterrows(), key=lambda item: places[part_of(*item[0][:2])]):
         dense = f"{row['dense']:,}" if layer == "values" else NONE
         compressed = compressed or codec not in ("", "dense")
         cells = (f"{n:,}" for n in (row["down"], row["up"], row["down"] + row["up"]))
@@ -244,10 +222,6 @@ def hops(summary: Mapping[str, Any]) -> Iterator[Part]:
         lines.append([name, *(f"{n:,}" for n in (*both, sum(both)))])
     yield Table(["between", "bytes down", "bytes up", "bytes"], lines)
     yield Text("The bytes above and the sums of this page are of the hop of the clients.")
-
-
-def _part(field: str, layer: str) -> str:
-    return " ".join(filter(None, (field, layer)))
 
 
 def units(run: Member) -> str:
@@ -314,7 +288,7 @@ STATES_OF_CLIENTS = {
 """What a client did in a round, with its colour."""
 
 
-def participation(run: RunFolder) -> Iterator[Part]:
+def participation(run: Member) -> Iterator[Part]:
     """Yield a figure of rounds and clients, and a table of the same rounds, from the journal's commits."""
     commits = {r: commit for r, commit in sorted(run.commits.items()) if r > 0}
     shown, silent = dict(list(commits.items())[:ACROSS]), _silent(run)
@@ -350,11 +324,11 @@ def participation(run: RunFolder) -> Iterator[Part]:
     yield Folded("numbers", [Table(heads, lines, 5)])
 
 
-def _silent(run: RunFolder) -> frozenset[tuple[int, int]]:
+def _silent(run: Member) -> frozenset[tuple[int, int]]:
     """Return the (round, client) pairs whose upload, according to the ledger, has no fields."""
     if event_rules.split(str(run.experiment["participation"]))[1] is None:
         return frozenset()
-    rows = _own(run)
+    rows = run.own_ledger
     up = rows[(rows.message == "upload") & (rows["round"] > 0)]
     all_of, sent = (
         {(int(r), int(k)) for r, k in zip(part["round"], part.client, strict=True)}

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedsim.learning.score_names import CLIENT_NUMBERS, EXTRA
 from launch.numbers import percentage
 from launch.results.figures import Figure, Line, Values, chart, wide
+from launch.results.groups import Member
 from launch.results.html import Beside, Part, Text
-from launch.results.reliability_diagram import TABLES, diagram, last_table
-from launch.runs.tables import every_round
-from workers.storage.metrics_file import EDGE_BYTES, LISTS
-
-if TYPE_CHECKING:
-    import pandas
+from launch.results.reliability_diagram import TABLES, diagram, table_of
+from launch.runs.tables import LIMITS, SUMS, every_round
+from workers.storage.metrics_file import EDGE_BYTES
 
 ACCURACIES = {"test_accuracy": "at the mean", "ensemble_accuracy": "averaged over posterior samples"}
 NLLS = {"test_nll": "at the mean", "ensemble_nll": "averaged over posterior samples"}
@@ -27,51 +24,48 @@ EXPLAINED = (
     "mean distance of the 15 bins from the diagonal, weighted with their predictions; the area of a point "
     "grows with them."
 )
-NO_CURVE = ("round", "participants", "bytes_down", "bytes_up", "MB", "MB_down", "MB_up", *EDGE_BYTES, *LISTS)
+NO_CURVE = ("round", "bytes_down", "bytes_up", *EDGE_BYTES, *SUMS, *LIMITS)
 SECONDS = ("seconds", "seconds_clients", "simulated_seconds")
 
 
-def numbers(frame: pandas.DataFrame, name: str) -> Values:
-    """Return a column as floats; NaN for null and for a missing column."""
-    if name not in frame:
-        return np.full(len(frame), np.nan)
-    import pandas
-
-    return np.asarray(pandas.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
+def numbers(run: Member, name: str) -> Values:
+    """Return a number of every evaluated round, or a sum so far (Member.curve); NaN for a missing number."""
+    return np.asarray(run.curve.reindex(columns=[name])[name], dtype=np.float64)
 
 
-def learning(metrics: pandas.DataFrame, level: float = 0.0) -> Beside:
+def learning(run: Member) -> Beside:
     """Draw accuracy over rounds, megabytes and, if known, seconds; NLL over rounds and megabytes; and the
-    train loss over rounds. level: the target accuracy of the run; 0 for none."""
-    axes = {"round": numbers(metrics, "round"), "megabytes, both directions": numbers(metrics, "MB")}
+    train loss over rounds."""
+    level = float(run.experiment.get("until") or 0)
+    axes = {"round": numbers(run, "round"), "megabytes, both directions": numbers(run, "MB")}
     timed = dict(axes)
-    if every_round(metrics["round"].tolist()):  # otherwise the seconds of some rounds are missing
-        if "simulated_seconds" in metrics:  # NaN before round 1
-            timed["seconds, simulated"] = np.nan_to_num(numbers(metrics, "simulated_seconds")).cumsum()
+    if every_round(list(run.curve.index)):  # otherwise the seconds of some rounds are missing
+        if "simulated_seconds" in run.curve:
+            timed["seconds, simulated"] = numbers(run, "simulated")
         else:
-            timed["seconds, wall"] = numbers(metrics, "seconds").cumsum()
+            timed["seconds, wall"] = numbers(run, "seconds").cumsum()
     levels = [level] if level else []
     drawn = []
     for axis, x in timed.items():
-        drawn += chart(_lines(metrics, x, ACCURACIES), axis, "accuracy", levels=levels, shares="y")
+        drawn += chart(_lines(run, x, ACCURACIES), axis, "accuracy", levels=levels, shares="y")
     for axis, x in axes.items():
-        drawn += chart(_lines(metrics, x, NLLS), axis, "NLL (nats)")
-    loss = _lines(metrics, axes["round"], {"train_loss": "train loss"})
+        drawn += chart(_lines(run, x, NLLS), axis, "NLL (nats)")
+    loss = _lines(run, axes["round"], {"train_loss": "train loss"})
     return Beside([*drawn, *chart(loss, "round", "train loss")])
 
 
-def calibration(metrics: pandas.DataFrame) -> Iterator[Part]:
+def calibration(run: Member) -> Iterator[Part]:
     """Yield ECE and Brier score over rounds, and the reliability diagram of the last evaluated round. Yield
     nothing if the data have no classes."""
-    x, last = numbers(metrics, "round"), [dict(metrics.iloc[-1])]
+    x = numbers(run, "round")
     tables = {
         slot: (text, table)
         for slot, (key, text) in enumerate(TABLES.items())
-        if (table := last_table(last, key)) is not None
+        if (table := table_of(run.last, key)) is not None
     }
     drawn = [
-        *chart(_lines(metrics, x, ECES), "round", "ECE", limits=(0, None)),
-        *chart(_lines(metrics, x, BRIERS), "round", "Brier score", limits=(0, None)),
+        *chart(_lines(run, x, ECES), "round", "ECE", limits=(0, None)),
+        *chart(_lines(run, x, BRIERS), "round", "Brier score", limits=(0, None)),
         *diagram(tables),
     ]
     if drawn:
@@ -80,20 +74,20 @@ def calibration(metrics: pandas.DataFrame) -> Iterator[Part]:
         yield Text(f"The reliability diagram is of round {x[-1]:.0f}. {EXPLAINED}")
 
 
-def _lines(metrics: pandas.DataFrame, x: Values, names: Mapping[str, str]) -> list[Line]:
+def _lines(run: Member, x: Values, names: Mapping[str, str]) -> list[Line]:
     return [
         Line(text, x, y, slot=slot)
         for slot, (key, text) in enumerate(names.items())
-        if np.isfinite(y := numbers(metrics, key)).any()
+        if np.isfinite(y := numbers(run, key)).any()
     ]
 
 
-def diagnostics(metrics: pandas.DataFrame) -> Iterator[Part]:
+def diagnostics(run: Member) -> Iterator[Part]:
     """Yield charts of the other numbers of metrics.jsonl that vary, and a text with the constant ones."""
-    x, constant = numbers(metrics, "round"), []
+    x, constant = numbers(run, "round"), []
     drawn: list[Figure] = []
-    for name in _others(metrics):
-        y = numbers(metrics, name)
+    for name in _others(run):
+        y = numbers(run, name)
         values, share = np.unique(y[np.isfinite(y)]), name in EXTRA
         if len(values) > 1:
             logy = bool((values > 0).all()) and wide([values]) and not share
@@ -106,9 +100,9 @@ def diagnostics(metrics: pandas.DataFrame) -> Iterator[Part]:
         yield Text(f"The same in every round: {', '.join(constant)}.")
 
 
-def _others(metrics: pandas.DataFrame) -> list[str]:
+def _others(run: Member) -> list[str]:
     drawn = {*NO_CURVE, *SECONDS, *ACCURACIES, *NLLS, *ECES, *BRIERS, *CLIENT_NUMBERS, "train_loss"}
-    names = [str(name) for name in metrics.columns if name not in drawn]
+    names = [str(name) for name in run.curve.columns if name not in drawn]
     return sorted(names, key=lambda name: name not in EXTRA)
 
 

@@ -116,6 +116,11 @@ def timed(table: pandas.DataFrame, name: str) -> bool:
     return key in table and bool(table[key][table.index > 0].notna().all()) and every_round(list(table.index))
 
 
+def part_of(field: str, layer: str) -> str:
+    """Return the name of a part of the bytes: mean, precision indices, header."""
+    return layer if not field else field if layer == "values" else f"{field} {layer}"
+
+
 def sides(rows: pandas.DataFrame, keys: list[str]) -> pandas.DataFrame:
     """Return the bytes of a ledger by `keys`, one column per direction."""
     table = rows.pivot_table(index=keys, columns="direction", values="bytes", aggfunc="sum", fill_value=0)

@@ -14,6 +14,7 @@ from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy
 from launch.numbers import counted, percentage
 from launch.progress_display import ProgressDisplay
+from launch.runs.tables import part_of
 from launch.table import Table
 
 if TYPE_CHECKING:
@@ -192,8 +193,7 @@ def _rows_of(traffic: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     for direction in ("down", "up"):
         for field, layers in traffic.get(direction, {}).items():
             for layer, n in layers.items():
-                name = layer if not field else field if layer == "values" else f"{field} {layer}"
-                row = rows.setdefault(name, {})
+                row = rows.setdefault(part_of(field, layer), {})
                 row[direction] = row.get(direction, 0) + n
     last = [name for name in ("header", "framing") if name in rows]
     return {name: rows[name] for name in [n for n in rows if n not in last] + last}

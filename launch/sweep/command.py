@@ -91,7 +91,7 @@ def sweep(
     if dry:
         for t in trials:
             state = "done" if pool.done(t) else "archived" if t.id in known else "to do"
-            console.print(f"{state:8} {t.row.name}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
+            console.print(f"{state:8} {t.name}: {pool.folder(t)}", soft_wrap=True)
         return None
     pool.remove_left()
     execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)

@@ -37,7 +37,7 @@ LARGEST = 1 << 30
 class FinishedRun(msgspec.Struct, frozen=True):
     """The data of a run for tables, plots and the last line of a page.
 
-    id: Trial.id, the digest of the experiment. name: the label of the run's row. metrics: a column per number
+    id: Task.id, which has a digest. name: the label of the run's row. metrics: a column per number
     in metrics.jsonl, with a value of DIGITS significant digits per evaluated round; null is NaN. A shorter
     column begins in a later round; for example, round 0 has no train_loss. Lists, such as the accuracies of
     all clients, are left out. digest: in an archive, the first 16 hexadecimal digits of the other fields'

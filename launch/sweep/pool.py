@@ -9,7 +9,7 @@ import shutil
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedsim.errors import DataError
 from launch.runs.documents import Attempt, Summary
@@ -24,18 +24,11 @@ from launch.runs.folder import (
     folder_name,
 )
 from launch.runs.source_commit import commit
+from launch.sweep.recipe import Task
 from workers.storage.atomic_files import disk_errors, is_locked, write_atomically
 
 ATTEMPT = "attempt.json"
 """A file in an unfinished run's folder with the seconds and the last error of its attempts."""
-
-
-class Named(Protocol):
-    """A trial, or its task on another machine."""
-
-    @property
-    def id(self) -> str:
-        """Trial.id, from which the run's folder is named."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +41,27 @@ class Pool:
     path: Path
     keeps_states: bool = True
 
-    def folder(self, trial: Named) -> Path:
+    def folder(self, trial: Task) -> Path:
         return self.path / folder_name(trial.id)
 
-    def done(self, trial: Named) -> bool:
+    def done(self, trial: Task) -> bool:
         return self.run(trial).status == DONE and "commit" in self.signed(trial)
 
-    def run(self, trial: Named) -> RunFolder:
+    def run(self, trial: Task) -> RunFolder:
         """Return the folder of a trial's run; the folder need not exist."""
         return RunFolder(self.folder(trial))
 
-    def error(self, trial: Named) -> str:
+    def error(self, trial: Task) -> str:
         summary = document_or_empty(self.folder(trial) / SUMMARY, Summary)
         return str(summary.get("error") or self._attempt(trial).get("error") or "no summary was written")
 
-    def claim(self, trial: Named) -> int | None:
+    def claim(self, trial: Task) -> int | None:
         """Lock a run until release(). Return a descriptor, or None if another sweep has the lock."""
         with disk_errors(f"cannot make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
         return _locked(self._lock(trial), os.O_CREAT)
 
-    def release(self, trial: Named, claim: int) -> None:
+    def release(self, trial: Task, claim: int) -> None:
         """Let other sweeps claim the run."""
         self._lock(trial).unlink(missing_ok=True)
         os.close(claim)
@@ -81,10 +74,10 @@ class Pool:
                 path.unlink(missing_ok=True)
                 os.close(claim)
 
-    def _lock(self, trial: Named) -> Path:
+    def _lock(self, trial: Task) -> Path:
         return self.path / f".{self.folder(trial).name}.lock"
 
-    def resumable(self, trial: Named) -> bool:
+    def resumable(self, trial: Task) -> bool:
         """Return True if a claimed run was stopped after a committed round.
 
         A run whose coordinator was on another machine has the status RUNNING until it has a summary. It was
@@ -94,7 +87,7 @@ class Pool:
         stopped = status in (INTERRUPTED, KILLED) or (status == RUNNING and not is_locked(folder))
         return stopped and any((folder / "checkpoints").glob("*.checkpoint"))
 
-    def begun(self, trial: Named) -> bool:
+    def begun(self, trial: Task) -> bool:
         """Return True if a claimed run can be resumed from earlier attempts; else remove their files.
 
         A packed run that was copied here from another machine is unpacked first.
@@ -120,7 +113,7 @@ class Pool:
         shutil.rmtree(folder, ignore_errors=True)
         return False
 
-    def pause(self, trial: Named, seconds: float) -> None:
+    def pause(self, trial: Task, seconds: float) -> None:
         """Record the seconds of a stopped run, and pack its folder into one file, with which the sweep can
         resume the run on another machine of the same kind.
 
@@ -135,13 +128,13 @@ class Pool:
                 archive.add(self.folder(trial), ".", filter=lambda m: None if m.name == "./lock" else m)
             part.replace(packed)
 
-    def _packed(self, trial: Named) -> Path:
+    def _packed(self, trial: Task) -> Path:
         return self.path / f"{self.folder(trial).name}.tar"
 
-    def _attempt(self, trial: Named) -> dict[str, Any]:
+    def _attempt(self, trial: Task) -> dict[str, Any]:
         return document_or_empty(self.folder(trial) / ATTEMPT, Attempt)
 
-    def sign(self, trial: Named, seconds: float) -> None:
+    def sign(self, trial: Task, seconds: float) -> None:
         """Record the commit and the seconds of a finished run, including stopped attempts. Remove clients'
         states unless `keeps_states` is set.
 
@@ -155,7 +148,7 @@ class Pool:
         if not self.keeps_states:
             shutil.rmtree(self.folder(trial) / "state", ignore_errors=True)
 
-    def signed(self, trial: Named) -> dict[str, Any]:
+    def signed(self, trial: Task) -> dict[str, Any]:
         return document_or_empty(self.folder(trial) / "sweep.json", Attempt)
 
 

@@ -203,8 +203,8 @@ class Recipe:
         for row in self.rows():
             for seed in self.seeds:
                 for point in _points(self.repeat):
-                    whole = Row(row.variant, {**row.point, **point})
-                    yield Trial(row, seed, self.configure(whole, seed))
+                    e = self.configure(Row(row.variant, {**row.point, **point}), seed)
+                    yield Trial(id_of(e), f"{row.name}, seed {seed}", e, row=row, seed=seed)
 
     def configure(self, row: Row, seed: int) -> Experiment:
         """Return the experiment of a row, fully resolved, so that equal configurations compare equal."""
@@ -281,52 +281,46 @@ class Row:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A run. `id` is its Trial.id, and `name` is for messages."""
+    """One run of a sweep. id: the name of its folder (`id_of`). name: for messages."""
 
     id: str
     name: str
     experiment: Experiment
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One run of a sweep."""
+class Trial(Task, frozen=True, kw_only=True):
+    """A run of a recipe's row."""
 
     row: Row
     seed: int
-    experiment: Experiment
 
-    @property
-    def name(self) -> str:
-        return f"{self.row.name}, seed {self.seed}"
 
-    @property
-    def id(self) -> str:
-        """The algorithm, and a digest of all that determines the results except code and library versions."""
-        described = asdict(self.experiment)
-        for key in described.keys() - set(FIRST):
-            if described[key] == getattr(DEFAULTS, key):
-                del described[key]
-        asks_all = self.experiment.participation.startswith("full") or bool(self.experiment.asynchronous)
-        described["hyperparameters"] = {
-            name: value.replace("|S|", "K") if asks_all and isinstance(value, str) else value  # the same bits
-            for name, value in described["hyperparameters"].items()
-            if (last := name.rpartition(".")[2]) not in LATER or LATER[last] != value
+def id_of(e: Experiment) -> str:
+    """Return the algorithm, and a digest of all that determines the results but code and versions."""
+    described = asdict(e)
+    for key in described.keys() - set(FIRST):
+        if described[key] == getattr(DEFAULTS, key):
+            del described[key]
+    asks_all = e.participation.startswith("full") or bool(e.asynchronous)
+    described["hyperparameters"] = {
+        name: value.replace("|S|", "K") if asks_all and isinstance(value, str) else value  # the same bits
+        for name, value in described["hyperparameters"].items()
+        if (last := name.rpartition(".")[2]) not in LATER or LATER[last] != value
+    }
+    for key, choice in described.items():  # the content, not the path, identifies a user's file
+        if key == "model":
+            described[key] = model_specs.fingerprint(choice)
+        elif key == "partition" and partition_specs.is_file(choice):
+            described[key] = partition_specs.fingerprint(choice)
+        elif isinstance(choice, str) and plugins.is_spec(choice) and not choice.startswith(traces.PREFIX):
+            described[key] = plugins.fingerprint(choice)
+    if described.get("codecs"):
+        described["codecs"] = {
+            field: plugins.fingerprint(codec) if plugins.is_spec(codec) else codec
+            for field, codec in described["codecs"].items()
         }
-        for key, choice in described.items():  # the content, not the path, identifies a user's file
-            if key == "model":
-                described[key] = model_specs.fingerprint(choice)
-            elif key == "partition" and partition_specs.is_file(choice):
-                described[key] = partition_specs.fingerprint(choice)
-            elif isinstance(choice, str) and plugins.is_spec(choice) and not choice.startswith(traces.PREFIX):
-                described[key] = plugins.fingerprint(choice)
-        if described.get("codecs"):
-            described["codecs"] = {
-                field: plugins.fingerprint(codec) if plugins.is_spec(codec) else codec
-                for field, codec in described["codecs"].items()
-            }
-        text = json.dumps(described, sort_keys=True)
-        return f"{plugins.short(self.experiment.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    text = json.dumps(described, sort_keys=True)
+    return f"{plugins.short(e.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def one_numerics(numerics: Collection[str]) -> str:

@@ -32,7 +32,7 @@ from launch.runs.folder import DONE, FAILED, document_or_empty
 from launch.sweep import ends_with_sweep
 from launch.sweep.ends_with_sweep import SWEEP
 from launch.sweep.pool import ATTEMPT, Pool
-from launch.sweep.recipe import Task, Trial, one_numerics
+from launch.sweep.recipe import Task, one_numerics
 from workers.portable import environment_for
 from workers.scratch import Scratch, parent_of_sockets
 from workers.storage.atomic_files import write_atomically
@@ -45,7 +45,7 @@ LOOK = 1.0
 
 @dataclass
 class Running:
-    trial: Trial | Task
+    trial: Task
     process: BaseProcess
     began: float
     claim: int
@@ -77,7 +77,7 @@ class Progress:
 
 
 def run_trials(
-    trials: Sequence[Trial | Task],
+    trials: Sequence[Task],
     execution: Execution,
     pool: Pool,
     side_by_side: int,
@@ -102,7 +102,7 @@ def run_trials(
                 runs.progress.stopped = len(waiting)
                 runs.stop()
                 break
-            remote: list[Trial | Task] = []  # claimed by another sweep
+            remote: list[Task] = []  # claimed by another sweep
             while waiting and len(runs.running) < side_by_side:
                 trial = waiting.pop(0)
                 if (claim := pool.claim(trial)) is None:
@@ -133,7 +133,7 @@ class _Runs:
     running: list[Running] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
-    def start(self, trial: Trial | Task, claim: int, context: Any) -> None:
+    def start(self, trial: Task, claim: int, context: Any) -> None:
         """Start a claimed run, unless it is done."""
         if self.pool.done(trial):
             self.pool.release(trial, claim)
@@ -202,7 +202,7 @@ class _Runs:
             self.pool.release(r.trial, r.claim)
 
 
-def _fork_server(trials: Sequence[Trial | Task]) -> Any:
+def _fork_server(trials: Sequence[Task]) -> Any:
     """Return multiprocessing's fork server, which has imported what runs need.
 
     It is started with SIGINT blocked, which it ignores after its imports: Ctrl-C reaches every process of the

@@ -17,7 +17,7 @@ from fedsim.errors import Interrupted, UsageError
 from launch.configuration.execution import Execution
 from launch.engines.job import write
 from launch.sweep.pool import Pool
-from launch.sweep.recipe import Task, Trial
+from launch.sweep.recipe import Task
 from launch.sweep.runner import run_trials
 
 
@@ -30,7 +30,7 @@ class Tasks(msgspec.Struct, frozen=True):
     keeps_states: bool = True
 
     @staticmethod
-    def of(trials: Sequence[Trial], execution: Execution, pool: Pool) -> Tasks:
+    def of(trials: Sequence[Task], execution: Execution, pool: Pool) -> Tasks:
         """Return the runs that the pool does not have, without duplicates."""
         missing = {trial.id: trial for trial in trials if not pool.done(trial)}.values()
         tasks = tuple(Task(t.id, t.name, t.experiment) for t in missing)
