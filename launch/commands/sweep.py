@@ -20,7 +20,8 @@ from launch.engines import options as engine_options
     metavar="KEY=V,V",
     help="Values to combine, of an option, a hyperparameter, or codec.FIELD; repeatable.",
 )
-@click.option("--seeds", metavar="S,S", help="Seeds, 0,1,2 or 0-2.  [0]")
+@click.option("--seeds", metavar="S,S", help="Seeds, 0,1,2 or 0-2.  [the recipe's; else 0]")
+@click.option("--only", multiple=True, metavar="LABEL", help="Only this variant of the recipe; repeatable.")
 @click.option("--out", **FOLDER, help="Write NAME.md, tables, plots and archive there.")
 @latex_option
 @figures_option
@@ -44,6 +45,7 @@ def sweep(
     recipe: Path | None,
     over: tuple[str, ...],
     seeds: str | None,
+    only: tuple[str, ...],
     out: Path | None,
     latex: Path | None,
     figures: Path | None,
@@ -65,7 +67,8 @@ def sweep(
         fedsim sweep --preset fashion_mnist --over algo=fedavg,ivon_admm --seeds 0,1,2 --runs runs/which
         fedsim compare runs/which --to 0.78
 
-    The options of launch apply to all runs; a RECIPE (docs/recipes/*.toml) sets them itself and refuses them.
+    The options of launch apply to all runs; a RECIPE (docs/recipes/*.toml) sets them itself and refuses them,
+    but --only and --seeds select a part of it.
     A configuration that already has a run in --runs is not run again, so an interrupted sweep can continue.
     Tables show mean and standard deviation over the seeds. With --on, all machines see --runs.
     """
@@ -73,7 +76,9 @@ def sweep(
     from launch.sweep.command import sweep
     from launch.sweep.from_options import select_recipe
 
-    selected = select_recipe(recipe, options, over, seeds)
+    if recipe and out and (only or seeds):
+        raise click.UsageError("--out writes the page and archive of all rows: leave out --only and --seeds")
+    selected = select_recipe(recipe, options, over, seeds, only)
     page = sweep(
         selected,
         recipe or Path("sweep.toml"),

@@ -29,7 +29,7 @@ from launch.results.significance import LEAST
 from launch.sweep.columns import check_columns
 from launch.sweep.finished import SUFFIX, FinishedRun, read_archive, write_archive
 from launch.sweep.pool import Pool
-from launch.sweep.recipe import Differences, Recipe, Trial
+from launch.sweep.recipe import Differences, Recipe, Table as TablePart, Trial
 from launch.sweep.runner import Progress, run_trials
 from launch.sweep.table import Results
 from launch.sweep.task import Tasks
@@ -172,7 +172,10 @@ def _write(
         f"{'##' if recipe.section_of else '#'} {recipe.title}",
         recipe.about.strip(),
         f"```\n{_command(file, out, results)}\n```",
-        *(table.markdown().rstrip() for table in tables),
+        *(
+            _with_command(table, part, file, results)
+            for table, part in zip(tables, recipe.table, strict=True)
+        ),
     ]
     with disk_errors(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
@@ -236,9 +239,31 @@ def _each(texts: Iterable[str]) -> str:
 def _command(file: Path, out: Path, results: Results) -> str:
     if not file.exists():
         return shlex.join(["fedsim", *sys.argv[1:]])
-    info = (DATASETS.get(t.experiment.dataset) for t in results.trials)
-    data = ["--data-dir", "DIR"] if any(i is not None and i.files for i in info) else []
-    return shlex.join(["fedsim", "sweep", str(file), *data, "--out", str(out)])
+    return shlex.join(["fedsim", "sweep", str(file), *_data(results.trials), "--out", str(out)])
+
+
+def _data(trials: Iterable[Trial]) -> list[str]:
+    info = (DATASETS.get(t.experiment.dataset) for t in trials)
+    return ["--data-dir", "DIR"] if any(i is not None and i.files for i in info) else []
+
+
+def _with_command(table: Table, part: TablePart, file: Path, results: Results) -> str:
+    """Return a table in Markdown, with the command of its first row under the title."""
+    text = table.markdown().rstrip()
+    trials = [t for t in results.trials if t.row.fits(part)]
+    if not file.exists() or not trials:
+        return text
+    title, _, body = text.rpartition("\n\n")
+    return "\n\n".join(filter(None, (title, one_row(file, trials[0]), body)))
+
+
+def one_row(file: Path, trial: Trial) -> str:
+    """Return a sentence with the command that computes a run, or the variant's whole grid with its seed."""
+    label, seed, data = trial.row.variant.label, str(trial.seed), _data([trial])
+    launch = ["launch", "--config", f"{file}:{label}", "--seed", seed]
+    sweep = ["sweep", str(file), "--only", label, "--seeds", seed]
+    command = shlex.join(["fedsim", *(sweep if trial.row.point else launch), *data])
+    return f"One row of it: `{command}`"
 
 
 class _Watch:

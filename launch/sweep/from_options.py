@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from fedsim import plugins
-from fedsim.errors import UsageError
+from fedsim.errors import UsageError, unknown
 from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting
 from launch.configuration import names
 from launch.configuration.config import Overrides, plain_numbers
@@ -24,11 +24,18 @@ FIXED = ("seed", "hyperparameters", "codecs", "device")
 
 
 def select_recipe(
-    file: Path | None, options: Mapping[str, Any], over: Sequence[str], seeds: str | None
+    file: Path | None,
+    options: Mapping[str, Any],
+    over: Sequence[str],
+    seeds: str | None,
+    only: Sequence[str] = (),
 ) -> Recipe:
-    """Return the recipe in a file, or the recipe that the options define."""
+    """Return the recipe in a file, with these seeds and `only` these variants if they are given, or the
+    recipe that the options define."""
     supplied = [name for name, value in options.items() if value not in (None, ())]
     if file is None:
+        if only:
+            raise UsageError("--only LABEL selects variants of a recipe file; name the file")
         if not over and seeds is None:
             raise UsageError(
                 "name a recipe (docs/recipes/*.toml), or say what differs: --over KEY=V,V, --seeds S,S"
@@ -37,12 +44,17 @@ def select_recipe(
         if len(axes) < len(over):
             raise UsageError("--over: a key is given twice; give all its values at once, KEY=VALUE,VALUE")
         return recipe_of(options, axes, seed_list(seeds or "0"))
-    if extra := [*supplied, *(["over"] if over else []), *(["seeds"] if seeds else [])]:
+    if extra := [*supplied, *(["over"] if over else [])]:
         name = extra[0].replace("_", "-")
         raise UsageError(
             f"recipe {file}: a recipe defines all of its runs; --{name} is for a sweep without one"
         )
-    return Recipe.read(file)
+    recipe = Recipe.read(file)
+    known = {variant.label: variant for variant in recipe.variant}
+    if wrong := [label for label in only if label not in known]:
+        raise unknown(f"variant in recipe {file}:", wrong[0], known)
+    variants = tuple(known[label] for label in only or known)
+    return replace(recipe, variant=variants, seeds=seed_list(seeds) if seeds else recipe.seeds)
 
 
 def recipe_of(

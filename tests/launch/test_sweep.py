@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,7 +31,7 @@ from launch.runs.folder import RunFolder
 from launch.runs.tables import metrics_table
 from launch.sweep.command import _with_sections
 from launch.sweep.finished import FinishedRun, Number, read_archive
-from launch.sweep.from_options import recipe_of, seed_list
+from launch.sweep.from_options import recipe_of, seed_list, select_recipe
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
@@ -234,6 +237,9 @@ def test_options_are_a_recipe() -> None:
         ("--seeds 0,x", "write 0,1,2 or 0-2"),
         ("--over algo=fedavg --workers 4", "--jobs N is how many runs are computed side by side"),
         ("docs/recipes/comparison.toml --rounds 3", "--rounds is for a sweep without one"),
+        ("docs/recipes/comparison.toml --only fedavgg", "did you mean 'fedavg'"),
+        ("docs/recipes/comparison.toml --only fedavg --out x", "--out writes the page and archive of all"),
+        ("--only fedavg", "name the file"),
     ],
 )
 def test_mistakes_of_a_sweep_are_one_line(arguments: str, words: str) -> None:
@@ -241,6 +247,28 @@ def test_mistakes_of_a_sweep_are_one_line(arguments: str, words: str) -> None:
     assert done.exit_code == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_only_and_seeds_select_a_part_of_a_recipe() -> None:
+    file = Path("docs/recipes/comparison.toml")
+    part = select_recipe(file, {}, (), "0-1", ["fedavg"])
+    assert [t.name for t in part.trials()] == ["fedavg, seed 0", "fedavg, seed 1"]
+
+
+def test_the_command_under_a_table_names_a_row_of_its_recipe() -> None:
+    commands = [
+        shlex.split(command)
+        for page in sorted(Path("docs/results").glob("*.md"))
+        for command in re.findall(r"^One row of it: `fedsim (.*)`$", page.read_text(), re.MULTILINE)
+    ]
+    assert len(commands) == 61
+    for verb, *words in commands:
+        options = dict(itertools.pairwise(words))
+        path, _, label = options.get("--config", f"{words[0]}:{options.get('--only')}").partition(".toml:")
+        recipe = Recipe.read(Path(f"{path}.toml"))
+        (variant,) = [v for v in recipe.variant if v.label == label]
+        assert (verb == "sweep") == bool({**recipe.grid, **variant.grid})
+        assert int(options.get("--seed") or options["--seeds"]) in recipe.seeds
 
 
 def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Path) -> None:
