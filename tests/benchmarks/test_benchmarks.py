@@ -54,6 +54,10 @@ PRINTS = {
         r"^\| fedsim \| ([\d,]+) down, ([\d,]+) up \| \1 \| \2 \| – \| – \| 2 \| 0, 0 \|",
         r"^\| fedsim's ledger: algorithm \| – \| [\d,]+ \| [\d,]+ \| 1\.00\d\d to 1\.00\d\d \|",
     ],
+    "waterfall": [
+        r"^\| a task \| client_commit \| 1.0 \| [\d.]+ \|",
+        r"^\| a fold \| in all \| +\| [\d.]+ \|",
+    ],
     "shaped_link": [
         r"^a client without a link: [\d.]+ ms",
         r"^\| 50 \| 10 \| 0 \| [\d.]+ \| [\d.]+ \| 0\.\d+ \|",

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.learning.gaussian import BLOCK, kl_divergence
+from fedsim.learning.gaussian import kl_divergence
 from fedsim.wire import limits
 from fedsim.wire.codecs import sigma
+from fedsim.wire.limits import BLOCK
 from protocols import find
 from tests.support.harness import play, problem_of
 from workers.coordinator.aggregation import AggregationThread
