@@ -278,7 +278,8 @@ def start_or_resume(experiment: Experiment, execution: Execution, begun: bool) -
     from launch.session.run import launch, resume
 
     if begun:
-        how = {name: "auto" if v == AUTO else v for name, v in asdict(execution).items() if name != "out"}
+        described = {k: v for k, v in asdict(execution).items() if k not in ("out", "runs")}
+        how = {name: "auto" if v == AUTO else v for name, v in described.items()}
         folder = Path(str(execution.out))
         try:
             resume(folder, how, quiet=True)
