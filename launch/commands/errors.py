@@ -163,6 +163,8 @@ class Commands(click.Group):
                 code = _complain(DiskError, f"the output cannot be written: {e.strerror}")
             elif e.filename is None and _NO_FOLDER in str(e.strerror):
                 code = _complain(DiskError, f"cannot make a temporary file: {e.strerror}")
+            elif e.errno == errno.ENAMETOOLONG:
+                code = _complain(UsageError, f"{e.filename}: {e.strerror}")
             else:
                 raise
         lost = terminal.finish_output()

@@ -34,6 +34,8 @@ DECADES = 30
 """The ratio of the largest to the smallest positive value from which values are `wide`."""
 POINTS = 50
 """The maximum number of points of a line in the table of a figure; of more, some are left out."""
+LONGEST = 100
+"""The largest length of the name of a figure's file."""
 SIZE = (3.3, 2.4)
 """Inches of a figure, with 9-point text: a column of a paper. Three of them fit beside each other."""
 TWO_COLUMNS = 7.0
@@ -126,7 +128,7 @@ def write_figures(folder: Path, figures: Iterable[Figure]) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise DiskError(f"cannot make the folder {folder}: {e.strerror}") from None
-    named = {re.sub(r"\W+", "_", figure.label).strip("_"): figure for figure in figures}
+    named = {re.sub(r"\W+", "_", figure.label).strip("_")[:LONGEST]: figure for figure in figures}
     return [
         figure.write(folder / f"{name}.{form}", figure.drawing())
         for name, figure in named.items()

@@ -119,6 +119,15 @@ def test_a_path_that_is_not_utf_8_is_refused_in_one_line(words: list[str]) -> No
     assert done.stderr == "fedsim: 'caf\\udce9' is not UTF-8; rename the file or folder\n"
 
 
+@pytest.mark.parametrize(
+    "words", [["card"], ["watch"], ["launch", "--rounds", "1", "--out"], ["launch", "--config"]], ids=" ".join
+)
+def test_a_name_that_is_too_long_for_a_file_is_one_line(words: list[str]) -> None:
+    done = CliRunner().invoke(main, [*words, long := "x" * 300])
+    assert done.exit_code == 2
+    assert done.stderr == f"fedsim: {long}: File name too long\n"
+
+
 def test_a_run_in_python_refuses_a_path_that_is_not_utf_8() -> None:
     with pytest.raises(UsageError, match=r"out.*must be UTF-8"):
         fedsim.run(algo="fedavg", rounds=1, workers=0, quiet=True, out=LATIN_1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.results.figures import Line, chart, write_figures
+from launch.results.figures import LONGEST, Line, chart, write_figures
 
 
 @pytest.mark.parametrize("end", [2, 20, 50])
@@ -16,6 +16,13 @@ def test_an_axis_of_rounds_has_no_tick_between_two_rounds(end: int) -> None:
     x = np.arange(end + 1.0)
     (figure,) = chart([Line("fedavg", x, x, x, x)], "round", "accuracy", legend="right", size=(7.6, 4.6))
     assert not (figure.drawing().axes[0].get_xticks() % 1).any()
+
+
+def test_the_label_of_a_metric_may_be_longer_than_a_file_name(tmp_path: Path) -> None:
+    (figure,) = chart([Line("fedavg", np.ones(1), np.ones(1))], "round", "y" * 300)
+    assert [path.name for path in write_figures(tmp_path, [figure])] == [
+        "y" * LONGEST + s for s in (".svg", ".pdf")
+    ]
 
 
 def test_a_figure_is_two_files_of_a_column_s_width_without_dates(tmp_path: Path) -> None:
