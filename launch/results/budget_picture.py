@@ -11,7 +11,7 @@ import numpy as np
 from launch.numbers import between, megabytes
 from launch.results.figures import COLOURS, DASHES, TWO_COLUMNS, Figure, Line, chart, plain, style, wide
 from launch.results.frontier import Cost, by_budget, ranking, winning_ranges
-from launch.results.groups import Band, RunGroup
+from launch.results.groups import RunGroup
 from launch.results.html import Part, Text
 from launch.results.tables import STOPPED, UNFINISHED, costs, name
 from launch.table import Table
@@ -36,7 +36,7 @@ def against_bytes(
 ) -> Iterator[Part]:
     """Yield a chart and tables of the bytes that groups need to reach accuracies. lines: the groups of the
     chart by slot."""
-    budgets = {slot: b for slot, g in lines.items() if len((b := by_budget(g)).x)}
+    budgets = {slot: b for slot, g in lines.items() if len(b := by_budget(g))}
     if not budgets:
         return
     bottom = _bottom(list(budgets.values()), levels)
@@ -76,22 +76,21 @@ def against_bytes(
         )
 
 
-def _bottom(budgets: Sequence[Band], levels: Sequence[float]) -> float:
+def _bottom(budgets: Sequence[pandas.DataFrame], levels: Sequence[float]) -> float:
     """Return the lower end of the y axis, a margin below the levels and the groups' last accuracies."""
-    lowest = min([*levels, *(b.mean[-1] for b in budgets)])
-    highest = max([*levels, *(b.high[-1] for b in budgets)])
+    lowest = min([*levels, *(b.y.iloc[-1] for b in budgets)])
+    highest = max([*levels, *(b.high.iloc[-1] for b in budgets)])
     return float(max(0.0, lowest - max(0.5 * (highest - lowest), 0.02)))
 
 
-def _drawn(group: RunGroup, slot: int, b: Band, bottom: float) -> Iterator[Line]:
+def _drawn(group: RunGroup, slot: int, b: pandas.DataFrame, bottom: float) -> Iterator[Line]:
     """Yield a group's line, and a mark at the end if the group is unfinished or stopped at its target."""
     visible = np.flatnonzero(b.high >= bottom)
-    begin = max(0, int(visible[0]) - 1) if len(visible) else len(b.x) - 1  # earlier points are not visible
-    mean, low, high = (y[begin:] for y in (b.mean, b.low, b.high))
-    yield Line(name(group), b.x[begin:], mean, low, high, slot, kind="steps")
+    begin = max(0, int(visible[0]) - 1) if len(visible) else len(b) - 1  # earlier points are not visible
+    yield Line.of(name(group), b[begin:], slot=slot, kind="steps")
     if not group.done or group.stopped:
         mark = "D" if group.done else "x"
-        yield Line(name(group), b.x[-1:], b.mean[-1:], slot=slot, kind="points", mark=mark)
+        yield Line.of(name(group), b[["x", "y"]][-1:], slot=slot, kind="points", mark=mark)
 
 
 def _ranges(

@@ -15,7 +15,7 @@ from launch.results.differences import HOW_TO_READ, Compared, forest
 from launch.results.field_bars import bars
 from launch.results.figures import Figure, Line, Values, chart, legend_of, wide
 from launch.results.frontier import pareto
-from launch.results.groups import Band, Member, RunGroup
+from launch.results.groups import Member, RunGroup
 from launch.results.html import Beside, Page, Part, Text
 from launch.results.labels import differences, differing_hyperparameters, shared, unnamed
 from launch.results.reliability_diagram import TABLES, diagram, table_of
@@ -231,7 +231,7 @@ def _curves(groups: Mapping[int, RunGroup], levels: Sequence[float]) -> list[Fig
             if axis in ("simulated", "J") and not all(g.has(axis) for g in having.values()):
                 continue
             result = {slot: g.band(axis, metric) for slot, g in having.items()}
-            lines = [Line(name(having[n]), b.x, b.mean, b.low, b.high, n) for n, b in result.items()]
+            lines = [Line.of(name(having[n]), b, slot=n) for n, b in result.items()]
             logx = axis == "MB" and wide([b.x for b in result.values()])
             low, high = _ends(list(result.values()))
             logy = metric == "test_nll" and high > SPAN * low > 0
@@ -275,11 +275,9 @@ def pooled(group: RunGroup, key: str) -> Values | None:
     return np.sum(filled, axis=0) if filled and len(filled) == len(tables) else None
 
 
-def _ends(bands: Sequence[Band]) -> tuple[float, float]:
+def _ends(bands: Sequence[pandas.DataFrame]) -> tuple[float, float]:
     """Return the range of values with a margin, without the first rounds, whose models are near chance."""
-    after = [
-        np.concatenate([b.low[n:], b.high[n:]]) for b in bands for n in [math.ceil(BEGINNING * len(b.x))]
-    ]
+    after = [np.concatenate([b.low[n:], b.high[n:]]) for b in bands for n in [math.ceil(BEGINNING * len(b))]]
     values = np.concatenate([*after, np.zeros(0)])
     values = values[np.isfinite(values)]
     if not len(values):

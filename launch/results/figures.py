@@ -22,6 +22,7 @@ from launch.table import Table
 from launch.terminal import output_file
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure as Drawing
 
 # Okabe and Ito's palette for any colour vision, with #882255 in place of yellow, and black last
@@ -156,6 +157,11 @@ class Line:
     mark: str = "o"
     areas: Values | None = None
     width: float = 0.0
+
+    @staticmethod
+    def of(name: str, table: pandas.DataFrame, **look: Any) -> Line:
+        """Return the line of a table with the columns x, y and, for a band, low and high."""
+        return Line(name, **{str(key): values.to_numpy() for key, values in table.items()}, **look)
 
 
 def style(slot: int) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from launch.results.columns import reached
-from launch.results.groups import Band, PairKey, RunGroup
+from launch.results.groups import PairKey, RunGroup, over_runs
 from launch.results.significance import ROUNDING, differences, median
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ FINE = 0.01
 """With this step or a finer one, two levels are enough."""
 
 
-def by_budget(runs: RunGroup) -> Band:
+def by_budget(runs: RunGroup) -> pandas.DataFrame:
     """Return the best accuracy so far (y) for a budget in megabytes, both directions (x).
 
     x has the budgets at which a seed was evaluated. A seed that has ended keeps its best accuracy, so the
@@ -31,9 +31,8 @@ def by_budget(runs: RunGroup) -> Band:
     last seed or, if some seeds are unfinished, at the end of the first unfinished seed. It is empty if there
     are no accuracies.
     """
-    none = np.zeros(0)
     if not runs.has("test_accuracy"):
-        return Band(none, none, none, none)
+        return over_runs(np.zeros(0), np.zeros((1, 0)))
     trained = [curve[curve.index > 0] for curve in runs.curves]
     spent = [curve["MB"].to_numpy() for curve in trained]
     best = [np.fmax.accumulate(curve["test_accuracy"].to_numpy()) for curve in trained]
@@ -43,7 +42,7 @@ def by_budget(runs: RunGroup) -> Band:
     xs = xs[(xs >= max(x[0] for x in spent)) & (xs <= end)]
     rows = np.array([y[np.searchsorted(x, xs, side="right") - 1] for x, y in zip(spent, best, strict=True)])
     finite = np.isfinite(rows).all(0)
-    return Band.over(xs[finite], rows[:, finite])
+    return over_runs(xs[finite], rows[:, finite])
 
 
 def running_maxima(groups: Sequence[RunGroup]) -> pandas.DataFrame:
@@ -51,11 +50,9 @@ def running_maxima(groups: Sequence[RunGroup]) -> pandas.DataFrame:
     over the seeds), low and high (their range)."""
     import pandas
 
-    bands = [by_budget(g) for g in groups]
-    tables = [
-        pandas.DataFrame({"group": n, "MB": b.x, "accuracy": b.mean, "low": b.low, "high": b.high})
-        for n, b in enumerate(bands)
-    ]
+    tables = [by_budget(g).rename(columns={"x": "MB", "y": "accuracy"}) for g in groups]
+    for n, table in enumerate(tables):
+        table.insert(0, "group", n)
     return pandas.concat(map(pareto, tables), ignore_index=True)
 
 
@@ -147,8 +144,7 @@ def cost(group: int, runs: RunGroup, accuracy: float) -> Cost:
             spent.append(int(curve[["bytes_down", "bytes_up"]][: at + 1].to_numpy().sum()))
         if curve is not None:
             by_seed[m.key] = math.nan if at is None else float(spent[-1])
-    top = by_budget(runs).mean
-    best = float(top[-1]) if len(top) else math.nan
+    best = float(max(by_budget(runs).y, default=math.nan))
     return Cost(group, len(runs.members), tuple(rounds), tuple(spent), best, tuple(ended), by_seed)
 
 

@@ -81,36 +81,29 @@ class Group:
                 by_key.setdefault(key, []).append(value)
         return {key: fmean(values) for key, values in by_key.items()}
 
-    def band(self, x: str, y: str, window: int = 1) -> Band:
-        """Return y over x, as far as all runs have rounds. window: average y over so many rounds."""
+    def band(self, x: str, y: str, window: int = 1) -> pandas.DataFrame:
+        """Return y over x (`over_runs`), as far as all runs have rounds; if the runs differ in x, x is their
+        mean. window: average y over so many rounds."""
         import numpy as np
 
         count = min((len(curve) for curve in self.curves), default=0)
+        if not count:
+            return over_runs(np.zeros(0), np.zeros((1, 0)))
         xs, ys = (
             np.array([metric_of(curve, name)[:count] for curve in self.curves], dtype=float)
             for name in (x, y)
         )
         if window > 1:
             ys = np.array([[row[max(0, n + 1 - window) : n + 1].mean() for n in range(count)] for row in ys])
-        return Band.over(xs.mean(0), ys) if count else Band(*(np.zeros(0) for _ in range(4)))
+        return over_runs(xs.mean(0), ys)
 
 
-@dataclass(frozen=True)
-class Band:
-    """The lowest, mean and highest y over the runs at each x. If the runs differ in x, x is their mean."""
+def over_runs(x: Values, ys: Values) -> pandas.DataFrame:
+    """Return a table of x with the mean (y), the lowest and the highest value over the runs. ys: a row per
+    run, as long as x."""
+    import pandas
 
-    x: Values
-    low: Values
-    mean: Values
-    high: Values
-
-    @staticmethod
-    def over(x: Values, ys: Values) -> Band:
-        """Return the band of ys. ys: one row per run, as long as x."""
-        return Band(x, ys.min(0), ys.mean(0), ys.max(0))
-
-    def cut(self, first: int) -> Band:
-        return Band(self.x[first:], self.low[first:], self.mean[first:], self.high[first:])
+    return pandas.DataFrame({"x": x, "y": ys.mean(0), "low": ys.min(0), "high": ys.max(0)})
 
 
 class Member(RunFolder):

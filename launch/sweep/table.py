@@ -192,8 +192,7 @@ def _curve(plot: Plot, x: str, name: str, group: Group) -> list[Line]:
     """Return the line over rounds or megabytes, as far as all seeds have values."""
     if not group.keys:
         return []
-    b = group.band(x, plot.y, plot.window).cut(1 if plot.logx else 0)
-    return [Line(name, b.x, b.mean, b.low, b.high)]
+    return [Line.of(name, group.band(x, plot.y, plot.window)[int(plot.logx) :])]
 
 
 def _over_grid(plot: Plot, name: str, rows: Sequence[tuple[Row, Group]]) -> list[Line]:

@@ -99,9 +99,10 @@ def test_means_and_bands_are_over_the_seeds(make: Make) -> None:
     make("a0", (0.1, 0.5, 0.6), seed=0)
     (group,) = gather([make("a1", (0.2, 0.7, 0.7), seed=1).parent])
     hits = group.band("MB", "test_accuracy")
-    assert hits.x == pytest.approx([0, 2, 4])
-    assert hits.low == pytest.approx([0.1, 0.5, 0.6]) and hits.high == pytest.approx([0.2, 0.7, 0.7])
-    assert hits.mean == pytest.approx([0.15, 0.6, 0.65])
+    assert list(hits.x) == pytest.approx([0, 2, 4])
+    assert list(hits.low) == pytest.approx([0.1, 0.5, 0.6])
+    assert list(hits.high) == pytest.approx([0.2, 0.7, 0.7])
+    assert list(hits.y) == pytest.approx([0.15, 0.6, 0.65])
 
 
 def test_the_frontier_of_a_small_example(make: Make) -> None:

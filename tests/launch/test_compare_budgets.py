@@ -70,7 +70,7 @@ def test_a_seed_that_has_ended_keeps_what_it_reached(make: Make) -> None:
     (group,) = gather(folder)
     b = by_budget(group)
     assert list(b.x) == [2, 4, 6]
-    assert b.mean == pytest.approx([0.65, 0.7, 0.85]) and list(b.low) == [0.5, 0.6, 0.8]
+    assert list(b.y) == pytest.approx([0.65, 0.7, 0.85]) and list(b.low) == [0.5, 0.6, 0.8]
     assert group.stopped and group.done
 
 
