@@ -145,7 +145,8 @@ class OptionalMethods(Generic[Server, Client, Down, Up]):
         """
         if not self.folds_stale:
             raise UsageError(
-                f"--async: {self.name} has no rule for an upload that answers an older broadcast"
+                f"--async: {self.name} has no rule for an upload that answers an older broadcast; a class "
+                "whose fold has one (ctx.mixed) says folds_stale = True"
             )
 
     # ---- records

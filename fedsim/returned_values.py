@@ -5,6 +5,7 @@ A wrong value would otherwise cause an error later, in a file that is not the us
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -19,6 +20,8 @@ from fedsim import plugins
 from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Exchange, Task
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Model, Point, Samples
+from fedsim.sums import type_of_sums
+from fedsim.wire.schema import values_of
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
@@ -42,6 +45,17 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
         wrong = type(value) is not kind if is_dataclass(kind) else not isinstance(value, kind)
         if isinstance(kind, type) and wrong:
             self._wrong(method, f"a {_name(kind, type(value))}", value, _name(type(value), kind))
+        return value
+
+    def _message(self, method: str, value: Any, kind: Any) -> Any:
+        """Return the message, whose tensors have the dimensions of their kinds."""
+        for field, part in values_of(self._instance(method, value, kind)):
+            if field.kind.dims and isinstance(part, Tensor) and part.dim() != len(field.kind.dims):
+                shape, says = tuple(part.shape), ", ".join(field.kind.dims)
+                name = f"{kind.__name__}.{field.name}"
+                raise UsageError(
+                    f"{self._owner}: {name} of {method} has shape {shape}; its kind says ({says})"
+                )
         return value
 
     def _wrong(self, method: str, rule: str, value: Any, name: str = "") -> None:
@@ -73,7 +87,7 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
         kind = self.exchanges_in(ctx.round)[ctx.exchange - 1].down
         with self._called("broadcast"):
             result = super().broadcast(server, ctx)  # type: ignore[safe-super]
-        return self._instance("broadcast", result, kind)
+        return self._message("broadcast", result, kind)
 
     def client_update(self, client: Any, down: Any, shard: AnyShard, task: Task) -> tuple[Any, Any]:
         with self._called(f"client_update of client {task.client} in round {task.round}"):
@@ -81,8 +95,7 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
         kind = self.exchanges_in(task.round)[task.exchange - 1].up
         if not isinstance(result, tuple) or len(result) != 2:
             self._wrong("client_update", f"two values, the client's state and a {kind.__name__}", result)
-        self._instance("client_update", result[1], kind)
-        return result[0], result[1]
+        return result[0], self._message("client_update", result[1], kind)
 
     def client_commit(self, client: Any, down: Any, up: Any, task: Task) -> Any:
         with self._called(f"client_commit of client {task.client} in round {task.round}"):
@@ -148,11 +161,47 @@ def _of_variant(algorithm: type[AnyAlgorithm], name: str) -> dict[str, Any]:
     return attributes
 
 
+def _check_methods(algorithm: type[AnyAlgorithm], owner: str) -> None:
+    """Check that own methods accept the arguments of the contract, and that the fold is complete.
+
+    Raises:
+        UsageError: if not; the message names the file and the line.
+    """
+    ours = algorithm.__mro__.index(Algorithm)
+    own = {name: m for kind in reversed(algorithm.__mro__[:ours]) for name, m in vars(kind).items()}
+    for name, method in own.items():
+        contract = getattr(Algorithm, name, None)
+        if not (inspect.isfunction(method) and inspect.isfunction(contract)):
+            continue
+        names = list(inspect.signature(contract).parameters)
+        try:
+            inspect.signature(method).bind(*names)
+        except TypeError as e:
+            call = f"{name}({', '.join(names[1:])})"
+            raise UsageError(f"{owner}: {_place(method)}: {name} is called as {call}: {e}") from None
+    add = own.get("add")
+    if "server_update" in own and not (add and "from_sums" in own):
+        return
+    if lacks := [name for name in ("add", "from_sums") if name not in own]:
+        raise UsageError(f"{owner}: the fold lacks {' and '.join(lacks)}; or it is server_update")
+    if type_of_sums(algorithm) in (None, Any) and not {"exchanges", "sums_type", "no_sums"} & own.keys():
+        raise UsageError(
+            f"{owner}: {_place(add)}: add needs a return annotation, such as -> Sums, that names the type of "
+            "the sums"
+        )
+
+
+def _place(method: Any) -> str:
+    code = inspect.unwrap(method).__code__
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+
+
 @cache
 def checked(algorithm: type[AnyAlgorithm], spec: str) -> type[AnyAlgorithm]:
     """Return a subclass of the algorithm whose methods raise a UsageError if they return a wrong value."""
     attributes = {key: getattr(algorithm, key) for key in ("__module__", "__qualname__", "__doc__")}
     name = plugins.short(spec)
+    _check_methods(algorithm, f"--algo {name}")
     attributes |= {"_owner": f"--algo {name}", "_spec": spec, **_of_variant(algorithm, name)}
     created: type[AnyAlgorithm] = type(algorithm.__name__, (_Checked, algorithm), attributes)
     return created

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, UsageError
+from protocols import find
 
 SOURCE = """
 from dataclasses import dataclass
@@ -58,7 +59,10 @@ FAILING = {
     "server_init": ("def server_init(self, ctx): return 1 / 0", "server_init failed in line"),
     "broadcast": ("def broadcast(self, server, ctx): return server.nothing", "broadcast failed in line"),
     "add": ("def add(self, sums, a, ctx): return a.up.nothing", "the server's update failed in line"),
-    "an old add": ("def add(self, sums, down, k, up, ctx): return sums", "missing 2 required positional"),
+    "a broadcast of one number": (
+        "def broadcast(self, server, ctx): return Down(server.mean.mean())",
+        r"Down.mean of broadcast has shape \(\); its kind says \(P\)",
+    ),
     "sums of a posterior": (
         "def add(self, sums, a, ctx) -> Down: return sums",
         "add returns Down, whose fields must be Sum, FullSum or Count",
@@ -104,3 +108,45 @@ def test_a_right_algorithm_gives_the_bits_of_the_class_it_derives_from(tmp_path:
     mine = fedsim.run(algo=f"{tmp_path}/mine.py:Mine", out=str(tmp_path / "mine"), **common)
     ours = fedsim.run(algo="fedavg", out=str(tmp_path / "ours"), **common)
     assert mine.summary["model_sha256"] == ours.summary["model_sha256"]
+
+
+FOLD = """
+from dataclasses import dataclass
+import fedsim
+from protocols.fedavg import Client, Down, Server, Up
+
+@dataclass(frozen=True)
+class Mine(fedsim.Algorithm[Server, Client, Down, Up]):
+    name, paper, default_model = "mine", "none", "logistic"
+
+    def server_init(self, ctx): ...
+    def client_init(self, ctx, k): ...
+    def broadcast(self, server, ctx): ...
+    def client_update(self, client, down, shard, task): ...
+    def model(self, server, ctx): ...
+    {method}
+"""
+UNREADY = {
+    "an old add": (
+        SOURCE,
+        "def add(self, sums, down, k, up, ctx): return sums",
+        r"mine.py, line 11: add is called as add\(sums, arrival, ctx\): missing a required argument: 'up'",
+    ),
+    "too many": (SOURCE, "def model(self, server): ...", "line 11: model is called as .*too many positional"),
+    "no sums": (FOLD, "def add(self, sums, a, ctx): ...", "the fold lacks from_sums; or it is server_update"),
+    "no fold": (FOLD, "pass", "the fold lacks add and from_sums; or it is server_update"),
+    "no annotation": (
+        FOLD,
+        "def add(self, sums, a, ctx): ...\n    def from_sums(self, server, down, sums, ctx): ...",
+        "mine.py, line 15: add needs a return annotation, such as -> Sums",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNREADY)
+def test_what_would_fail_in_round_1_is_found_when_the_file_is_loaded(case: str, tmp_path: Path) -> None:
+    source, method, words = UNREADY[case]
+    (tmp_path / "mine.py").write_text(source.format(method=method), encoding="utf-8")
+    with pytest.raises(UsageError, match=f"--algo mine:Mine: .*{words}") as wrong:
+        find(f"{tmp_path}/mine.py:Mine")
+    assert "\n" not in str(wrong.value)
