@@ -12,7 +12,7 @@ import numpy as np
 
 from launch.results.columns import reached
 from launch.results.groups import PairKey, RunGroup, over_runs
-from launch.results.significance import ROUNDING, differences, median
+from launch.results.significance import ROUNDING, Difference, differences, median
 
 if TYPE_CHECKING:
     import pandas
@@ -98,9 +98,8 @@ class Cost:
     each seed that does not reach it. best: the best accuracy, as the mean over the seeds; NaN without
     accuracies. by_seed: `spent` by key of pairs; NaN for a seed that does not reach the accuracy.
 
-    ratio: the bytes divided by those of the group with the least; None if unknown. n: the number of seeds
-    that both have. low, high: the 95 % interval of the ratio, for all comparisons of the family. p, holm: the
-    p-value of the paired t-test of logarithms, by itself and corrected for `family` comparisons.
+    ratio: the bytes divided by those of the group with the least; None if unknown. factor: the differences of
+    the logarithms, paired by seed; without values if they are not compared.
     """
 
     group: int
@@ -112,12 +111,7 @@ class Cost:
     by_seed: Mapping[PairKey, float] = field(default_factory=dict)
     ratio: float | None = None
     verdict: str = ""
-    n: int = 0
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    holm: float | None = None
-    family: int = 0
+    factor: Difference = Difference(())
 
     @property
     def whole(self) -> bool:
@@ -179,10 +173,10 @@ def _with_factors(ranked: Sequence[Cost]) -> list[Cost]:
     result = []
     for c in ranked:
         ratio = c.median / first.median if first and math.isfinite(c.median) else None
-        d = tested.get(c.group)
+        d = tested.get(c.group, c.factor)
         if c is first:
             verdict = "least"
-        elif d is not None:
+        elif c.group in tested:
             verdict = d.verdict("more bytes", "fewer bytes") if d.ranked else d.verdict()
         elif c.median == 0:
             verdict = "sends nothing"
@@ -190,9 +184,6 @@ def _with_factors(ranked: Sequence[Cost]) -> list[Cost]:
             verdict = f"{len(first.spent)} of {first.seeds} of the first reach it"
         else:
             verdict = f"{len(c.spent)} of {c.seeds} reach it"
-        made = replace(c, ratio=ratio, verdict=verdict, n=d.n if d else 0)
-        if d is not None and d.ranked:
-            low, mean, high = (math.exp(x) for x in (d.low, d.mean, d.high))
-            made = replace(made, ratio=mean, low=low, high=high, p=d.p, holm=d.holm, family=d.family)
-        result.append(made)
+        ratio = math.exp(d.mean) if d.ranked else ratio
+        result.append(replace(c, ratio=ratio, verdict=verdict, factor=d))
     return result

@@ -16,7 +16,7 @@ from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 from launch import terminal
 from launch.numbers import optional
 from launch.runs.folder import RunFolder
-from launch.runs.tables import sides
+from launch.runs.tables import TEXT, sides
 from launch.table import Table
 from launch.terminal import output_file, print_json
 from workers.storage.growing_file import LEDGER
@@ -231,8 +231,6 @@ def _table(
 # ---- typed rows, for DuckDB, polars and others
 
 NAME = "ledger.parquet"
-TEXTS = ("kind", "direction", "message", "field", "layer", "codec", "hop")
-"""Text columns with few different values, which are dictionary-encoded."""
 LARGE = ("dense_bytes", "bytes")
 """Columns of 64 bits; other numbers have 32 bits."""
 BATCH = 1 << 16
@@ -258,6 +256,6 @@ def write_parquet(run: RunFolder) -> Path:
 
 
 def _type(arrow: Any, name: str) -> Any:
-    if name in TEXTS:
+    if name in TEXT:  # few different values
         return arrow.dictionary(arrow.int32(), arrow.string())
     return arrow.int64() if name in LARGE else arrow.int32()

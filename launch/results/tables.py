@@ -121,13 +121,11 @@ def _costs(groups: Sequence[RunGroup], ranked: Sequence[Cost]) -> Iterator[tuple
             last = megabytes([max(c.spent)]) if c.whole else f">{FIRM}{megabytes([max(c.ended)])}"
             ends = between(megabytes([min(c.spent)]), last)
         median = megabytes([c.median]) if math.isfinite(c.median) else unreached(c)
-        ratio = optional(c.ratio, ".2f") + (f" ({c.low:.2f} to {c.high:.2f})" if c.low is not None else "")
+        low, high = (math.exp(x) for x in (c.factor.low, c.factor.high))
+        ratio = optional(c.ratio, ".2f") + (f" ({low:.2f} to {high:.2f})" if c.factor.ranked else "")
         rounds = column("rounds to 1.0").shown(c.rounds) if c.whole else NONE
         count = f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}"
         yield name(groups[c.group]), median, ends, ratio, c.verdict, count, rounds
-
-
-FACTOR = ("ratio", "verdict", "n", "low", "high", "p", "holm", "family")
 
 
 def costs_json(groups: Sequence[RunGroup], levels: Sequence[float]) -> list[dict[str, Any]]:
@@ -140,9 +138,16 @@ def costs_json(groups: Sequence[RunGroup], levels: Sequence[float]) -> list[dict
                 "median": c.median if math.isfinite(c.median) else None,
                 "reached": len(c.spent),
                 "seeds": c.seeds,
-                **{key: getattr(c, key) for key in FACTOR},
+                "ratio": c.ratio,
+                "verdict": c.verdict,
+                "n": c.factor.n,
+                **{key: math.exp(x) if d.ranked else None for key, x in (("low", d.low), ("high", d.high))},
+                "p": d.p,
+                "holm": d.holm,
+                "family": d.family * d.ranked,
             }
             for c in ranking(groups, level)
+            for d in [c.factor]
         ]
         result.append({"accuracy": level, "rows": rows})
     return result

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fedsim.experiment import Experiment
 from launch.numbers import extent, setting
 from launch.results.columns import Column, column
 from launch.results.differences import Compared
@@ -105,11 +104,8 @@ MEGABYTES = {"MB": "megabytes, both directions"}
 
 def key_of(trial: Trial) -> PairKey:
     """Return seed and data settings, which paired runs share. Repetitions, such as folds, may differ."""
-    return trial.seed, split_of(trial.experiment)
-
-
-def split_of(e: Experiment) -> str:
-    return f"{e.dataset} {e.fraction} {e.inputs} {e.partition} {e.clients}"
+    e = trial.experiment
+    return trial.seed, f"{e.dataset} {e.fraction} {e.inputs} {e.partition} {e.clients}"
 
 
 def _plain(rows: Sequence[tuple[Row, Group]], part: Table, counted: bool) -> TextTable:

@@ -10,7 +10,8 @@ import pyarrow
 import pytest
 
 from launch.results import ledger as ledger_module
-from launch.results.ledger import LARGE, TEXTS
+from launch.results.ledger import LARGE
+from launch.runs.tables import TEXT
 from tests.support.kept_runs import command, flip, kept_run
 
 
@@ -31,7 +32,7 @@ def test_the_file_has_the_rows_of_the_ledger_in_their_order(
     assert output.code == 0 and output.out == f"all ledger rows in {run / 'ledger.parquet'}\n"
     table = parquet.read_table(run / "ledger.parquet")
     for field in table.schema:
-        if field.name in TEXTS:
+        if field.name in TEXT:
             assert pyarrow.types.is_dictionary(field.type)
         else:
             assert field.type == (pyarrow.int64() if field.name in LARGE else pyarrow.int32())
