@@ -17,8 +17,8 @@ LONGEST = 1 << 14
 """The largest length of a setting, which pages and figures show."""
 Text = Annotated[str, Meta(pattern="^[^\0\ud800-\udfff]*$", max_length=LONGEST)]
 """A text that may be a path: without NUL and lone surrogates."""
-Few = Meta(max_length=1000)
-"""The bound of tables of which pages show every entry."""
+LARGEST = 1 << 17
+"""The largest length of all settings together."""
 Scalar = Text | Number | bool | None
 Other = Scalar | list[Any] | dict[str, Any]
 """A setting that left."""
@@ -40,7 +40,7 @@ class Manifest(Environment, total=False):
     """The content of manifest.json."""
 
     run: Required[Text]
-    experiment: Annotated[dict[Text, Any], Few]
+    experiment: dict[Text, Any]
     experiment_sha256: str
     execution: dict[str, Scalar]
     resumes: list[Environment]
@@ -54,11 +54,11 @@ EXPERIMENT: Mapping[str, Any] = {
     },
     "clients": Clients,
     "params": Annotated[int, Meta(ge=1)],
-    "hyperparameters": Annotated[dict[Text, Scalar], Few],
-    "codecs": Annotated[dict[Text, Text], Few],
+    "hyperparameters": dict[Text, Scalar],
+    "codecs": dict[Text, Text],
     "client_sizes": Annotated[list[Count], Meta(max_length=10**6)],
     "data": Text | None,
-    "sources": Annotated[dict[Text, Text | None], Few],
+    "sources": dict[Text, Text | None],
     "features": list[Text],
 }
 """The types of the manifest's experiment; others are Other."""

@@ -28,7 +28,7 @@ from fedsim.experiment import Experiment, convert
 from fedsim.foreign_files import DOCUMENT, checked, json_value, opened, read
 from fedsim.wire.ledger_rows import Entry
 from launch.configuration.target_accuracy import TargetAccuracy
-from launch.runs.documents import CURE, EXPERIMENT, Manifest, Other, Summary
+from launch.runs.documents import CURE, EXPERIMENT, LARGEST, Manifest, Other, Summary
 from launch.runs.growing import rows_of
 from launch.runs.manifest import ALWAYS, FORMAT, MANIFEST, WIRE, digest, lasting_digest
 from launch.runs.tables import every_round, ledger_frame, metrics_frame, metrics_table
@@ -119,6 +119,9 @@ class RunFolder:
                 raise ValueError(f"the experiment has no {missing[0]}")
             for key, value in experiment.items():
                 checked(value, EXPERIMENT.get(key, Other), key)
+            length = sum(len(str(item)) for item in experiment.items() if not isinstance(item[1], list))
+            if length > LARGEST:
+                raise ValueError(f"its settings have {length:,} characters; at most {LARGEST:,} are shown")
         recorded = content.get("experiment_sha256")
         if recorded and recorded != digest(content["experiment"]):
             raise DataError(f"{path} was changed: its experiment_sha256 does not match its experiment")
