@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 import report
@@ -20,6 +21,8 @@ from matplotlib.ticker import LogLocator
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 from launch.results.significance import LEAST, Difference, differences, half_width
+from launch.sweep.command import one_row
+from launch.sweep.recipe import Recipe
 
 SOURCES = {
     "events_digits_10": ("digits, 10 clients", 7_510 * 10 * 40),
@@ -196,6 +199,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, (title, count) in SOURCES.items():
         lines = read(name)
         page.add(f"## {title[0].upper()}{title[1:]}, {max(len(line.scores) for line in lines)} seeds")
+        recipe = Path(f"docs/recipes/{name}.toml")
+        page.add(one_row(recipe, next(Recipe.read(report.ROOT / recipe).trials())))
         page.add(cells(lines, count))
         if name == "events_digits_10":
             draw(page, lines)

@@ -27,6 +27,7 @@ from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, ROOT, SKY, VERMILION, fig
 from fedsim.participation import schedule
 from launch.results.figures import write_picture
 from launch.runs.folder import RunFolder
+from launch.sweep.command import one_row
 from launch.sweep.finished import SUFFIX, FinishedRun, read_archive
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe, Trial
@@ -162,6 +163,7 @@ def section(name: str, pool: Pool, out: Path, earlier: Mapping[str, str]) -> lis
     parts += [f"![Accuracy of {title} over rounds and megabytes](participation_{name}.png)", ""]
     parts += ["Solid and dashed: 0.3 of the clients; dotted, the same colours: all of them.", ""]
     parts += [f"Test accuracy after {rounds} rounds (%), mean and deviation over {seeds} seeds:", ""]
+    parts += [one_row(Path(f"docs/recipes/participation_{name}.toml"), next(recipe.trials())), ""]
     parts += [pivot(lines, {(c.label, c.schedule): c.mean("test_accuracy") for c in lines}), ""]
     if all(map(pool.done, recipe.trials())):
         return parts + of_ledgers(lines, pool)
