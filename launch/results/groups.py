@@ -19,7 +19,7 @@ from launch.results.columns import column, metric_of
 from launch.results.labels import labels, natural
 from launch.runs.client_costs import ClientCosts, Sent, of_ledger
 from launch.runs.folder import DONE, RunFolder, is_run, run_folders
-from launch.runs.tables import LIMITS, SUMS, part_of, sides, timed
+from launch.runs.tables import LIMITS, SUMS, part_of, parts_of, sides, timed
 from workers.storage.growing_file import LEDGER, METRICS
 
 if TYPE_CHECKING:
@@ -151,17 +151,10 @@ class Member(RunFolder):
     @cached_property
     def traffic(self) -> Mapping[str, Mapping[str, int]]:
         """Bytes of the algorithm by direction and part (a field, indices of a field, header, framing)."""
-        result: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
         if self.done:
-            for side, named in self.summary.get("bytes", {}).get("algorithm", {}).items():
-                for name, layers in named.items():
-                    for layer, n in layers.items():
-                        result[side][part_of(name, layer)] += n
-        else:
-            for (name, layer), row in sides(self.own_ledger, ["field", "layer"]).iterrows():
-                for side in result:
-                    result[side][part_of(name, layer)] += int(row[side])
-        return result
+            return parts_of(self.summary.get("bytes", {}).get("algorithm", {}))
+        by = sides(self.own_ledger, ["field", "layer"])
+        return {side: Counter({part_of(*key): int(n) for key, n in by[side].items()}) for side in by}
 
     @property
     def own_ledger(self) -> pandas.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -119,6 +120,17 @@ def timed(table: pandas.DataFrame, name: str) -> bool:
 def part_of(field: str, layer: str) -> str:
     """Return the name of a part of the bytes: mean, precision indices, header."""
     return layer if not field else field if layer == "values" else f"{field} {layer}"
+
+
+def parts_of(traffic: Mapping[str, Any]) -> dict[str, Counter[str]]:
+    """Return the bytes of one kind, as summary.json has them by direction, field and layer, by direction and
+    part."""
+    result: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
+    for side, named in traffic.items():
+        for name, layers in named.items():
+            for layer, n in layers.items():
+                result[side][part_of(name, layer)] += n
+    return result
 
 
 def sides(rows: pandas.DataFrame, keys: list[str]) -> pandas.DataFrame:

@@ -14,7 +14,7 @@ from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy
 from launch.numbers import counted, percentage
 from launch.progress_display import ProgressDisplay
-from launch.runs.tables import part_of
+from launch.runs.tables import parts_of
 from launch.table import Table
 
 if TYPE_CHECKING:
@@ -42,10 +42,13 @@ class Display(ProgressDisplay):
         most = ", at most" if summary.get("exact") is False else ""  # of a plan
         totals = {d: summary[f"bytes_{d}"] for d in ("down", "up")}
         rows: list[list[str]] = []
-        for name, row in _rows_of(summary["bytes"].get("algorithm", {})).items():
+        parts = parts_of(summary["bytes"].get("algorithm", {}))
+        names = dict.fromkeys([*parts["down"], *parts["up"]])
+        last = ("header", "framing")
+        for name in sorted(names, key=lambda name: last.index(name) if name in last else -1):
             rows.append([name])
             for direction, total in totals.items():
-                n = row.get(direction, 0)
+                n = parts[direction][name]
                 rows[-1] += [f"{n:,}", f"{n / total:.1%}" if n and total else ""]
         best = {(len(rows), n) for n in range(5)}
         rows.append(["total bytes", f"{totals['down']:,}", "", f"{totals['up']:,}", ""])
@@ -185,18 +188,6 @@ def _why_unused(problem: Problem) -> list[str]:
 
 def _total(fields: Mapping[str, Mapping[str, int]]) -> int:
     return sum(sum(layers.values()) for layers in fields.values())
-
-
-def _rows_of(traffic: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the rows of the traffic table: the values (and indices) of each field, header and framing."""
-    rows: dict[str, dict[str, int]] = {}
-    for direction in ("down", "up"):
-        for field, layers in traffic.get(direction, {}).items():
-            for layer, n in layers.items():
-                row = rows.setdefault(part_of(field, layer), {})
-                row[direction] = row.get(direction, 0) + n
-    last = [name for name in ("header", "framing") if name in rows]
-    return {name: rows[name] for name in [n for n in rows if n not in last] + last}
 
 
 def _calibration(summary: Mapping[str, Any], what: str) -> list[str]:
