@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from fedsim.errors import UsageError, unknown
+from fedsim.foreign_files import MOST_DIGITS
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ def number(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """Parse a whole number in decimal digits; -1 if the text is not such a number."""
-    return int(text) if text.isascii() and text.isdecimal() else -1
+    """Parse a whole number in at most MOST_DIGITS decimal digits; -1 if the text is not such a number."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS else -1
 
 
 def key_values(text: str, owner: str = "", repeatable: Collection[str] = ()) -> tuple[tuple[str, str], ...]:

@@ -31,7 +31,7 @@ from fedsim.specs import whole
 from fedsim.user_files import read_toml
 from fedsim.wire.schema import Dims, FieldKind, optional_group, summed_scalars
 
-_EVEN = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
+_EVEN = re.compile(r"([1-9][0-9]{0,17})x([1-9][0-9]{0,17})")
 USAGE = "write 4x25, four edge servers of 25 clients each, or a file FILE.toml"
 
 

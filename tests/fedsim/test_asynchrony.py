@@ -83,7 +83,17 @@ def test_weights_are_those_of_fedbuff() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["fedbuff", "fedbuff:", "fedbuff:0", "fedbuff:6", "fedbuff:2.5", "other:3", "fedbuff:2+damp:-1"]
+    "text",
+    [
+        "fedbuff",
+        "fedbuff:",
+        "fedbuff:0",
+        "fedbuff:6",
+        f"fedbuff:{'9' * 5000}",
+        "fedbuff:2.5",
+        "other:3",
+        "fedbuff:2+damp:-1",
+    ],
 )
 def test_a_rule_that_does_not_fit_is_refused(text: str) -> None:
     with pytest.raises(UsageError):

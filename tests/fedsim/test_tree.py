@@ -56,6 +56,7 @@ def test_a_file_names_edge_servers_and_their_clients(tmp_path: Path) -> None:
     [
         ("4", "write 4x25"),
         ("0x10", "write 4x25"),
+        ("2x" + "9" * 5000, "write 4x25"),
         ("x", "write 4x25"),
         ("3x3", "3 x 3 = 9 clients; there are 10"),
         ("missing.toml", "No such file"),
