@@ -192,6 +192,15 @@ class Experiment:
             name="--codec",
         ),
     ] = field(default_factory=dict)
+    compress: Annotated[
+        Literal["none", "lossless", "few-bits", "fewest-bits"],
+        option(
+            "Codecs for all fields by one word (fedsim list compress); --codec overrides one field.",
+            "",
+            "wire usual plan",
+        ),
+    ] = "none"
+    """The word is expanded to `codecs` when the problem is built; the manifest has the codecs and `none`."""
     error_feedback: Annotated[
         bool, option("Add to an upload what a lossy codec took from the client's last one.", "", "wire")
     ] = False

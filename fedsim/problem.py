@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedsim import event_rules, plugins
 from fedsim.algorithm import Algorithm, At, Context, Task
+from fedsim.compression import expanded
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
@@ -27,10 +28,7 @@ from fedsim.errors import UsageError
 from fedsim.evaluation import Evaluation, own_test_rows
 from fedsim.event_trigger import event_triggered
 from fedsim.experiment import Experiment, resolved, resolved_hyperparameters
-from fedsim.feature_pairs import (
-    OWN,
-    check_pairs,
-)
+from fedsim.feature_pairs import LAST, NOT_FULL, OWN, check_pairs
 from fedsim.learning.frozen import frozen_digest, frozen_tensors, put_frozen
 from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.models.registry import network_of
@@ -116,7 +114,8 @@ class Problem:
         start, running = net.snapshot().cpu(), net.statistics.clone().cpu()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
         data = (dataset, clients, net, start, running, public, split)
-        problem = Problem(experiment, algorithm, *data)
+        problem = _compressed(Problem(experiment, algorithm, *data))
+        experiment = problem.experiment
         lossy = frozenset(
             name for name, selected in problem.messages.codecs["up"].items() if codec(selected).lossy
         )
@@ -143,7 +142,8 @@ class Problem:
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         start, running = net.snapshot(), net.statistics.clone()
         algorithm = with_statistics(algorithm, experiment.statistics, running)
-        return _with_features(Problem(experiment, algorithm, dataset, clients, net, start, running))
+        problem = Problem(experiment, algorithm, dataset, clients, net, start, running)
+        return _with_features(_compressed(problem))
 
     def beside(self) -> Problem:
         """Return the same problem with a second network, for a task that runs in parallel with another one.
@@ -264,6 +264,36 @@ class Problem:
         return Evaluation(
             self.net, self.dataset, self.read, e.seed, e.eval_samples, tested, self.split, local
         )
+
+
+def _compressed(problem: Problem) -> Problem:
+    """Return the problem with the codecs of its --compress; a field with a --codec keeps that one."""
+    e, algorithm, rounds = problem.experiment, problem.algorithm, problem.rounds
+    if e.compress == "none":
+        return problem
+    references = {OWN: "+own", LAST: "+last"} if NOT_FULL not in rounds.features else {OWN: "+own"}
+    usable = (text for name, text in references.items() if not _excluded(name, problem))
+    at = problem.context(1, 1, asked=len(rounds.schedule()(1).participants)).at()
+    codecs = expanded(
+        e.compress,
+        problem.messages.exchanges,
+        problem.messages.unfit,
+        damping=algorithm.dual_damping(at),
+        reference=next(usable, ""),
+    )
+    added = {k: v for k, v in codecs.items() if k not in e.codecs and k.partition(".")[2] not in e.codecs}
+    return replace(problem, experiment=replace(e, compress="none", codecs={**e.codecs, **added}))
+
+
+def _excluded(reference: str, problem: Problem) -> bool:
+    """Return whether broadcasts cannot refer to the last one, or to each client's own last one."""
+    try:
+        check_pairs(problem.rounds.features | {reference})
+        if reference == OWN:
+            OwnReferences(problem.algorithm)
+    except UsageError:
+        return True
+    return len(problem.messages.exchanges) > 1
 
 
 def _with_features(problem: Problem) -> Problem:

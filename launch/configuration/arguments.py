@@ -78,6 +78,7 @@ class ExperimentOptions(TypedDict, total=False):
     numerics: Literal["native", "portable", "tf32"]
     hyperparameters: Mapping[str, Any]
     codecs: Mapping[str, str]
+    compress: Literal["none", "lossless", "few-bits", "fewest-bits"]
     error_feedback: bool
     evaluate_on: str
     link: str
