@@ -13,39 +13,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from fedsim.algorithm import Exchange
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.schema import FieldKind, all_fields
 
-LEVELS: Mapping[str, tuple[str, str, str]] = {
-    "none": ("every value as it is", "32 a value", "none"),
-    "lossless": ("zstd, and delta+zstd in uploads", "23 to 29 a value", "none: the same bits"),
-    "few-bits": (
-        "means sigma:auto+dither, precisions ratio:0.25, increments and gradients qsgd:4",
-        "1.5 to 4 a parameter",
-        "none that five seeds show (docs/compression.md)",
+class Level(NamedTuple):
+    """What a word does, its bits for 32 dense ones per value, and its measured loss."""
+
+    codecs: str
+    bits: str
+    loss: str
+
+
+LEVELS: Mapping[str, Level] = {
+    "none": Level("every value as it is", "64 for a mean and its precision, 32 for a mean", "none"),
+    "lossless": Level("zstd; in uploads delta+zstd", "45 to 58 for a mean and its precision", "none, the same bits"),
+    "few-bits": Level(
+        "means sigma:auto+dither, precisions ratio:0.25; without a precision qsgd:4 up, zstd down",
+        "2 to 5 for a mean and its precision",
+        "none that five seeds show",
     ),
-    "fewest-bits": (
-        "means sigma:5%+random up and sigma:10% down, precisions ratio:2",
-        "1.0 up and 1.3 down a parameter",
-        "accuracy 0.3 points, no NLL (docs/results/few_bits.md)",
+    "fewest-bits": Level(
+        "means sigma:5%+random up, sigma:10% down, precisions ratio:2; with fewer than seven clients a round, or "
+        "duals that are not damped, as few-bits",
+        "1.0 up and 1.3 down for a mean and its precision",
+        "0.3 points of accuracy, no NLL",
     ),
 }
-"""The words, each with what it does, its bits, and its measured loss."""
+"""The words of --compress. Sources of bits and loss: docs/compression.md#by-one-word."""
+LOSSLESS = ("delta+zstd", "zstd")
 
-STEP = {"few-bits": "sigma:auto+dither", "fewest-bits": "sigma:10%"}
+MEAN = {
+    "few-bits": ("sigma:auto+dither", "sigma:auto+dither"),
+    "fewest-bits": ("sigma:5%+random", "sigma:10%"),
+}
+"""The codecs of a mean whose message has a precision, up and down."""
 RATIO = {"few-bits": "ratio:0.25", "fewest-bits": "ratio:2"}
-LEAST, WIDEST = 5.0, 10.0
-"""P of sigma:P%+random in fewest-bits; a dual step that needs more than WIDEST gets the codec of few-bits."""
+
+
+def converges(damping: float) -> bool:
+    """Return whether dual steps with this damping converge under fewest-bits: rho (1 + omega) < 2.
+
+    1 + omega = 2 / (pi p) with p = 0.05, so rho = 1 / |S| needs seven clients a round. Source:
+    docs/decisions/027-few-bits.md."""
+    return damping * 2 / (math.pi * 0.05) < 2
 
 
 def expanded(
     level: str,
     exchanges: Iterable[Exchange],
     unfit: Callable[[Codec, str, str, FieldKind], str],
-    *,
-    damping: float,
     reference: str,
 ) -> dict[str, str]:
     """Return the codecs of a word, by direction.field.
@@ -54,27 +73,18 @@ def expanded(
         level: A key of LEVELS.
         exchanges: All exchanges of the run.
         unfit: Returns why a codec cannot encode a field; '' if it can (Messages.unfit).
-        damping: rho of the dual step in a round; 1 if steps are not damped. Steps after random rounding
-            converge if rho (1 + omega) < 2, with 1 + omega = 2 / (pi p) for p = P / 100.
         reference: '+own', '+last' or '', the earlier broadcast to which broadcasts refer.
     """
-    if level == "none":
-        return {}
-    mean, share = STEP["few-bits"], LEAST
-    if damping < 1:
-        share = max(LEAST, math.ceil(1000 * damping / math.pi) / 10)
-    if level == "fewest-bits" and share <= WIDEST:
-        mean = f"sigma:{share:g}%+random"
-    lossless = ("delta+zstd", "zstd")
-    codecs: dict[str, tuple[str, ...]] = dict.fromkeys(("up", "down"), lossless)
-    if level != "lossless":
-        step, ratio = f"{STEP[level]}{reference}", f"{RATIO[level]}{reference}"
-        codecs = {"up": (mean, RATIO[level], "qsgd:4", *lossless), "down": (step, ratio, *lossless)}
+    lossy: dict[str, tuple[str, ...]] = {"up": (), "down": ()}
+    if level in MEAN:
+        (up, down), ratio = MEAN[level], RATIO[level]
+        lossy = {"up": (up, ratio, "qsgd:4"), "down": (down + reference, ratio + reference)}
     result = {}
     for e in exchanges:
-        for side, candidates in codecs.items():
+        for side, codecs in lossy.items():
             for field in all_fields(getattr(e, side)):
-                if field.kind.dims == ("P",):
-                    fits = [c for c in candidates if not unfit(codec(c), side, field.name, field.kind)]
+                names = (*codecs, *LOSSLESS) if field.kind.dims == ("P",) else LOSSLESS
+                fits = [c for c in names if not unfit(codec(c), side, field.name, field.kind)]
+                if field.kind.dims:
                     result[f"{side}.{field.name}"] = fits[0]
     return result

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim import event_rules, plugins
 from fedsim.algorithm import Algorithm, At, Context, Task
-from fedsim.compression import expanded
+from fedsim.compression import converges, expanded
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
@@ -273,14 +273,14 @@ def _compressed(problem: Problem) -> Problem:
         return problem
     references = {OWN: "+own", LAST: "+last"} if NOT_FULL not in rounds.features else {OWN: "+own"}
     usable = (text for name, text in references.items() if not _excluded(name, problem))
-    at = problem.context(1, 1, asked=len(rounds.schedule()(1).participants)).at()
-    codecs = expanded(
-        e.compress,
-        problem.messages.exchanges,
-        problem.messages.unfit,
-        damping=algorithm.dual_damping(at),
-        reference=next(usable, ""),
-    )
+    asked = len(rounds.schedule()(1).participants)
+    at, level = problem.context(1, 1, asked=asked).at(), e.compress
+    damping = algorithm.dual_damping(at) if algorithm.duals else 1 / max(asked, 1)
+    if damping == 1:  # not named as a damping: gamma of ivon_admm
+        damping = at.value(getattr(algorithm, "gamma", 1.0))
+    if level == "fewest-bits" and not converges(damping):
+        level = "few-bits"
+    codecs = expanded(level, problem.messages.exchanges, problem.messages.unfit, next(usable, ""))
     added = {k: v for k, v in codecs.items() if k not in e.codecs and k.partition(".")[2] not in e.codecs}
     return replace(problem, experiment=replace(e, compress="none", codecs={**e.codecs, **added}))
 

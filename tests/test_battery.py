@@ -636,22 +636,35 @@ def test_lossless_codecs_change_nothing_but_bytes(
 ) -> None:
     problem, target = problem_of(algorithm), dense(algorithm)
     plain = {f"{side}.{f.name}": "zstd" for side, f in float_fields(algorithm)}
-    refers = dict.fromkeys(f"{side}.{f.name}" for side, f in float_fields(algorithm))
     delta = codec("delta+zstd")
-    for side, f in float_fields(algorithm):  # of one name in two exchanges, both must have a reference
-        if problem.messages.unfit(delta, side, f.name, f.kind):
-            refers.pop(f"{side}.{f.name}", None)
-    choices = {"zstd": plain, delta.name: plain | dict.fromkeys(refers, delta.name)}
-    for name, codecs in choices.items():
-        if name not in codecs.values():
-            continue
-        coded = problem_of(algorithm, codecs=codecs)
+    refers = any(
+        not problem.messages.unfit(delta, side, f.name, f.kind) for side, f in float_fields(algorithm)
+    )
+    for name, changes in (("zstd", {"codecs": plain}), (delta.name, {"compress": "lossless"})):
+        coded = problem_of(algorithm, **changes)
         run = play(coded, tmp_path / name)
-        assert name in used(run)
+        assert name in used(run) or (not refers and name == delta.name)
         assert run.bits[:4] == target.bits[:4]
     created, servers, _ = steps(coded)  # by hand, with the last of them
     assert frozen(servers[-1]) == frozen(target.outcome.server)
     assert frozen(*(step.committed for step in created[-clients_of(algorithm) :])) == frozen(*target.states)
+
+
+@pytest.mark.parametrize("level", ["few-bits", "fewest-bits"])
+def test_compression_by_one_word(algorithm: Class, level: str, tmp_path: Path) -> None:
+    problem = problem_of(algorithm, compress=level, clients=7)  # fewest-bits needs seven
+    run = play(problem, tmp_path / "run")
+    mismatch = problem.algorithm.dual_mismatch(run.outcome.server, run.states)
+    assert mismatch is None or mismatch < SUMS
+    codecs = problem.experiment.codecs
+    for side, f in float_fields(algorithm):
+        if f.kind.dims:
+            assert codecs[f"{side}.{f.name}"] != "dense"
+    means = {name for name in codecs.values() if name.startswith("sigma")}
+    fewest = {"%" in name for name in means}
+    assert len(fewest) < 2  # one level for all fields
+    if algorithm.name in ("fedlap_cov", "pvi", "fola"):
+        assert fewest == {level == "fewest-bits"}
 
 
 MERGING = (

@@ -160,6 +160,14 @@ def header(problem: Problem, execution: Execution, sent: str) -> list[str]:
     return lines
 
 
+def compressed(word: str, problem: Problem) -> list[str]:
+    """Return a line with the codecs that --compress stands for in this run, and their measured loss."""
+    if word == "none":
+        return []
+    codecs = ", ".join(f"{field}={name}" for field, name in sorted(problem.experiment.codecs.items()))
+    return [f"--compress {word}: {codecs}; measured loss: {compression.LEVELS[word].loss}"]
+
+
 def population(problem: Problem) -> str:
     """Describe the clients and edge servers, or the clients whose data is pooled."""
     many = counted(problem.experiment.clients, "client")

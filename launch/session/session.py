@@ -124,7 +124,7 @@ class Session:
         at = problem.context(1, 1, asked=first).at()
         noisy = noise_remarks(problem.messages.codecs["up"], problem.algorithm.dual_damping(at))
         lines = header(problem, execution, of_a_round(problem, first))
-        session.header = (*lines, *remarks, *biased, *noisy)
+        session.header = (*lines, *compressed(experiment.compress, problem), *remarks, *biased, *noisy)
         experiment_entry, name = manifest.described(problem), session.run_name
         session.probe = probe(problem)
         today = manifest.describe(experiment_entry, asked, name, session.probe)
