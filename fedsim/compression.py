@@ -19,8 +19,9 @@ from fedsim.algorithm import Exchange
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.schema import FieldKind, all_fields
 
+
 class Level(NamedTuple):
-    """What a word does, its bits for 32 dense ones per value, and its measured loss."""
+    """What a word does, its bits for a mean and its precision, and its measured loss."""
 
     codecs: str
     bits: str
@@ -28,17 +29,17 @@ class Level(NamedTuple):
 
 
 LEVELS: Mapping[str, Level] = {
-    "none": Level("every value as it is", "64 for a mean and its precision, 32 for a mean", "none"),
-    "lossless": Level("zstd; in uploads delta+zstd", "45 to 58 for a mean and its precision", "none, the same bits"),
+    "none": Level("every value as it is", "64", "none"),
+    "lossless": Level("zstd; in uploads delta+zstd", "45 to 58", "none, the same bits"),
     "few-bits": Level(
         "means sigma:auto+dither, precisions ratio:0.25; without a precision qsgd:4 up, zstd down",
-        "2 to 5 for a mean and its precision",
+        "2 to 5",
         "none that five seeds show",
     ),
     "fewest-bits": Level(
-        "means sigma:5%+random up, sigma:10% down, precisions ratio:2; with fewer than seven clients a round, or "
-        "duals that are not damped, as few-bits",
-        "1.0 up and 1.3 down for a mean and its precision",
+        "means sigma:5%+random up, sigma:10% down, precisions ratio:2; as few-bits with fewer than seven "
+        "clients a round or with duals that are not damped",
+        "1.0 up, 1.3 down",
         "0.3 points of accuracy, no NLL",
     ),
 }

@@ -17,11 +17,13 @@ from launch.terminal import console, print_json
 @click.command("list", cls=Command)
 @click.argument(
     "what",
-    type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules", "presets"]),
+    type=click.Choice(
+        ["algorithms", "datasets", "models", "partitions", "codecs", "compress", "schedules", "presets"]
+    ),
 )
 @json_option
 def list_(what: str, as_json: bool) -> None:
-    """List algorithms, datasets, models, partitions, codecs, schedules or presets."""
+    """List algorithms, datasets, models, partitions, codecs, words of --compress, schedules or presets."""
     print_list(what, as_json)
 
 

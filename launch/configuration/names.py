@@ -24,7 +24,7 @@ from fedsim.specs import Form, number, parse, split_modifiers
 from fedsim.user_files import is_table
 
 FILE = Path(__file__).with_name("names.json")
-KINDS = ("algorithms", "datasets", "models", "partitions", "codecs", "schedules")
+KINDS = ("algorithms", "datasets", "models", "partitions", "codecs", "compress", "schedules")
 GROUPS = {"papers": "of the five papers, with their baselines", "related": "of other papers, for comparison"}
 """The headings of the groups of algorithms (protocols.PAPERS and protocols.RELATED)."""
 
@@ -100,7 +100,10 @@ def names(kind: str) -> Mapping[str, Name]:
 
 def heads(kind: str) -> tuple[str, ...]:
     """Return the column heads of `fedsim list KIND`; () for two columns without heads."""
-    return ("algorithm", "down", "up", "paper") if kind == "algorithms" else ()
+    return {
+        "algorithms": ("algorithm", "down", "up", "paper"),
+        "compress": ("--compress", "codecs", "bits of mean and precision", "measured loss"),
+    }.get(kind, ())
 
 
 def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda table, key: "") -> None:

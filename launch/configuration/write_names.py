@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from fedsim import model_specs
+from fedsim.compression import LEVELS
 from fedsim.data.catalogue import DATASETS
 from fedsim.data.partitions import MODIFIERS, PARTITIONS
 from fedsim.data.readers import table_files
@@ -41,6 +42,7 @@ def text() -> str:
         "partitions": {p.name: _entry(p.form, p.description) for p in PARTITIONS.values()}
         | {usage: _entry(Form(usage), description) for usage, description in MODIFIERS.items()},
         "codecs": {c.name: _entry(c.form, c.description) for c in CODECS.values()},
+        "compress": {word: {"usage": word, "cells": level} for word, level in LEVELS.items()},
         "schedules": {
             (bases[usage].form.name if usage in bases else usage): _entry(
                 bases[usage].form if usage in bases else Form(usage), description

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from fedsim import plugins
+from fedsim import compression, plugins
 from fedsim.learning.score_names import EXTRA
 from fedsim.partition_specs import split_of
 from launch.configuration.execution import Execution

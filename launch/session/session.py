@@ -28,7 +28,7 @@ from launch.runs.folder import document
 from launch.runs.resume import Resumption
 from launch.runs.summary import Start, write_model
 from launch.runs.writer import RunDir
-from launch.session.display import Display, header
+from launch.session.display import Display, compressed, header
 from launch.session.endpoint import open_endpoint
 from launch.session.recorder import NotCompared, Recorder
 from launch.session.stop_signals import StopRequested
