@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from fedsim import compression, plugins
+from fedsim import plugins
 from fedsim.learning.score_names import EXTRA
 from fedsim.partition_specs import split_of
 from launch.configuration.execution import Execution
+from launch.configuration.names import names
 from launch.configuration.target_accuracy import TargetAccuracy
 from launch.numbers import counted, percentage
 from launch.progress_display import ProgressDisplay
@@ -165,7 +166,7 @@ def compressed(word: str, problem: Problem) -> list[str]:
     if word == "none":
         return []
     codecs = ", ".join(f"{field}={name}" for field, name in sorted(problem.experiment.codecs.items()))
-    return [f"--compress {word}: {codecs}; measured loss: {compression.LEVELS[word].loss}"]
+    return [f"--compress {word}: {codecs}; measured loss: {names('compress')[word].cells[-1]}"]
 
 
 def population(problem: Problem) -> str:
