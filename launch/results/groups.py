@@ -123,7 +123,7 @@ class Member(RunFolder):
         split = e.get("data") or [str(e.get(name)) for name in SPLIT]
         return self.seed, f"{e['dataset']} {e.get('evaluate_on') or 'test'} {split}"
 
-    @property
+    @cached_property
     def done(self) -> bool:
         return self.status == DONE
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from launch.cli import main
 from launch.results.groups import gather
 from launch.results.labels import differences, labels, unnamed
+from launch.runs.folder import RunFolder
 from tests.launch.run_folders import Make
 
 LR = "hyperparameters.local.lr"
@@ -50,6 +51,13 @@ def test_runs_of_one_seed_that_saw_different_data_are_named(make: Make, tmp_path
     output = " ".join(printed(runs, "--out", tmp_path / "p.html").split())
     assert "fedavg: runs with seed 0 and the same settings saw different data (11112222, 33334444)" in output
     assert "seed 1 and" not in output and "different data" in (tmp_path / "p.html").read_text()
+
+
+def test_the_state_of_a_run_is_read_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    (group,) = gather([make("a")])
+    assert group.members[0].done
+    monkeypatch.delattr(RunFolder, "status")
+    assert group.members[0].done
 
 
 def test_lists_of_names_are_in_no_label(make: Make) -> None:
