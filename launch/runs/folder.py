@@ -390,8 +390,9 @@ class RunFolder:
             return tuple(lines)
         own = self.ledger[self.ledger.kind == "algorithm"]
         for side in ("down", "up"):
-            sent = own[own.direction == side]
-            so_far = [int(sent.bytes[sent["round"] <= number].sum()) for number in rounds]
+            sent = own[own.direction == side].sort_values("round")
+            sums = [0, *sent.bytes.cumsum()]
+            so_far = [int(sums[at]) for at in sent["round"].searchsorted(rounds, side="right")]
             for line, now, before in zip(lines, so_far, [0, *so_far], strict=False):
                 line[f"bytes_{side}"] = now - before
         return tuple(lines)

@@ -135,7 +135,7 @@ def launch(
         rundir = RunDir(folder, resumed=stored is not None, hops=bool(experiment.tree))
         unbegun.callback(rundir.close if stored else rundir.discard)
         if not stored:
-            rundir.write_json(manifest.MANIFEST, manifest.draft(experiment, execution), durable=False)
+            rundir.write_json(manifest.MANIFEST, manifest.draft(experiment, execution))
         for line in _announced(folder, experiment, execution, placements) if not quiet else ():
             say(line)
         status = Status(quiet)

@@ -68,6 +68,12 @@ class IvonTraining:
     'common': all clients in all rounds, as in the released code, which reseeds torch before every client's
     training. 'common_per_round': all clients of a round (docs/recipes/ivon_noise.toml measures the effect).
     optimiser: 'exact' computes the minimiser in closed form, for clients whose loss is quadratic.
+
+    Examples:
+        >>> import fedsim
+        >>> how = fedsim.IvonTraining(lr=0.1, cosine_rounds=10)
+        >>> how.lr_in(1), how.lr_in(6)
+        (0.1, 0.05)
     """
 
     epochs: Epochs = 5
@@ -112,7 +118,13 @@ class IvonTraining:
 
 @dataclass(frozen=True)
 class IvonMoments:
-    """The running mean of gradients (P,) float32 and the number of steps taken."""
+    """The running mean of gradients (P,) float32 and the number of steps taken.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> fedsim.IvonMoments(momentum=torch.zeros(2), steps=0).steps
+        0
+    """
 
     momentum: Tensor
     steps: int
@@ -164,6 +176,17 @@ def ivon(
         UsageError: if the optimiser does not fit the client's loss, or `loss` does not fit the targets.
         TaskError: if F has no minimum or the steps diverged (a precision is not positive, or a value is not
             finite).
+
+    Examples:
+        >>> import fedsim, torch
+        >>> from fedsim.learning.shards import QuadraticShard
+        >>> shard = QuadraticShard(torch.tensor([[2.0]]), torch.tensor([4.0]))  # w'w - 4 w
+        >>> rng = fedsim.RandomStream(0, "task", round=1, client=0)
+        >>> how = fedsim.IvonTraining(optimiser="exact")
+        >>> prior = {"prior_mean": torch.zeros(1), "prior_precision": torch.tensor([2.0])}
+        >>> q = fedsim.ivon(shard, torch.zeros(1), how=how, rng=rng, round=1, ess=1, **prior).solution
+        >>> q.mean, q.precision
+        (tensor([1.]), tensor([4.]))
     """
     check_optimiser(shard, how.optimiser, "ivon")
     assert alpha == 1.0 or not curvature
