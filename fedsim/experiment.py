@@ -141,8 +141,8 @@ class Experiment:
     participation: Annotated[
         str,
         option(
-            "Who takes part: full, a share (0.3), a count (3), coin:P, robin:N, size:N, markov:LEAVE,COME, "
-            "trace:FILE; +gone:P, +lost:P, +event:RULE, +quiet:RULE behind it (fedsim list schedules).",
+            "Who takes part: full, a share (0.3), a count (3), or a schedule (fedsim list schedules), with "
+            "+gone:P, +lost:P, +event:RULE, +quiet:RULE.",
             "SCHEDULE",
             "schedule usual plan",
         ),
@@ -195,8 +195,8 @@ class Experiment:
     compress: Annotated[
         Literal["none", "lossless", "few-bits", "fewest-bits"],
         option(
-            "Codecs for all fields by one word (fedsim list compress); --codec overrides one field.",
-            "",
+            "Codecs for all fields: none, lossless, few-bits, fewest-bits.",
+            "WORD",
             "wire usual plan",
         ),
     ] = "none"

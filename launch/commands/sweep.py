@@ -67,10 +67,9 @@ def sweep(
         fedsim sweep --preset fashion_mnist --over algo=fedavg,ivon_admm --seeds 0,1,2 --runs runs/which
         fedsim compare runs/which --to 0.78
 
-    The options of launch apply to all runs; a RECIPE (docs/recipes/*.toml) sets them itself and refuses them,
-    but --only and --seeds select a part of it.
-    A configuration that already has a run in --runs is not run again, so an interrupted sweep can continue.
-    Tables show mean and standard deviation over the seeds. With --on, all machines see --runs.
+    The options of launch apply to all runs; a RECIPE (docs/recipes/*.toml) sets them itself, and --only and
+    --seeds select a part of it. What has a run in --runs is not run again. Tables show mean and standard
+    deviation over the seeds. With --on, all machines see --runs.
     """
     engine = engine_options.EngineOptions.taken(options)
     from launch.sweep.command import sweep

@@ -79,7 +79,7 @@ class Execution:
     out: Annotated[
         str | None, option("Run folder.", "DIR", "output usual", default="RUNS/<time>-<algo>-<seed>")
     ] = None
-    runs: Annotated[str, option("Folder in which the run folder is made.", "DIR", "output")] = "runs"
+    runs: Annotated[str, option("Folder of run folders.", "DIR", "output usual")] = "runs"
     verify_bytes: Annotated[
         bool, option("Compare the ledger with the kernel's count of the streams (tcp).", "", "wire resume")
     ] = False

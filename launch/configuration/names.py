@@ -136,7 +136,7 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
     every = {field for known in names("algorithms").values() for field in known.fields}
     for key in experiment.codecs:
         field = key.rpartition(".")[2]
-        if not experiment.hyperparameters and field not in every:  # otherwise, Problem.codecs checks it
+        if not experiment.hyperparameters and field not in every:  # otherwise, Messages.codecs checks it
             raise unknown("message field", field, algorithm.fields)
 
 

@@ -32,7 +32,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from msgspec import Meta
@@ -113,19 +113,10 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
         ess, h0 = shard.size / self.tau, torch.full_like(down.mean, self.local.h0)
         if self.curvature == "posterior":
             h0 = ((self.bounded(down.precision) - self.delta) / ess).to(h0)
-        fit = fedsim.ivon(
-            shard,
-            down.mean,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
-            prior_mean=torch.zeros_like(down.mean, dtype=torch.float64),
-            prior_precision=torch.full_like(down.mean, self.delta, dtype=torch.float64),
-            ess=ess,
-            h0=h0,
-            moments=client.moments,
-            curvature=True,
-        )
+        zero = torch.zeros_like(down.mean, dtype=torch.float64)
+        prior: dict[str, Any] = {"prior_mean": zero, "prior_precision": zero + self.delta, "h0": h0}
+        own: dict[str, Any] = {"how": self.local, "moments": client.moments, "ess": ess}
+        fit = fedsim.ivon(shard, down.mean, rng=task.rng, round=task.round, curvature=True, **own, **prior)
         assert fit.solution.curvature is not None
         precision = self.bounded(ess * fit.solution.curvature.double() + self.delta)
         return Client(fit.carried), Up(fit.solution.mean, precision, fit.loss)
@@ -135,14 +126,8 @@ class BaIvon(Algorithm[Server, Client, Down, Up]):
 
     def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
         N_k = ctx.sizes[a.client]
-        first, second = self.summed((sums.first, sums.second), a.up, a.down.mean, weight=N_k)
-        return Sums(first, second, sums.weight + N_k)
-
-    @fedsim.accumulating
-    def summed(
-        self, totals: tuple[Tensor, ...], up: Up, centre: Tensor, *, weight: int
-    ) -> tuple[Tensor, ...]:
-        return tuple(t.add(x, alpha=weight) for t, x in zip(totals, self.terms(up, centre), strict=True))
+        x, y = self.terms(a.up, a.down.mean)
+        return Sums(sums.first.add_(x, alpha=N_k), sums.second.add_(y, alpha=N_k), sums.weight + N_k)
 
     def terms(self, up: Up, centre: Tensor) -> tuple[Tensor, Tensor]:
         """Return the two terms to average, (P,) float64; for forward_kl, moments around `centre`."""

@@ -34,9 +34,8 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -44,18 +43,7 @@ from msgspec import Meta
 from torch import Tensor
 
 import fedsim
-from fedsim import (
-    Algorithm,
-    AnyShard,
-    Arrival,
-    Context,
-    Point,
-    RandomStream,
-    Samples,
-    Task,
-    Unsent,
-    UsageError,
-)
+from fedsim import Algorithm, AnyShard, Arrival, Context, Point, Samples, Task, UsageError
 
 
 @dataclass(frozen=True)
@@ -69,7 +57,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """Empty state: the client keeps nothing."""
+    """The client keeps nothing."""
 
 
 @dataclass(frozen=True)
@@ -98,23 +86,15 @@ class LangevinTraining:
     """Settings of Langevin training: each client takes `steps` steps, on the batches of successive epochs."""
 
     steps: Annotated[int, Meta(ge=1, description="local steps between two averages, of every client")] = 25
-    batch_size: Annotated[
-        int, Meta(ge=1, description="examples per local step; the last batch of a pass may have fewer")
-    ] = 32
-    lr: Annotated[
-        float, Meta(gt=0, description="step on the mean loss: N times the step on the summed loss")
-    ] = 0.1
+    batch_size: Annotated[int, Meta(ge=1, description="examples per local step")] = 32
+    lr: Annotated[float, Meta(gt=0, description="step on the mean loss: N times eta")] = 0.1
 
 
 @dataclass(frozen=True)
 class FALD(Algorithm[Server, Client, Down, Up]):
     delta: Annotated[float, Meta(gt=0, description="precision of the prior N(0, I/delta)")] = 1.0
-    tau: Annotated[
-        float, Meta(gt=0, description="temperature: the target is the posterior to the power 1/tau")
-    ] = 1.0
-    correlation: Annotated[
-        float, Meta(ge=0, le=1, description="rho: correlation of two clients' noise; 1: all have the same")
-    ] = 0.0
+    tau: Annotated[float, Meta(gt=0, description="temperature: the target is the posterior^(1/tau)")] = 1.0
+    correlation: Annotated[float, Meta(ge=0, le=1, description="rho, of two clients' noise")] = 0.0
     burn_in: Annotated[int, Meta(ge=0, description="rounds at the start that give no sample")] = 10
     thin: Annotated[int, Meta(ge=1, description="rounds from one sample to the next")] = 1
     keep: Annotated[int, Meta(ge=1, le=100, description="samples that the model holds, the last ones")] = 20
@@ -126,7 +106,7 @@ class FALD(Algorithm[Server, Client, Down, Up]):
     default_model: ClassVar[str] = "mlp_small"
     eval_samples: ClassVar[int] = 32
 
-    def unsent(self) -> Unsent:
+    def unsent(self) -> fedsim.Unsent:
         raise UsageError("+event: an upload of fald is a sample, whose noise is new in every round")
 
     def server_init(self, ctx: Context) -> Server:
@@ -144,32 +124,21 @@ class FALD(Algorithm[Server, Client, Down, Up]):
         common, own = task.rng.shared("langevin").torch("noise"), task.rng.torch("noise")
         scale = math.sqrt(2 * self.local.lr * self.tau / N)
         private = math.sqrt((1 - self.correlation**2) * N / task.sizes[task.client])
-
-        def noise() -> Tensor:
-            xi, xi_k = torch.randn(size, generator=common), torch.randn(size, generator=own)
-            return (scale * (self.correlation * xi + private * xi_k)).to(down.mean)
-
+        order = task.rng.torch("batches")
+        batches: Any = chain.from_iterable(shard.epoch(self.local.batch_size, order) for _ in count())
         theta, total = down.mean.clone(), 0.0
         with shard.noise(task.rng.key("dropout")):
-            for batch in islice(self.batches(shard, task.rng), self.local.steps):
+            for batch in islice(batches, self.local.steps):
                 gradient, loss = batch.loss_gradient(theta)
-                theta = theta - self.local.lr * (gradient + self.delta / N * theta) + noise()
+                xi, xi_k = torch.randn(size, generator=common), torch.randn(size, generator=own)
+                noise = (scale * (self.correlation * xi + private * xi_k)).to(theta)
+                theta = theta - self.local.lr * (gradient + self.delta / N * theta) + noise
                 total += loss
         return client, Up(theta, total / self.local.steps)
 
-    def batches(self, shard: AnyShard, rng: RandomStream) -> Iterator[Any]:
-        """Yield the batches of one epoch after another, without end."""
-        order = rng.torch("batches")
-        while True:
-            yield from shard.epoch(self.local.batch_size, order)
-
     def add(self, sums: Sums, a: Arrival, ctx: Context) -> Sums:
         N_k = ctx.sizes[a.client]
-        return Sums(self.summed(sums.total, a.up, weight=N_k), sums.weight + N_k)
-
-    @fedsim.accumulating
-    def summed(self, total: Tensor, up: Up, *, weight: int) -> Tensor:
-        return total.add(up.mean, alpha=weight)
+        return Sums(sums.total.add_(a.up.mean, alpha=N_k), sums.weight + N_k)
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         mean = sums.total / sums.weight

@@ -28,7 +28,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from msgspec import Meta
@@ -103,19 +103,10 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         h0 = down.curvature.clamp(min=0)  # a codec may round it below 0
-        fit = fedsim.ivon(
-            shard,
-            down.mean,
-            how=self.local,
-            rng=task.rng,
-            round=task.round,
-            prior_mean=torch.zeros_like(down.mean, dtype=torch.float64),
-            prior_precision=torch.full_like(down.mean, self.delta, dtype=torch.float64),
-            ess=shard.size / self.tau,
-            h0=h0,
-            moments=client.moments,
-            curvature=True,
-        )
+        zero = torch.zeros_like(down.mean, dtype=torch.float64)
+        prior: dict[str, Any] = {"prior_mean": zero, "prior_precision": zero + self.delta, "h0": h0}
+        own: dict[str, Any] = {"how": self.local, "moments": client.moments, "ess": shard.size / self.tau}
+        fit = fedsim.ivon(shard, down.mean, rng=task.rng, round=task.round, curvature=True, **own, **prior)
         assert fit.solution.curvature is not None
         return Client(fit.carried), Up(fit.solution.mean, fit.solution.curvature.clamp(min=0), fit.loss)
 

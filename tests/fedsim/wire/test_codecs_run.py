@@ -112,7 +112,7 @@ def problem(algo: str, codecs: dict[str, str], **changes: Any) -> Problem:
 
 def test_the_choice_is_kept_by_direction_in_one_spelling() -> None:
     created = problem("fedlap_cov", {"precision": "csr:.10", "up.mean": "delta+zstd", "down.mean": "zstd"})
-    assert created.codecs == {
+    assert created.messages.codecs == {
         "down": {"precision": "csr:0.1", "mean": "zstd"},
         "up": {"precision": "csr:0.1", "mean": "delta+zstd"},
     }
@@ -139,7 +139,7 @@ def test_a_delta_of_a_full_precision_is_lossless_and_fine_but_csr_is_not() -> No
     for name in ("csr:0.1", "best:0.1", "log8", "bf16"):
         with pytest.raises(UsageError, match="not positive definite any more"):
             problem(full, {"precision": name})
-    assert problem(full, {"up.precision": "delta+zstd"}).codecs["up"] == {"precision": "delta+zstd"}
+    assert problem(full, {"up.precision": "delta+zstd"}).messages.codecs["up"] == {"precision": "delta+zstd"}
 
 
 def test_no_entries_are_left_out_of_an_increment_of_a_full_precision() -> None:
@@ -157,7 +157,7 @@ def test_no_entries_are_left_out_of_an_increment_of_a_full_precision() -> None:
 
 @pytest.mark.parametrize(("algo", "field"), [("fedavgm", "up.delta"), ("mime", "gradient"), ("bcm", "shift")])
 def test_topk_fits_increments(algo: str, field: str) -> None:
-    assert set(problem(algo, {field: "topk:0.1"}).codecs["up"].values()) == {"topk:0.1"}
+    assert set(problem(algo, {field: "topk:0.1"}).messages.codecs["up"].values()) == {"topk:0.1"}
 
 
 def _sent_up(algorithm: AnyAlgorithm) -> set[tuple[str, tuple[str, ...]]]:

@@ -349,9 +349,9 @@ def test_a_codec_can_be_chosen_for_a_field_of_a_part() -> None:
     assert torch.equal(back.extra.shift, extra().shift)
     with pytest.raises(WireError, match="'logits' is encoded as 'bf16'; this run uses 'dense'"):
         received(Carrier, sent(message, codecs))
-    both = built(FedLapFunc, {"weights": "f16"}).codecs
+    both = built(FedLapFunc, {"weights": "f16"}).messages.codecs
     assert both == {"down": {"weights": "f16"}, "up": {"weights": "f16"}}
-    only_down = built(FedLapFunc, {"down.weights": "bf16"}).codecs
+    only_down = built(FedLapFunc, {"down.weights": "bf16"}).messages.codecs
     assert only_down == {"down": {"weights": "bf16"}, "up": {}}
 
 
