@@ -195,7 +195,7 @@ class Experiment:
     compress: Annotated[
         Literal["none", "lossless", "few-bits", "fewest-bits"],
         option(
-            "Codecs for all fields: none, lossless, few-bits, fewest-bits.",
+            "Codecs by a word (fedsim list compress).",
             "WORD",
             "wire usual plan",
         ),

@@ -53,8 +53,6 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """State of a client. moments: IVON's momentum and step count if the client keeps them, else None."""
-
     moments: IvonMoments | None = None
 
 

@@ -67,8 +67,6 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """Upload of theta_k after the last step."""
-
     mean: fedsim.Mean
     train_loss: fedsim.Scalar
 

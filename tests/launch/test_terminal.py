@@ -244,7 +244,10 @@ def test_a_run_folder_with_brackets_is_named_as_it_is(tmp_path: Path) -> None:
     assert "[page].html" in output_of("compare", str(out), "--out", str(tmp_path / "[page].html"))
 
 
-def test_in_a_pipe_a_row_is_one_line_without_padding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_pipe_a_row_is_one_line_without_padding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     long = "x" * 40
     Table(("a", "b", "c", "n\nm"), [("1", "2", long, "9"), ("1", long, "3\n4", "10")], 3).print(console())
     assert capsys.readouterr().out.splitlines() == [
