@@ -25,9 +25,10 @@ from torch import Tensor
 
 from fedsim.errors import TaskError
 
-BLOCK = 32_768
-"""Number of entries of a block, 256 KiB in float64: a few of them stay in a core's cache of 1 to 2 MB.
-Vectors of up to this size are not cut."""
+BLOCK = 65_536
+"""Number of entries of a block: 512 KiB in float64."""
+CACHED = 4
+"""Vectors of up to this many blocks are not cut: cut, a round takes 6 % longer (docs/benchmarks.md)."""
 
 
 def product(factors: Iterable[Gaussian]) -> Gaussian:
@@ -297,7 +298,7 @@ def size_to_cut(tensors: Sequence[Tensor], least: int = 0) -> int:
     They are not if they fit into the cache, are on a GPU, or if one of them is a matrix."""
     size = max((t.numel() for t in tensors), default=0)
     size = max(size, least)
-    return size if size > BLOCK and all(can_be_cut(t, size) for t in tensors) else 0
+    return size if size > CACHED * BLOCK and all(can_be_cut(t, size) for t in tensors) else 0
 
 
 def can_be_cut(tensor: Tensor, size: int) -> bool:

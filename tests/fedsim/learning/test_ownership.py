@@ -54,7 +54,7 @@ def test_what_is_kept_again_is_not_spent() -> None:
     assert spent(value) is None
 
 
-@pytest.mark.parametrize(("size", "parts"), [(7, [7]), (29, [7, 7, 7, 7, 1])])
+@pytest.mark.parametrize(("size", "parts"), [(28, [28]), (29, [7, 7, 7, 7, 1])])
 def test_a_vector_is_cut_where_the_cache_does_not_hold_it(
     size: int, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
