@@ -20,7 +20,7 @@ from fedsim.errors import (
 from fedsim.experiment import Experiment as Experiment
 from fedsim.learning.blocks import accumulating as accumulating
 from fedsim.learning.gaussian import Gaussian as Gaussian, Point as Point, Samples as Samples
-from fedsim.learning.shards import Shard as Shard
+from fedsim.learning.shards import Shard as Shard, endless_batches as endless_batches
 from fedsim.learning.solvers.first_order import (
     LocalTraining as LocalTraining,
     Moments as Moments,

@@ -1,9 +1,4 @@
-"""Compression by one word, --compress: codecs for all fields of an algorithm's messages.
-
-    none         every value as it is
-    lossless     the same bits of the result, 1.1 to 1.4 times fewer bytes
-    few-bits     at most 4 bits a parameter each way where a message has a precision; no measurable loss
-    fewest-bits  about one bit a parameter each way; a measured loss of at most half a point of accuracy
+"""Compression by one word, --compress: codecs for all fields of an algorithm's messages (LEVELS).
 
 A word is expanded to codecs by direction and kind of field. --codec overrides one field. The manifest has the
 expansion, so a resumed run, or one from its manifest, has the same codecs in every later version.
@@ -30,10 +25,10 @@ class Level(NamedTuple):
 
 LEVELS: Mapping[str, Level] = {
     "none": Level("every value as it is", "64", "none"),
-    "lossless": Level("zstd; in uploads delta+zstd", "45 to 58", "none, the same bits"),
+    "lossless": Level("zstd; in uploads delta+zstd", "48", "none, the same bits"),
     "few-bits": Level(
         "means sigma:auto+dither, precisions ratio:0.25; without a precision qsgd:4 up, zstd down",
-        "2 to 5",
+        "about 4",
         "none that five seeds show",
     ),
     "fewest-bits": Level(

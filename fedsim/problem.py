@@ -268,9 +268,9 @@ class Problem:
 
 def _compressed(problem: Problem) -> Problem:
     """Return the problem with the codecs of its --compress; a field with a --codec keeps that one."""
-    e, algorithm, rounds = problem.experiment, problem.algorithm, problem.rounds
-    if e.compress == "none":
+    if problem.experiment.compress == "none":
         return problem
+    e, algorithm, rounds = problem.experiment, problem.algorithm, problem.rounds
     references = {OWN: "+own", LAST: "+last"} if NOT_FULL not in rounds.features else {OWN: "+own"}
     usable = (text for name, text in references.items() if not _excluded(name, problem))
     asked = len(rounds.schedule()(1).participants)

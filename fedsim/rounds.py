@@ -87,12 +87,11 @@ class Rounds:
         return None if self.algorithm.centralised else described
 
     def check(self) -> None:
-        """Check the options of the schedule and of the clock, which are otherwise read when they are needed.
+        """Check the options of the clock, which are otherwise read when they are needed.
 
         Raises:
             FedsimError: If one of them is wrong.
         """
-        self.schedule()
         self.exchange_clock()
 
     @cached_property

@@ -268,6 +268,25 @@ class QuadraticShard:
         return rows
 
 
+def endless_batches(
+    shard: Shard | QuadraticShard, size: int, rng: RandomStream
+) -> Iterator[Batch | QuadraticShard]:
+    """Yield the batches of one epoch after another, each in random order, without end.
+
+    Examples:
+        >>> import fedsim, torch
+        >>> from itertools import islice
+        >>> from fedsim.learning.shards import QuadraticShard
+        >>> shard = QuadraticShard(torch.tensor([[2.0]]), torch.tensor([4.0]))
+        >>> rng = fedsim.RandomStream(0, "task", round=1, client=0)
+        >>> len(list(islice(fedsim.endless_batches(shard, 32, rng), 3)))
+        3
+    """
+    order = rng.torch("batches")
+    while True:
+        yield from shard.epoch(size, order)
+
+
 def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
     """Raise a UsageError unless the optimiser is 'exact' if and only if the loss is quadratic."""
     if shard.exact and optimiser != "exact":

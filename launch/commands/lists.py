@@ -17,9 +17,7 @@ from launch.terminal import console, print_json
 @click.command("list", cls=Command)
 @click.argument(
     "what",
-    type=click.Choice(
-        ["algorithms", "datasets", "models", "partitions", "codecs", "compress", "schedules", "presets"]
-    ),
+    type=click.Choice([*names.KINDS, "presets"]),
 )
 @json_option
 def list_(what: str, as_json: bool) -> None:

@@ -148,7 +148,7 @@ def of_a_round(problem: Problem, clients: int) -> str:
     """Return the bytes of a round with so many clients in each direction, as a text."""
     if problem.algorithm.centralised:
         return "nothing is sent"
-    sizes = [problem.messages.sizes(1, e, RUN_NAME) for e in range(1, len(problem.algorithm.exchanges) + 1)]
+    sizes = [problem.messages.sizes(1, e) for e in range(1, len(problem.algorithm.exchanges) + 1)]
     exact = problem.rounds.policy.sizes_are_fixed and all(s.exact for of in sizes for s in of.values())
     down, up = (size(clients * sum(of[side].total for of in sizes)) for side in ("down", "up"))
     return f"{'' if exact else 'at most '}{down} down and {up} up a round"

@@ -44,9 +44,9 @@ class Display(ProgressDisplay):
         totals = {d: summary[f"bytes_{d}"] for d in ("down", "up")}
         rows: list[list[str]] = []
         parts = parts_of(summary["bytes"].get("algorithm", {}))
-        names = dict.fromkeys([*parts["down"], *parts["up"]])
+        fields = dict.fromkeys([*parts["down"], *parts["up"]])
         last = ("header", "framing")
-        for name in sorted(names, key=lambda name: last.index(name) if name in last else -1):
+        for name in sorted(fields, key=lambda name: last.index(name) if name in last else -1):
             rows.append([name])
             for direction, total in totals.items():
                 n = parts[direction][name]

@@ -35,8 +35,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import chain, count, islice
-from typing import Annotated, Any, ClassVar
+from itertools import islice
+from typing import Annotated, ClassVar
 
 import torch
 from msgspec import Meta
@@ -122,8 +122,7 @@ class FALD(Algorithm[Server, Client, Down, Up]):
         common, own = task.rng.shared("langevin").torch("noise"), task.rng.torch("noise")
         scale = math.sqrt(2 * self.local.lr * self.tau / N)
         private = math.sqrt((1 - self.correlation**2) * N / task.sizes[task.client])
-        order = task.rng.torch("batches")
-        batches: Any = chain.from_iterable(shard.epoch(self.local.batch_size, order) for _ in count())
+        batches = fedsim.endless_batches(shard, self.local.batch_size, task.rng)
         theta, total = down.mean.clone(), 0.0
         with shard.noise(task.rng.key("dropout")):
             for batch in islice(batches, self.local.steps):

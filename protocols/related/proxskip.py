@@ -32,10 +32,10 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from torch import Tensor
@@ -91,12 +91,6 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
         """Draw the number of steps T of a round; all random streams of the round give the same number."""
         return int(rng.shared("coin").numpy("steps").geometric(self.p))
 
-    def batches(self, shard: AnyShard, rng: RandomStream) -> Iterator[Any]:
-        """Yield the batches of one epoch after another, without end."""
-        order = rng.torch("batches")
-        while True:
-            yield from shard.epoch(self.batch_size, order)
-
     def server_init(self, ctx: Context) -> Server:
         return Server(-ctx.K * ctx.start.double())
 
@@ -110,7 +104,8 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
         x, total, seen = down.mean.clone(), 0.0, 0
         control = (self.p / self.lr * (down.mean.double() + client.dual)).to(x)
         with shard.noise(task.rng.key("dropout")):
-            for batch in islice(self.batches(shard, task.rng), self.steps(task.rng)):
+            batches = fedsim.endless_batches(shard, self.batch_size, task.rng)
+            for batch in islice(batches, self.steps(task.rng)):
                 gradient, loss = batch.loss_gradient(x)
                 x = x - self.lr * (gradient - control)
                 total, seen = total + loss * batch.size, seen + batch.size

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
 NAMES = {
     "algorithms": "Algorithm AnyShard Arrival At Context Exchange IvonMoments IvonTraining LocalTraining "
-    "Moments Shard Step Task Unsent accumulating ivon minimise step_size",
+    "Moments Shard Step Task Unsent accumulating endless_batches ivon minimise step_size",
     "distributions": "Gaussian Increment Point Posterior RandomStream Samples",
     "field kinds": "Check Count Curvature Delta Dual FieldKind Flag FullDelta FullPrecision Gradient Inputs "
     "Least Logits Mean Norm Owners Precision Scalar Shift Statistic Sum Total Weights",
